@@ -23,22 +23,29 @@ DeploymentTarget = Literal[
 
 
 class CoreMlOptions(TargetOptions):
-    """Options of the Core ML partitioner and converter."""
+    """Options of the Core ML partitioner and converter.
 
-    # oldest system for the model. None: the oldest that has all of its operators.
+    Attributes:
+        minimum_deployment_target: oldest system for the model. None: the oldest that has all of its operators.
+        compute_unit: the processors that it may use; ``ne`` is the Neural Engine.
+        compute_precision: of floating point operators within the delegate; inputs and outputs stay as they are.
+        model_type: the device compiles a ``model`` when it first loads the file; a ``compiled_model`` is compiled ahead
+            of time, which only a Mac can do.
+        lower_full_graph: fail on unsupported operators instead of leaving them to the CPU.
+        take_over_mutable_buffers: keep a model's state in Core ML, where `minimum_deployment_target` is iOS18, macOS15
+            or later. Otherwise delegates take the state as an input and return what it becomes.
+        share_weights: methods with equally many partitions share their weights. Otherwise each has its own.
+        skip_operators: operators to leave to the CPU, such as ``aten.add.Tensor``.
+    """
+
     minimum_deployment_target: DeploymentTarget | None = None
-    compute_unit: ComputeUnit = "all"  # the processors that it may use; ``ne`` is the Neural Engine
-    # of floating point operators within the delegate; inputs and outputs stay as they are
+    compute_unit: ComputeUnit = "all"
     compute_precision: Literal["float16", "float32"] = "float16"
-    # the device compiles a ``model`` when it first loads the file; a ``compiled_model`` is compiled ahead of time,
-    # which only a Mac can do
     model_type: Literal["model", "compiled_model"] = "model"
-    lower_full_graph: bool = False  # fail on unsupported operators instead of leaving them to the CPU
-    # keep a model's state in Core ML, where `minimum_deployment_target` is iOS18, macOS15 or later. Otherwise delegates
-    # take the state as an input and return what it becomes.
+    lower_full_graph: bool = False
     take_over_mutable_buffers: bool = True
-    share_weights: bool = True  # methods with equally many partitions share their weights. Otherwise each has its own.
-    skip_operators: tuple[str, ...] = ()  # operators to leave to the CPU, such as ``aten.add.Tensor``
+    share_weights: bool = True
+    skip_operators: tuple[str, ...] = ()
 
     @field_validator("model_type")
     @classmethod
@@ -49,11 +56,16 @@ class CoreMlOptions(TargetOptions):
 
 
 class CoreMlQuantizerOptions(TargetOptions):
-    """Options of Core ML's quantizer: int8 weights and uint8 activations, for which a device needs iOS17 or macOS14."""
+    """Options of Core ML's quantizer: int8 weights and uint8 activations, for which a device needs iOS17 or macOS14.
 
-    weight_only: bool = False  # activations stay floating point; nothing is calibrated
-    per_channel: bool = True  # weights have a scale for each output channel instead of one for all
-    # ``affine`` lets the zero point of weights and activations be anywhere
+    Attributes:
+        weight_only: activations stay floating point; nothing is calibrated.
+        per_channel: weights have a scale for each output channel instead of one for all.
+        scheme: ``affine`` lets the zero point of weights and activations be anywhere.
+    """
+
+    weight_only: bool = False
+    per_channel: bool = True
     scheme: Literal["symmetric", "affine"] = "symmetric"
 
 

@@ -27,20 +27,31 @@ Accelerator = Literal[
 
 
 class EthosUOptions(TargetOptions):
-    """Options of Vela, the compiler for Ethos-U."""
+    """Options of Vela, the compiler for Ethos-U.
 
-    accelerator: Accelerator = "ethos-u55-128"  # the NPU and its number of multiplications per cycle
-    # name of a system configuration in Vela's own `vela.ini`. None: the accelerator's default.
+    Attributes:
+        accelerator: the NPU and its number of multiplications per cycle.
+        system_config: name of a system configuration in Vela's own `vela.ini`. None: the accelerator's default.
+        memory_mode: name of a memory mode there. None: the accelerator's default.
+        extra_flags: further flags for Vela's command line.
+    """
+
+    accelerator: Accelerator = "ethos-u55-128"
     system_config: str | None = None
-    memory_mode: str | None = None  # name of a memory mode there. None: the accelerator's default.
-    extra_flags: tuple[str, ...] = ()  # further flags for Vela's command line
+    memory_mode: str | None = None
+    extra_flags: tuple[str, ...] = ()
 
 
 class EthosUQuantizerOptions(TargetOptions):
-    """Options of the quantizer for Ethos-U: int8, weights symmetric."""
+    """Options of the quantizer for Ethos-U: int8, weights symmetric.
 
-    accelerator: Accelerator = "ethos-u55-128"  # as the target's, since families of them support different operators
-    per_channel: bool = True  # weights have a scale for each output channel instead of one for all
+    Attributes:
+        accelerator: as the target's, since families of them support different operators.
+        per_channel: weights have a scale for each output channel instead of one for all.
+    """
+
+    accelerator: Accelerator = "ethos-u55-128"
+    per_channel: bool = True
 
 
 class EthosU(Target):

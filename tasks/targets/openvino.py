@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 
 class OpenVinoOptions(TargetOptions):
-    """Options of the OpenVINO compiler."""
+    """Options of the OpenVINO compiler.
 
-    # the processor to compile for: ``CPU``, ``GPU`` or ``NPU``, with a number if there are several (``GPU.1``). The
-    # machine that lowers must have it.
+    Attributes:
+        device: the processor to compile for: ``CPU``, ``GPU`` or ``NPU``, with a number if there are several
+            (``GPU.1``). The machine that lowers must have it.
+    """
+
     device: Annotated[str, Field(pattern=r"^[A-Z]+(\.\d+)*$")] = "CPU"
 
 

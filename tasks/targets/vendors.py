@@ -20,12 +20,19 @@ if TYPE_CHECKING:
 
 
 class VendorTarget(Target):
-    """A target with requirements that PyPI does not have."""
+    """A target with requirements that PyPI does not have.
 
-    modules: ClassVar[tuple[str, ...]] = ()  # top-level modules of the compiler
-    get: ClassVar[str]  # how to get them
-    system: ClassVar[str | None] = None  # the only `sys.platform` that can lower; None for any
-    programs: ClassVar[tuple[str, ...]] = ()  # commands that must be on the path
+    Attributes:
+        modules: top-level modules of the compiler.
+        get: how to get them.
+        system: the only `sys.platform` that can lower; None for any.
+        programs: commands that must be on the path.
+    """
+
+    modules: ClassVar[tuple[str, ...]] = ()
+    get: ClassVar[str]
+    system: ClassVar[str | None] = None
+    programs: ClassVar[tuple[str, ...]] = ()
     reproducible: ClassVar[bool] = False
 
     @classmethod
@@ -60,10 +67,15 @@ class Qnn(VendorTarget):
 
 
 class NxpOptions(TargetOptions):
-    """Options of the Neutron compiler."""
+    """Options of the Neutron compiler.
 
-    platform: str = "imxrt700"  # the SDK's name of the system with the NPU
-    fetch_constants_to_sram: bool = False  # copy weights to fast memory for use
+    Attributes:
+        platform: the SDK's name of the system with the NPU.
+        fetch_constants_to_sram: copy weights to fast memory for use.
+    """
+
+    platform: str = "imxrt700"
+    fetch_constants_to_sram: bool = False
 
 
 class Nxp(VendorTarget):
@@ -90,9 +102,13 @@ class Nxp(VendorTarget):
 
 
 class MediaTekOptions(TargetOptions):
-    """Options of the NeuroPilot compiler."""
+    """Options of the NeuroPilot compiler.
 
-    platform: Literal["mt6989", "mt6991", "mt6993"] = "mt6989"  # the system on chip: Dimensity 9300, 9400 or 9500
+    Attributes:
+        platform: the system on chip: Dimensity 9300, 9400 or 9500.
+    """
+
+    platform: Literal["mt6989", "mt6991", "mt6993"] = "mt6989"
 
 
 class MediaTek(VendorTarget):
@@ -115,9 +131,13 @@ class MediaTek(VendorTarget):
 
 
 class SamsungOptions(TargetOptions):
-    """Options of the ENN compiler."""
+    """Options of the ENN compiler.
 
-    chipset: Literal["E9955", "E9965"] = "E9955"  # the Exynos
+    Attributes:
+        chipset: the Exynos.
+    """
+
+    chipset: Literal["E9955", "E9965"] = "E9955"
 
 
 class Samsung(VendorTarget):

@@ -22,17 +22,27 @@ _GLIBC = (2, 38)
 
 
 class VgfOptions(TargetOptions):
-    """Options of the VGF compiler."""
+    """Options of the VGF compiler.
 
-    tosa_spec: str | None = None  # the device's version and extensions of TOSA. None: all that the compiler knows.
-    compiler_flags: tuple[str, ...] = ()  # flags for the model converter's command line
+    Attributes:
+        tosa_spec: the device's version and extensions of TOSA. None: all that the compiler knows.
+        compiler_flags: flags for the model converter's command line.
+    """
+
+    tosa_spec: str | None = None
+    compiler_flags: tuple[str, ...] = ()
 
 
 class VgfQuantizerOptions(TargetOptions):
-    """Options of the quantizer for VGF: int8, weights symmetric."""
+    """Options of the quantizer for VGF: int8, weights symmetric.
 
-    tosa_spec: str | None = None  # as the target's
-    per_channel: bool = True  # weights have a scale for each output channel instead of one for all
+    Attributes:
+        tosa_spec: as the target's.
+        per_channel: weights have a scale for each output channel instead of one for all.
+    """
+
+    tosa_spec: str | None = None
+    per_channel: bool = True
 
 
 class Vgf(Target):

@@ -18,29 +18,43 @@ Extent = Annotated[int, Field(ge=1, le=(1 << 32) - 1)]
 
 
 class VulkanOptions(TargetOptions):
-    """Options of the Vulkan partitioner and compiler."""
+    """Options of the Vulkan partitioner and compiler.
 
-    force_fp16: bool = False  # keep floating point tensors as fp16 on the GPU; inputs and outputs stay fp32
-    # largest width, height and depth of a 3D texture, in texels. None: 16384 x 16384 x 2048, which most phones support.
+    Attributes:
+        force_fp16: keep floating point tensors as fp16 on the GPU; inputs and outputs stay fp32.
+        texture_limits: largest width, height and depth of a 3D texture, in texels. None: 16384 x 16384 x 2048, which
+            most phones support.
+        small_texture_limits: 2048 in each direction, which every device supports; many desktop GPUs support no more.
+            `texture_limits` takes precedence.
+        require_dynamic_shapes: claim only operators whose outputs can be resized between runs.
+        skip_bool_tensors: leave operators with bool tensors to the CPU; they need 8-bit buffers, which some GPUs lack.
+        downcast_64_bit: int64 and float64 tensors become int32 and float32.
+        alias_buffer_mutations: operators write state in place instead of to a copy.
+        skip_operators: operators to leave to the CPU, such as ``aten.add.Tensor``.
+        only_operators: the only operators to claim; all others are left to the CPU. None: all that it can.
+    """
+
+    force_fp16: bool = False
     texture_limits: tuple[Extent, Extent, Extent] | None = None
-    # 2048 in each direction, which every device supports; many desktop GPUs support no more. `texture_limits` takes
-    # precedence.
     small_texture_limits: bool = False
-    require_dynamic_shapes: bool = False  # claim only operators whose outputs can be resized between runs
-    # leave operators with bool tensors to the CPU; they need 8-bit buffers, which some GPUs lack
+    require_dynamic_shapes: bool = False
     skip_bool_tensors: bool = False
-    downcast_64_bit: bool = True  # int64 and float64 tensors become int32 and float32
-    alias_buffer_mutations: bool = False  # operators write state in place instead of to a copy
-    skip_operators: tuple[str, ...] = ()  # operators to leave to the CPU, such as ``aten.add.Tensor``
-    # the only operators to claim; all others are left to the CPU. None: all that it can.
+    downcast_64_bit: bool = True
+    alias_buffer_mutations: bool = False
+    skip_operators: tuple[str, ...] = ()
     only_operators: tuple[str, ...] | None = None
 
 
 class VulkanQuantizerOptions(TargetOptions):
-    """Options of Vulkan's quantizer: linear layers, with a scale for each output channel."""
+    """Options of Vulkan's quantizer: linear layers, with a scale for each output channel.
 
-    dynamic: bool = False  # activations become int8 too, with scales that are computed at run time
-    weight_bits: Literal[4, 8] = 8  # of each weight
+    Attributes:
+        dynamic: activations become int8 too, with scales that are computed at run time.
+        weight_bits: of each weight.
+    """
+
+    dynamic: bool = False
+    weight_bits: Literal[4, 8] = 8
 
 
 class Vulkan(Target):

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 
 class WebGpuOptions(VulkanOptions):
-    """Options of the WebGPU partitioner: those of Vulkan, whose compiler and format it uses."""
+    """Options of the WebGPU partitioner: those of Vulkan, whose compiler and format it uses.
 
-    skip_bool_tensors: bool = True  # as Vulkan's, but on by default: WebGPU has no 8-bit buffers
+    Attributes:
+        skip_bool_tensors: as Vulkan's, but on by default: WebGPU has no 8-bit buffers.
+    """
+
+    skip_bool_tensors: bool = True
 
 
 class WebGpu(Vulkan):

@@ -19,13 +19,16 @@ Precision = Literal["fp32", "static_quant", "dynamic_quant"]
 
 
 class XnnpackOptions(TargetOptions):
-    """Options of the XNNPACK partitioner."""
+    """Options of the XNNPACK partitioner.
 
-    # operators that it may claim: floating point, statically or dynamically quantized. None: all.
+    Attributes:
+        precisions: operators that it may claim: floating point, statically or dynamically quantized. None: all.
+        per_operator: one delegate per operator pattern instead of the largest subgraphs (for dynamic quantization).
+        force_non_static_weights_for_f32_linear: take the weights of fp32 linear layers as inputs of the delegate.
+    """
+
     precisions: tuple[Precision, ...] | None = None
-    # one delegate per operator pattern instead of the largest subgraphs (for dynamic quantization)
     per_operator: bool = False
-    # take the weights of fp32 linear layers as inputs of the delegate
     force_non_static_weights_for_f32_linear: bool = False
 
     @field_validator("precisions")
@@ -37,21 +40,32 @@ class XnnpackOptions(TargetOptions):
 
 
 class Scales(TargetOptions):
-    """Scales of one part of the model."""
+    """Scales of one part of the model.
 
-    per_channel: bool = True  # weights have a scale for each output channel instead of one for all
-    # scales of activations are computed at run time; quantizes only linear and recurrent layers, and convolutions in
-    # one and two dimensions that have several input channels in a group
+    Attributes:
+        per_channel: weights have a scale for each output channel instead of one for all.
+        dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
+            convolutions in one and two dimensions that have several input channels in a group.
+    """
+
+    per_channel: bool = True
     dynamic: bool = False
 
 
 class XnnpackRule(Scales):
-    """How operators of some modules, or those of one kind, are quantized, in place of the quantizer's own options."""
+    """How the operators of some modules, or those of one kind, are quantized, in place of the quantizer's own options.
 
-    module: str | None = None  # name of a module, such as encoder.head
-    module_type: str | None = None  # full name of a module's class, such as torch.nn.modules.linear.Linear
-    operator: str | None = None  # an operator, such as aten.linear.default, outside of the modules that rules name
-    quantize: bool = True  # false: these stay in floating point
+    Attributes:
+        module: name of a module, such as encoder.head.
+        module_type: full name of a module's class, such as torch.nn.modules.linear.Linear.
+        operator: an operator, such as aten.linear.default, outside of the modules that rules name.
+        quantize: false: these stay in floating point.
+    """
+
+    module: str | None = None
+    module_type: str | None = None
+    operator: str | None = None
+    quantize: bool = True
 
     @model_validator(mode="after")
     def _one_choice(self) -> Self:
@@ -63,11 +77,18 @@ class XnnpackRule(Scales):
 
 
 class XnnpackQuantizerOptions(Scales):
-    """Options of XNNPACK's quantizer: symmetric int8."""
+    """Options of XNNPACK's quantizer: symmetric int8.
 
-    # other options for some modules or operators. Those of modules by name come first, then those by type.
+    Attributes:
+        per_channel: weights have a scale for each output channel instead of one for all.
+        dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
+            convolutions in one and two dimensions that have several input channels in a group.
+        rules: other options for some modules or operators. Those of modules by name come first, then those by type.
+        only_rules: leave everything that no rule names in floating point.
+    """
+
     rules: tuple[XnnpackRule, ...] = ()
-    only_rules: bool = False  # leave everything that no rule names in floating point
+    only_rules: bool = False
 
 
 class Xnnpack(Target):
