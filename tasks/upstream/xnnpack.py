@@ -76,6 +76,7 @@ _SUMS_AND_PRODUCTS = {_ATEN.add, _ATEN.add_, _ATEN.mul, _ATEN.mul_}
 _DIVISORS = {_ATEN.div: 1, _ATEN.div_: 1} | {  # what is infinite, or steepest, at zero, and the argument's position
     getattr(_ATEN, name): 0 for name in ("sqrt", "rsqrt", "reciprocal", "log", "log2", "log10", "pow")
 }
+_EXPONENTIAL = {_ATEN.softmax, _ATEN._softmax}  # noqa: SLF001 - the operator's name
 _KEEPING_ZEROS = {  # what makes zeros of zeros
     getattr(_ATEN, name)
     for name in (
@@ -125,8 +126,8 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
             return super()._annotate_all_patterns(model, config, *args, **kwargs)
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """As upstream, but no divisors, and then what pads, and what comes after that."""
-        for node in _divisors(model):
+        """As upstream, but not what divides or is masked, and then what pads, and what comes after that."""
+        for node in _kept_in_float(model):
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)  # which keeps others off
         model = super().annotate(model)
         _share_scales_of_steps(model)
@@ -142,10 +143,11 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
         return model
 
 
-def _divisors(model: GraphModule) -> Iterator[Node]:
-    """Sums and products that something is divided by, or whose root or logarithm is taken: ``variance + epsilon``.
+def _kept_in_float(model: GraphModule) -> Iterator[Node]:
+    """Sums and products that something is divided by, or whose root, logarithm or softmax is taken.
 
-    Small ones become zero in integers, and what is divided by zero no number, which each kernel quantizes differently.
+    Small ones become zero in integers, as in ``variance + epsilon``, and what is divided by zero no number, which each
+    kernel quantizes differently. Masks of attention are so large that all other values become zero next to them.
     XNNPACK computes no such operator with integers, so nothing is lost.
     """
     ahead = [
@@ -153,6 +155,13 @@ def _divisors(model: GraphModule) -> Iterator[Node]:
         for node in model.graph.nodes
         if (position := _DIVISORS.get(_packet(node))) is not None and not _is_power_of_one_or_more(node)
     ]
+    yield from _sums_and_products(ahead, _KEEPING_ZEROS)
+    masked = [node.args[0] for node in model.graph.nodes if _packet(node) in _EXPONENTIAL]
+    yield from _sums_and_products(masked, _KEEPING_ZEROS | _SUMS_AND_PRODUCTS)
+
+
+def _sums_and_products(ahead: list[Any], passing: Collection[Any]) -> Iterator[Node]:
+    """Those that values are made of, looking back through some operators."""
     seen = set()
     while ahead:
         node: Any = ahead.pop()
@@ -161,7 +170,7 @@ def _divisors(model: GraphModule) -> Iterator[Node]:
         seen.add(node)
         if _packet(node) in _SUMS_AND_PRODUCTS:
             yield node
-        if _packet(node) in _KEEPING_ZEROS:
+        if _packet(node) in passing:
             ahead += node.all_input_nodes
 
 
