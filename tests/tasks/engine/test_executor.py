@@ -17,7 +17,7 @@ from pteforge.errors import ObjectMissing, StageFailed
 from pteforge.tasks.engine.executor import PROCESSES_VARIABLE, Executor, predict_memory
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.engine.stage import TargetParams
-from pteforge.tasks.engine.workers import CallChain, InProcess
+from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall
 from pteforge.tasks.results.accuracy import Score, Scores
 from pteforge.tasks.stages.compile import Compile
 from pteforge.tasks.stages.edge import Edge, PassParams
@@ -37,8 +37,8 @@ class Listening(InProcess):
 
     chain: CallChain | None = None
 
-    def run(self, *_: Any, chain: CallChain | None, **__: Any) -> Any:
-        self.chain = chain
+    def run(self, call: WorkerCall) -> Any:
+        self.chain = call.chain
         raise StageFailed("not run")
 
     def awaits(self, chain: CallChain | None) -> bool:

@@ -138,6 +138,7 @@ def test_calibrated_on_the_example_only(stages):
         stages.lower(builder, asked | {"verify": {"min_sqnr_db": 25, "drawn_inputs": 2}})
 
 
+@pytest.mark.slow
 def test_calibrated_on_samples(stages):
     """Bounds hold on the example and on the first samples, each compared with what eager makes of it."""
     kwargs = {"count": 30, "rows": 2, "width": 16, "scale": 0.05}
@@ -229,6 +230,7 @@ def test_quantizers_compose(stages):
     assert by_layer(static, dynamic) == {"conv2d": fixed, "linear": fixed}
 
 
+@pytest.mark.slow
 def test_layers_that_lose_most(stages):
     """The message has as many of them as have to stay in floating point for the file to pass, which it then does."""
     asked = int8()

@@ -89,6 +89,7 @@ def test_bilinear_resizing(lower_for, options, delegated):
     torch.testing.assert_close(made, module(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", [0, 1])
 def test_padding_of_values_that_are_needed_in_floating_point(padding):
     """The file can be loaded, and `unfold` between int8 layers, which pads and then takes elements, is as in eager."""
@@ -232,6 +233,7 @@ def plain(monkeypatch):
     monkeypatch.setattr(xnnpack, "ExtendedXnnpackQuantizer", xnnpack.XNNPACKQuantizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", {**PADDED, **OTHERS}.values(), ids={**PADDED, **OTHERS})
 def test_padded_layers_compute_what_eager_does(function):
     """As exactly as int8 can."""
@@ -293,6 +295,7 @@ def _calibrated(function: Any, scale: float) -> Any:
     return FunctionOfLayers(function, **layers).eval(), torch.randn(2, 8, 16, 16) * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "scale", "least", "better"), CALIBRATED.values(), ids=CALIBRATED)
 def test_calibrated_layers_compute_what_eager_does(request, function, scale, least, better):
     """As exactly as int8 can, and where that is what the extension is for, ExecuTorch's own quantizer does not."""
@@ -304,6 +307,7 @@ def test_calibrated_layers_compute_what_eager_does(request, function, scale, lea
         assert worst_sqnr(lower_quantized(*network), *network) < reached - 2
 
 
+@pytest.mark.slow
 def test_calls_of_a_layer_have_biases_of_their_own():
     """As many as there are calls; of convolutions, too, whose file could not be loaded otherwise."""
     network, x = _calibrated(lambda net, x: net.conv(net.conv(x)) + net.conv(x * 4), 1.0)
@@ -322,6 +326,7 @@ SHARED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "cannot_be_loaded"), SHARED.values(), ids=SHARED)
 def test_values_of_others_stay_in_floating_point(monkeypatch, function, cannot_be_loaded):
     """Without it, the file cannot be loaded, or it computes with integers in place of numbers."""
@@ -345,6 +350,7 @@ WITH_INTEGERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", WITH_INTEGERS.values(), ids=WITH_INTEGERS)
 def test_integers_stay_integers(function):
     """ExecuTorch's own quantizer observes them, as of LongT5 and FLAVA, which fails."""
@@ -354,6 +360,7 @@ def test_integers_stay_integers(function):
     assert worst_sqnr(lower_quantized(network, x), network, x) > 30
 
 
+@pytest.mark.slow
 def test_convolutions_outside_of_the_delegate_leave_scales_inside():
     """Those of two dynamic sizes are refused, before upstream's check marks the scales around them as part of them."""
     import torch

@@ -127,6 +127,7 @@ STATIC_THAT_WORKED = {
 QUICK_STATIC = ("pooled and returned", "half precision", "chain")
 
 
+@pytest.mark.slow
 class TestStaticLayouts:
     """Values that are quantized statically, and used in two layouts."""
 
