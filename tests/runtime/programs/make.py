@@ -178,7 +178,7 @@ def _write_signatures(maker: Maker) -> None:
     """Models with other signatures than one tensor of one size."""
     x = torch.randn(4, 64)
     model = linear()
-    dynamic = {"forward": export(model, (x,), dynamic_shapes=({0: _BATCH},))}
+    dynamic = {"forward": export(model, (x,), dynamic_shapes=(({0: _BATCH},),))}
     accelerated, plain, packed = fat(dynamic)
     sizes = {"forward": [(torch.randn(size, 64),) for size in (4, 8, 1, 3)]}
     maker.write("v2-dynamic", _planned(dynamic), packed, sizes, accelerated)
