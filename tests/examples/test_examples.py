@@ -66,8 +66,8 @@ def test_accuracy_and_size():
         for payload in ("xnnpack", "portable"):
             assert payloads[recipe, payload]["drop"] <= most
     assert payloads["int8-static", "xnnpack"]["size"] <= 0.35 * digits["weights"]
-    assert payloads["int8-dynamic", "xnnpack"]["ratio"] < 0.5
-    assert payloads["8da4w", "xnnpack"]["ratio"] < payloads["int8-dynamic", "xnnpack"]["ratio"]
+    assert payloads["int8-dynamic", "xnnpack"]["ratio"] < 0.35
+    assert payloads["8da4w", "xnnpack"]["ratio"] < 0.4  # whose convolutions stay in floating point
 
 
 def test_every_recipe_of_the_embedder_is_gated():
