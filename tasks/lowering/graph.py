@@ -101,7 +101,8 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     recipe = await search_layers(run, exports)
     run, so_far = replace(run, plan=recipe), ProgramsSoFar()
     try:
-        made = await make_file(run, exports, so_far)
+        prepared, payloads = await make_payloads(run, exports, so_far)
+        made = MadeFile(await serialize(run, exports, payloads), prepared, payloads, so_far)
     except (NotCached, CutShort):
         raise
     except Exception:
@@ -152,7 +153,7 @@ async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
     ranked: tuple[str, ...] = ()
     while len(attempts) < recipe.search.budget and (count := next_count(attempts, len(ranked))) is not None:
         attempt = run.attempt(recipe.without(ranked[:count]))
-        made = await make_file(attempt, exports, ProgramsSoFar())
+        made = await make_attempt(attempt, exports)
         bounds, refs = await make_scores(attempt, gate, exports, made.file)
         if not all(map(is_known, refs.values())):
             return recipe  # planned for a store that does not have them
@@ -176,8 +177,9 @@ async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
     return replace(chosen, found=FoundLayers(layers, chosen.excluded, len(ranked), tuple(attempts), size))
 
 
-async def make_file(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> MadeFile:
-    """Makes a recipe's payloads, and its file of them."""
+async def make_attempt(run: RecipeRun, exports: Exports) -> MadeFile:
+    """Makes the file of another form of a recipe, which may turn out to be the one that is wanted."""
+    so_far = ProgramsSoFar()
     prepared, payloads = await make_payloads(run, exports, so_far)
     return MadeFile(await serialize(run, exports, payloads), prepared, payloads, so_far)
 
@@ -529,7 +531,7 @@ _LAYERS_NAMED = 4
 
 async def _passes(run: RecipeRun, exports: Exports) -> bool:
     with suppress(StageFailed, VerificationFailed):
-        await prove(run, exports, await make_file(run, exports, ProgramsSoFar()))
+        await prove(run, exports, await make_attempt(run, exports))
         return True
     return False
 

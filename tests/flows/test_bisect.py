@@ -29,7 +29,7 @@ def look(workers):
 
 def printed(found):
     text = io.StringIO()
-    _print(Console(file=text, width=200), found)
+    _print(Console(file=text, width=200, markup=False, emoji=False, highlight=False), found)
     return text.getvalue()
 
 
