@@ -106,7 +106,7 @@ def prepare_database(folder: Path, environment: dict[str, str]) -> Seconds:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A temporary folder, which is removed also if this process is told to end."""
+    """A temporary folder, which is removed also if this process is terminated."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
         yield Path(folder)

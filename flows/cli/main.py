@@ -77,7 +77,7 @@ def exit_code() -> Iterator[Ending]:
 
 
 def in_child(command: Callable[_Options, None]) -> Callable[_Options, None]:
-    """The command in a child process, so that a crash of ExecuTorch's runtime is told, with the signal.
+    """The command in a child process, so that a crash of ExecuTorch's runtime is reported, with the signal.
 
     In a process with several threads, which cannot be forked safely, the command runs as it is.
     """

@@ -213,7 +213,7 @@ class PlanRunner(EngineRunner):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A result without what whoever asks again has, too: a run may keep thousands."""
+    """A result without what its caller has already: a run may keep thousands."""
 
     # of the fields of `Done`. Call and key are among them if the stage was recorded under another key.
     values: Mapping[str, Any]

@@ -76,7 +76,7 @@ _SUMS_AND_PRODUCTS = {_ATEN.add, _ATEN.add_, _ATEN.mul, _ATEN.mul_}
 _DIVISORS = {_ATEN.div: 1, _ATEN.div_: 1} | {  # what is infinite, or steepest, at zero, and the argument's position
     getattr(_ATEN, name): 0 for name in ("sqrt", "rsqrt", "reciprocal", "log", "log2", "log10", "pow")
 }
-_EXPONENTIAL = {_ATEN.softmax, _ATEN._softmax}  # noqa: SLF001 - the operator's name
+_SOFTMAX = {_ATEN.softmax, _ATEN._softmax}  # noqa: SLF001 - the operator's name
 _KEEPING_ZEROS = {  # what makes zeros of zeros
     getattr(_ATEN, name)
     for name in (
@@ -156,7 +156,7 @@ def _kept_in_float(model: GraphModule) -> Iterator[Node]:
         if (position := _DIVISORS.get(_packet(node))) is not None and not _is_power_of_one_or_more(node)
     ]
     yield from _sums_and_products(ahead, _KEEPING_ZEROS)
-    masked = [node.args[0] for node in model.graph.nodes if _packet(node) in _EXPONENTIAL]
+    masked = [node.args[0] for node in model.graph.nodes if _packet(node) in _SOFTMAX]
     yield from _sums_and_products(masked, _KEEPING_ZEROS | _SUMS_AND_PRODUCTS)
 
 
@@ -530,7 +530,7 @@ def leave_shared_in_float(graph: Graph) -> None:
 
 
 def _is_dequantize(node: Node) -> bool:
-    return node.op == "call_function" and is_dequant(node) and not is_dynamic_qdq(node)
+    return is_dequant(node) and not is_dynamic_qdq(node)
 
 
 def _result(node: Node) -> Node | None:

@@ -112,7 +112,7 @@ def test_memory_does_not_grow_with_samples(zoo, tmp_path):
 
 @pytest.mark.slow
 def test_failures_say_what_was_observed(lower):
-    """Whoever quantizes with fixed ranges, and has not given samples, reads so where only random inputs miss."""
+    """The message says that only examples were observed, where there are no samples and only random inputs miss."""
 
     def refused(least):
         return recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": least, "drawn_inputs": 2})

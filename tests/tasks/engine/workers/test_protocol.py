@@ -12,7 +12,7 @@ from pteforge.tasks.engine.workers.protocol import ProgressReader, ProgressWrite
 
 @pytest.mark.parametrize("total", [3, None])
 def test_progress_is_reported_while_the_call_runs(run, announcement, total):
-    """The pool hears of the first sample while the call waits for what the pool does then, and of the last one."""
+    """The pool sees the first sample while the call waits for what the pool does then, and of the last one."""
     heard = []
 
     def progressed(done: int, total: int | None) -> None:
