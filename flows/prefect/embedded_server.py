@@ -79,11 +79,11 @@ class EmbeddedServer:
         logging.getLogger(_UVICORN_LOG).removeHandler(self._problems)
 
     def _serve(self, listener: socket.socket) -> None:
-        with listener:  # also closed if the start fails, so that no request waits forever
+        with listener, asyncio.Runner() as runner:  # the port is closed too, so that no request waits forever
             try:
-                asyncio.run(self._serve_and_vacuum(listener))
+                runner.run(self._serve_and_vacuum(listener))
             except SystemExit:  # uvicorn's sign that the application did not start; it has logged why
-                return
+                _join_connections()
 
     async def _serve_and_vacuum(self, listener: socket.socket) -> None:
         vacuum = asyncio.create_task(self._vacuum())
@@ -115,6 +115,16 @@ def _bound_sqlite() -> None:
     """
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute(f"PRAGMA soft_heap_limit = {_SQLITE_MEMORY}")
+
+
+def _join_connections() -> None:
+    """Waits for the threads of connections that could not be opened, which report their end to the event loop.
+
+    aiosqlite 0.22 does not await that: a thread that finds the loop closed ends with a traceback on the terminal.
+    """
+    for thread in threading.enumerate():
+        if "_connection_worker_thread" in thread.name:
+            thread.join(_STOP_LIMIT)
 
 
 class _Problems(logging.Handler):
