@@ -469,10 +469,17 @@ class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # e
         return operators, check
 
     def generate_partitions(self, ep: ExportedProgram) -> list[Partition]:
-        """As upstream, unless the partitions depend on each other: see `merged_without_cycles`."""
+        """As upstream, unless the partitions depend on each other: see `merged_without_cycles`.
+
+        An operator and what quantizes its arguments are one group from the start, which depends on itself where one
+        argument is made from another. What several operators use is then a group of its own.
+        """
         partitions: list[Partition] = super().generate_partitions(ep)
         if have_cycle(ep.graph_module.graph, partitions):
-            partitions = merged_without_cycles(ep.graph_module, self.get_matched_nodes_from_configs(ep))
+            groups = [[*group] for group in self.get_matched_nodes_from_configs(ep)]
+            shared = dict.fromkeys(node for group in groups for node in group if _is_shared(node))
+            apart = [[node for node in group if node not in shared] for group in groups]
+            partitions = merged_without_cycles(ep.graph_module, [*filter(None, apart), *([node] for node in shared)])
         return partitions
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -487,7 +494,7 @@ class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # e
                     node.meta[_TAG] = f"branch{number}_{tag}"
             tags |= {f"branch{number}_{tag}": spec for tag, spec in found.partition_tags.items()}
         for module in (exported_program.graph_module, *branches):
-            leave_shared_in_float(module.graph)
+            leave_in_float(module.graph)
             leave_copies_outside(module.graph)
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
@@ -512,21 +519,44 @@ def _branches(module: GraphModule) -> Iterator[GraphModule]:
         yield from _branches(branch)
 
 
-def leave_shared_in_float(graph: Graph) -> None:
-    """Computes operators in floating point whose ``dequantize`` is also used by operators that are not quantized.
+def leave_in_float(graph: Graph) -> None:
+    """Computes operators in floating point that XNNPACK cannot compute with the integers that they are given.
 
-    Upstream tags that node as part of the operator, which then reads the integers, and with it all others that use the
-    node. XNNPACK refuses those ("Failed to create squeeze node"), or a value that leaves the delegate is integers. The
-    quantizer gives each operator that it quantizes a node of its own, but reshapes after ``to(dtype)``, as in norms of
-    transformers, share one, and count as quantized where a layer after them is. Delete once the tag
-    (backends/xnnpack/partition/config/generic_node_configs.py) is of the operator.
+    It moves integers, and takes their maxima, only if they keep their scale. Upstream checks that of slices, but not of
+    what is in `_MOVING`, and the file cannot be loaded ("Failed to create static transpose node"). The quantizer gives
+    both sides one scale, unless one side belongs to a layer that has its own, as where an LSTM begins. Delete once
+    upstream's description of these operators compares the scales, as that of ``slice_copy`` does.
+
+    Upstream tags the ``dequantize`` before an operator as part of it, which then reads the integers, and with it all
+    others that use the node, also those that are not quantized. XNNPACK refuses those ("Failed to create squeeze
+    node"), or a value that leaves the delegate is integers. The quantizer gives each operator that it quantizes a node
+    of its own, but reshapes after ``to(dtype)``, as in norms of transformers, share one, and count as quantized where a
+    layer after them is. Delete once the tag (backends/xnnpack/partition/config/generic_node_configs.py) is of the
+    operator.
     """
-    shared = [node for node in graph.nodes if len(node.users) > 1 and _is_dequantize(node)]
+    for node in graph.nodes:
+        if node.target in _MOVING and _is_dequantize(node.args[0]):
+            result = _result(node)
+            if result and result.args[1:] != node.args[0].args[1:]:
+                _leave_in_float(node)
+    shared = list(filter(_is_shared, graph.nodes))
     while mixed := [node for node in shared if is_tagged_as_implicit_q_dq(node) and not all(map(_result, node.users))]:
         for node in mixed:
             for user in node.users:
-                for tagged in filter(None, (*filter(_is_dequantize, user.all_input_nodes), _result(user))):
-                    tagged.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
+                _leave_in_float(user)
+
+
+_MOVING = {getattr(ops.edge.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d")}
+
+
+def _leave_in_float(node: Node) -> None:
+    for tagged in filter(None, (*filter(_is_dequantize, node.all_input_nodes), _result(node))):
+        tagged.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
+
+
+def _is_shared(node: Node) -> bool:
+    """Whether several operators use a value as floating point."""
+    return len(node.users) > 1 and _is_dequantize(node)
 
 
 def _is_dequantize(node: Node) -> bool:

@@ -335,13 +335,51 @@ def test_values_of_others_stay_in_floating_point(monkeypatch, function, cannot_b
 
     network = _calibrated(lambda net, x: function(net, (x * x).to(torch.float32)), 1.0)
     assert worst_sqnr(lower_quantized(*network), *network) > 30
-    monkeypatch.setattr(xnnpack, "leave_shared_in_float", id)
+    monkeypatch.setattr(xnnpack, "leave_in_float", id)
     content = lower_quantized(*network)
     if cannot_be_loaded:
         with pytest.raises(RuntimeError, match="Failed to load method forward"):
             worst_sqnr(content, *network)
     else:
         assert worst_sqnr(content, *network) < 1
+
+
+def _in_integers(value, scale, zero):
+    """The value as a quantized model has it: rounded to a multiple of the scale."""
+    bounds = -128, 127, torch.int8
+    ops = torch.ops.quantized_decomposed
+    return ops.dequantize_per_tensor(ops.quantize_per_tensor(value, scale, zero, *bounds), scale, zero, *bounds)
+
+
+MOVING = {
+    "permute": lambda x: x.permute(0, 2, 3, 1),
+    "view": lambda x: x.view(1, 8, -1),
+    "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x, 2),
+}
+
+
+@pytest.mark.parametrize(("scale", "zero"), [(0.03, 3), (0.02, 3), (0.03, -5)])
+@pytest.mark.parametrize("function", MOVING.values(), ids=MOVING)
+def test_moved_values_may_change_their_scale(lower_for, function, scale, zero):
+    """Such as those before an LSTM, whose layers have scales of their own. XNNPACK moves integers of one scale only."""
+    module = Function(lambda x: _in_integers(function(_in_integers(x, 0.03, 3)), scale, zero))
+    x = torch.randn(1, 8, 6, 6)
+    content = lower_for("xnnpack", module, x)
+    assert not read_pte(content).methods[0].operators
+    torch.testing.assert_close(outputs_of(content, x)[0], module(x))
+
+
+def test_operators_of_a_value_and_what_is_made_from_it(lower_for):
+    """Partitions of quantized operators do not depend on themselves."""
+
+    def function(x):
+        x = _in_integers(x, 0.03, 0)
+        return _in_integers(x - _in_integers(x + 0.2, 0.03, 0), 0.02, 0)
+
+    x = torch.randn(1, 8)
+    torch.testing.assert_close(
+        outputs_of(lower_for("xnnpack", Function(function), x), x)[0], function(x), atol=0.021, rtol=0
+    )
 
 
 WITH_INTEGERS = {
