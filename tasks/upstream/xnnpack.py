@@ -531,27 +531,31 @@ def leave_in_float(graph: Graph) -> None:
     others that use the node, also those that are not quantized. XNNPACK refuses those ("Failed to create squeeze
     node"), or a value that leaves the delegate is integers. The quantizer gives each operator that it quantizes a node
     of its own, but reshapes after ``to(dtype)``, as in norms of transformers, share one, and count as quantized where a
-    layer after them is. Delete once the tag (backends/xnnpack/partition/config/generic_node_configs.py) is of the
-    operator.
+    layer after them is. It tags the nodes around layers that it then refuses, as of convolutions whose weight is
+    computed, too: the delegate after one takes its numbers for integers (0 dB, and not twice the same). Delete once the
+    tag (backends/xnnpack/partition/config/generic_node_configs.py) is of the operator.
     """
-    for node in graph.nodes:
-        if node.target in _MOVING and _is_dequantize(node.args[0]):
-            result = _result(node)
-            if result and result.args[1:] != node.args[0].args[1:]:
-                _leave_in_float(node)
-    shared = list(filter(_is_shared, graph.nodes))
-    while mixed := [node for node in shared if is_tagged_as_implicit_q_dq(node) and not all(map(_result, node.users))]:
-        for node in mixed:
-            for user in node.users:
-                _leave_in_float(user)
+    left = [node for node in graph.nodes if _is_left(node)]
+    while left:
+        for other in _around(left.pop()):
+            if other.meta.pop(IS_IMPLICIT_Q_DQ_TAG, False) and _is_dequantize(other):
+                left += other.users
+
+
+def _is_left(node: Node) -> bool:
+    around = _around(node)
+    if node.target in _MOVING and len({other.args[1:] for other in around}) > 1:
+        return True
+    shared = any(_is_shared(other) and is_tagged_as_implicit_q_dq(other) for other in around)
+    return (shared and not _result(node)) or any(other.meta.get(_TAG) != node.meta.get(_TAG) for other in around)
 
 
 _MOVING = {getattr(ops.edge.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d")}
 
 
-def _leave_in_float(node: Node) -> None:
-    for tagged in filter(None, (*filter(_is_dequantize, node.all_input_nodes), _result(node))):
-        tagged.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
+def _around(node: Node) -> list[Node]:
+    """What is computed together with an operator if that is quantized."""
+    return [*filter(None, (*filter(_is_dequantize, node.all_input_nodes), _result(node)))]
 
 
 def _is_shared(node: Node) -> bool:

@@ -382,6 +382,23 @@ def test_operators_of_a_value_and_what_is_made_from_it(lower_for):
     )
 
 
+BY_COMPUTED_WEIGHTS = {
+    "convolution": lambda net, x: net.conv(torch.conv2d(x, net.other.weight * x.mean())),
+    "transposed": lambda net, x: net.conv(torch.conv_transpose2d(net.conv(x), net.other.weight * x.mean())),
+    "activation": lambda net, x: net.conv(torch.conv2d(x, net.other.weight * x.mean()).relu()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", BY_COMPUTED_WEIGHTS.values(), ids=BY_COMPUTED_WEIGHTS)
+def test_layers_of_computed_weights_are_given_numbers(function):
+    """Upstream takes what is quantized around them for integers, although XNNPACK does not compute them."""
+    torch.manual_seed(0)
+    layers = {name: torch.nn.Conv2d(8, 8, 3, padding=1) for name in ("conv", "other")}
+    network, x = FunctionOfLayers(function, **layers).eval(), torch.randn(1, 8, 9, 9)
+    assert worst_sqnr(lower_quantized(network, x), network, x) > 25
+
+
 WITH_INTEGERS = {
     "concatenated": lambda y, torch: y[:, torch.cat([torch.arange(4), y.flatten()[:2].long() * 0])],
     "with numbers": lambda y, torch: torch.cat([y, torch.arange(16).expand(2, 8, 16, 16)], 1),
