@@ -64,9 +64,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_ROOM].cleanup()
 
 
+PARTS = range(1, 9)
+"""Numbers of the parts of the nightly tests."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option that CI uses to run some of the nightly tests at each push, and all of them in four."""
-    parser.addoption("--quarter", type=int, choices=(1, 2, 3, 4), help="leave out nightly tests of the other quarters")
+    """Adds the option that CI uses to run some of the nightly tests at each push, and all of them in eight."""
+    parser.addoption("--part", type=int, choices=PARTS, help="leave out nightly tests of the other parts")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -75,19 +79,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         of_file.setdefault(item.path, []).append(item)
     items[:] = [item for found in sorted(of_file.values(), key=_weight, reverse=True) for item in found]
-    if quarter := config.getoption("quarter"):
-        others = {item for number, nightly in quarters(items).items() if number != quarter for item in nightly}
+    if part := config.getoption("part"):
+        others = {item for number, nightly in parts(items).items() if number != part for item in nightly}
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
 
 
-def quarters(items: Iterable[pytest.Item]) -> dict[int, list[pytest.Item]]:
-    """Deals the nightly tests, by file, into quarters whose time limits have about the same sum."""
+def parts(items: Iterable[pytest.Item]) -> dict[int, list[pytest.Item]]:
+    """Deals the nightly tests, by file, into parts whose time limits have about the same sum."""
     of_file: dict[Path, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("nightly"):
             of_file.setdefault(item.path, []).append(item)
-    dealt: dict[int, list[pytest.Item]] = {number: [] for number in (1, 2, 3, 4)}
+    dealt: dict[int, list[pytest.Item]] = {number: [] for number in PARTS}
     limits = dict.fromkeys(dealt, 0.0)
     for path in sorted(of_file, key=lambda path: (_weight(of_file[path]), path), reverse=True):
         lightest = min(limits, key=limits.__getitem__)

@@ -90,7 +90,7 @@ def _is_right(content: bytes, function: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("target", ["portable", pytest.param("xnnpack", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("target", ["portable", pytest.param("xnnpack", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("function", [siblings, chained, viewed, nested, mapped])
 def test_results_stay(function, target):
     """The file gives what eager gives, whatever is delegated."""

@@ -26,8 +26,8 @@ def passes() -> Any:
 
 
 def _cases(kinds: Mapping[str, Any], *quick: str) -> list[Any]:
-    """Names, of which all but the quick ones are slow."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in kinds]
+    """Names, of which all but the quick ones are nightly."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.nightly) for name in kinds]
 
 
 def _assert_same(request: pytest.FixtureRequest, network: Net, least: float, *, dynamic: bool) -> None:
@@ -127,7 +127,7 @@ STATIC_THAT_WORKED = {
 QUICK_STATIC = ("pooled and returned", "half precision", "chain")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class TestStaticLayouts:
     """Values that are quantized statically, and used in two layouts."""
 
@@ -222,7 +222,7 @@ class TestSharing:
         below = 20 if "vnni" in Path("/proc/cpuinfo").read_text() else math.inf
         _assert_mended(request, self._network(name), 35, dynamic=True, below=below)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_what_is_alike_stays_the_same(self, request):
         """Byte for byte, and as exact as int8 can be."""
         _assert_same(request, self._network("same kind"), 35, dynamic=True)
