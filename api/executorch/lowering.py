@@ -189,7 +189,7 @@ def _xnnpack(given: XnnpackPartitioner, field: str) -> Specialization:
 
 
 def _vulkan(given: Any, target: str, field: str) -> Specialization:
-    """Vulkan's options under their own names; WebGPU's partitioner has the same."""
+    """Vulkan's options under their own names; WebGPU's partitioner is the same."""
     partitioner = getattr(given, "_vulkan_partitioner", given)
     for attribute in ("nn_module_blocklist", "nn_module_allowlist"):
         if getattr(partitioner, attribute):
@@ -201,7 +201,7 @@ def _vulkan(given: Any, target: str, field: str) -> Specialization:
     if unknown := sorted(given_options.keys() - (known.keys() - set(_OPERATOR_LISTS.values()))):
         raise untranslatable(f"{field}.options[{unknown[0]!r}]", f"target {target!r} has no such option")
     theirs = {name: item.default for name, item in VulkanOptions.model_fields.items()} | given_options
-    options: dict[str, Any] = {name: value for name, value in theirs.items() if value != known[name].default}
+    options: dict[str, Any] = {name: theirs[name] for name in known if theirs[name] != known[name].default}
     for attribute, name in _OPERATOR_LISTS.items():
         if (listed := getattr(partitioner, attribute)) is not None and (listed or name == "only_operators"):
             options[name] = sorted(operator_name(own, f"{field}.{attribute}") for own in listed)

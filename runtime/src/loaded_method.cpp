@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "guarded.h"
 #include "registry.h"
 
 namespace nfat {
@@ -59,12 +60,18 @@ std::string LoadedMethod::load(const char* name, const NamedDataMap* named_data)
   if (std::string problem = plan_memory(*meta); !problem.empty()) {
     return problem;
   }
-  auto method = program_->load_method(name, &*memory_manager_, nullptr, named_data);
-  if (!method.ok()) {
-    return with_error("its method does not load", method.error());
+  Error error = Error::Ok;
+  const std::string thrown = thrown_by([&] {
+    auto method = program_->load_method(name, &*memory_manager_, nullptr, named_data);
+    error = method.error();
+    if (method.ok()) {
+      method_.emplace(std::move(*method));
+    }
+  });
+  if (!thrown.empty()) {
+    return "its method does not load (a backend threw " + thrown + ")";
   }
-  method_.emplace(std::move(*method));
-  return {};
+  return error == Error::Ok ? "" : with_error("its method does not load", error);
 }
 
 std::string LoadedMethod::plan_memory(const MethodMeta& meta) {

@@ -6,6 +6,8 @@
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 #include <executorch/runtime/platform/log.h>
 
+#include "guarded.h"
+
 namespace nfat {
 
 using executorch::aten::Tensor;
@@ -27,6 +29,8 @@ bool same(const Left& left, const Right& right) {
 } // namespace
 
 Error MethodCall::operator()(Span<EValue*> args) {
+  ET_CHECK_OR_RETURN_ERROR(
+      !threw_, InvalidState, "NfatBackend: a backend threw in an earlier call, so the method has to be loaded again");
   executorch::runtime::Method& method = loaded_->method();
   const size_t inputs = method.inputs_size();
   const size_t outputs = method.outputs_size();
@@ -49,7 +53,11 @@ Error MethodCall::operator()(Span<EValue*> args) {
       ET_CHECK_OK_OR_RETURN_ERROR(method.set_output_data_ptr(memory, output.capacity, index));
     }
   }
-  ET_CHECK_OK_OR_RETURN_ERROR(method.execute());
+  Error error = Error::Ok;
+  const std::string thrown = thrown_by([&] { error = method.execute(); });
+  threw_ = !thrown.empty();
+  ET_CHECK_OR_RETURN_ERROR(!threw_, Internal, "NfatBackend: a backend threw %s", thrown.c_str());
+  ET_CHECK_OK_OR_RETURN_ERROR(error);
   for (size_t index = 0; index < outputs; ++index) {
     ET_CHECK_OK_OR_RETURN_ERROR(publish(*args[inputs + index], index));
   }

@@ -40,6 +40,8 @@ class MethodCall {
 
   std::unique_ptr<LoadedMethod> loaded_;
   std::vector<Output> outputs_;
+  /// Whether a call did not end, which leaves ExecuTorch's method in the middle of it, and its state unknown.
+  bool threw_ = false;
 };
 
 } // namespace nfat

@@ -2,6 +2,8 @@
 
 #include <executorch/runtime/backend/interface.h>
 
+#include "guarded.h"
+
 namespace nfat {
 
 std::string backend_problem(std::string_view id) {
@@ -13,7 +15,11 @@ std::string backend_problem(std::string_view id) {
   if (backend == nullptr) {
     return "it needs " + printable(id) + ", which is not registered in this runtime";
   }
-  if (!backend->is_available()) {
+  bool available = false;
+  if (const std::string thrown = thrown_by([&] { available = backend->is_available(); }); !thrown.empty()) {
+    return "it needs " + printable(id) + ", whose is_available threw " + thrown;
+  }
+  if (!available) {
     return "it needs " + printable(id) + ", which is not available on this device";
   }
   return {};

@@ -182,6 +182,23 @@ def is_like_eager(
     return None
 
 
+def refusal(
+    program: ExportedProgram, module: torch.nn.Module, example: tuple[Any, ...], sizes: Mapping[Any, int]
+) -> str:
+    """Why a module takes no inputs of sizes, by symbol; empty where it takes some."""
+    flat, spec = pytree.tree_flatten((example, {}))
+    problem = ""
+    for values in DRAWS:
+        drawn = draw_inputs(program, [flat], 0, values, sizes)
+        try:
+            run_eager(module, pytree.tree_unflatten(drawn, spec), "inputs of other sizes")
+        except SourceError as error:
+            problem = str(error)
+        else:
+            return ""
+    return problem
+
+
 def _run_program(program: ExportedProgram, call: Call) -> list[Any]:
     """Flat outputs of a program, whose state stays as it is."""
     module = program.module(check_guards=False)

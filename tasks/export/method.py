@@ -19,11 +19,22 @@ from ...artifacts.digest import Digest, digest_bytes
 from ...configs.model import MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from ..upstream.torch_export import uncompared_masks
-from ..usercode.inputs import check_bounded
+from ..usercode.inputs import check_bounded, check_fits
 from ..usercode.model_source import BuiltModel, by_name
 from ..usercode.modules import convert_prepared, copy_module, for_inference, is_prepared
-from .eager import is_like_eager, run_eager
-from .sizes import AskedSize, asked_sizes, check_examples, export_again, needs_export, settle_minimum, unkept_sizes
+from .eager import is_like_eager, refusal, run_eager
+from .sizes import (
+    AskedSize,
+    Trial,
+    asked_sizes,
+    check_examples,
+    export_again,
+    leave_refused,
+    needs_export,
+    settle_minimum,
+    tied_sizes,
+    unkept_sizes,
+)
 
 
 def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
@@ -166,9 +177,12 @@ def _emitted(name: str, leaf: Any) -> Any:
 
 
 def export_sized(
-    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
+    name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = "", draws: int = 3
 ) -> tuple[ExportedProgram, list[str]]:
     """Exports a method as `export_method` does, for the sizes that it computes as eager does.
+
+    Sizes that hints leave to torch.export become one where the program is right for equal ones only, and stay those of
+    the examples where eager takes none of the first few that `draw_inputs` draws.
 
     Returns:
         The program, and a message for each dimension that takes fewer sizes than `Dim.AUTO` asks for.
@@ -180,20 +194,36 @@ def export_sized(
     example, what = method.example_inputs[0], f"method {name!r}"
     asked = asked_sizes(method.module, example, dynamic_shapes_of(name, method, shapes))
     _settle_minimum(program, method, asked, what)
-    if asked and needs_export(program):
-        flat, spec = pytree.tree_flatten((example, {}))
-        export = partial(export_again, program=program, example=flat, spec=spec, strict=strict)
+    # what was prepared has its fake quantization converted
+    tied = {} if is_prepared(method.module) else tied_sizes(program, asked, _trial(program, method))
+    flat, spec = pytree.tree_flatten((example, {}))
+
+    def again(tied: Mapping[Any, Any]) -> ExportedProgram:
+        export = partial(export_again, program=program, example=flat, spec=spec, strict=strict, tied=tied)
+        return _export_contiguous(_traced_module(name, method), export)
+
+    if asked and (tied or needs_export(program)):
         with suppress(Exception):  # the first one is as right, but takes sizes that it is not for
-            program = _export_contiguous(_traced_module(name, method), export)
+            program = again(tied)
             _settle_minimum(program, method, asked, what)
     check_bounded(program, name)
-    return program, list(unkept_sizes(program, asked, what))
+    examples = [pytree.tree_leaves((inputs, {})) for inputs in method.example_inputs]
+    for number, leaves in enumerate(examples):
+        check_fits(program, leaves, f"example {number} of {what}")
+    why = leave_refused(program, asked, examples, partial(refusal, program, method.module, example), draws)
+    if why and needs_export(program):
+        with suppress(Exception):
+            program = again({})
+    return program, list(unkept_sizes(program, asked, what, why))
 
 
 def _settle_minimum(program: ExportedProgram, method: MethodDefinition, asked: Sequence[AskedSize], what: str) -> None:
-    if not is_prepared(method.module):  # the program has its fake quantization converted
-        trial = partial(is_like_eager, program, method.module, method.example_inputs[0])
-        settle_minimum(program, asked, trial, what)
+    if not is_prepared(method.module):
+        settle_minimum(program, asked, _trial(program, method), what)
+
+
+def _trial(program: ExportedProgram, method: MethodDefinition) -> Trial:
+    return partial(is_like_eager, program, method.module, method.example_inputs[0])
 
 
 def dynamic_shapes_of(name: str, method: MethodDefinition, shapes: Shapes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...errors import SourceError
-from ..usercode.inputs import input_shapes, size_bounds
+from ..usercode.inputs import drawn_sizes, example_sizes, input_shapes, size_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,86 @@ def _smallest(expression: sympy.Expr) -> tuple[sympy.Symbol | None, int]:
     return symbol, int(expression.subs({symbol: 1}))
 
 
-def unkept_sizes(program: ExportedProgram, asked: Sequence[AskedSize], what: str) -> Iterator[str]:
-    """Yields a message for each dimension of which torch.export kept fewer sizes than were asked for.
+def tied_sizes(program: ExportedProgram, asked: Sequence[AskedSize], trial: Trial) -> dict[sympy.Symbol, sympy.Symbol]:
+    """Sizes that hints leave to torch.export, each with the one that it has to equal for the program to be right.
+
+    torch.export takes the batches of two inputs for two sizes where the code divides one by the other, or broadcasts.
+    Only sizes that are equal in the example are tried, and as few of them at once as possible.
+    """
+    groups: dict[Any, list[sympy.Symbol]] = {}
+    for found, symbol in _hinted(program, asked):
+        group = groups.setdefault((found.dimension, found.size, found.minimum, found.maximum), [])
+        group += [symbol] * (symbol not in group)
+    tied: dict[sympy.Symbol, sympy.Symbol] = {}
+    for (_, size, minimum, maximum), group in groups.items():
+        other = next((end for end in (max(minimum or 1, 1), maximum) if end not in (size, None)), None)
+        if len(group) == 1 or other is None:
+            continue
+        alone = {symbol: trial({symbol: other}) for symbol in group}
+        for symbol in group:
+            if alone[symbol] or symbol in tied:
+                continue
+            free = [each for each in group if each is not symbol and each not in tied]
+            together = (
+                [symbol, *others] for count in range(1, len(free) + 1) for others in itertools.combinations(free, count)
+            )
+            tied |= dict.fromkeys(next((some for some in together if trial(dict.fromkeys(some, other))), []), symbol)
+    return tied
+
+
+def _hinted(program: ExportedProgram, asked: Sequence[AskedSize]) -> Iterator[tuple[AskedSize, sympy.Symbol]]:
+    """The dimensions that hints are for, with the symbols that they became."""
+    shapes = input_shapes(program)
+    for found in asked:
+        expression = (shapes[found.position] or ())[found.dimension]
+        if found.may_narrow and isinstance(expression, sympy.Symbol):
+            yield found, expression
+
+
+Refusal = Callable[[Mapping[sympy.Symbol, int]], str]
+"""Why eager takes no inputs of some sizes; empty where it takes some."""
+
+
+def leave_refused(
+    program: ExportedProgram,
+    asked: Sequence[AskedSize],
+    examples: Sequence[Sequence[Any]],
+    refusal: Refusal,
+    draws: int,
+) -> dict[AskedSize, str]:
+    """Writes the examples' sizes to the ranges of dimensions that hints are for, where eager refuses others.
+
+    Args:
+        program: that was just exported.
+        asked: what was asked for.
+        examples: flat inputs; the program was traced with the first ones.
+        refusal: eager's.
+        draws: how many of the sizes to try that `draw_inputs` draws.
+
+    Returns:
+        Why, of each dimension that was narrowed. Sizes that a `Dim` is for stay, whatever eager takes.
+    """
+    hinted = list(_hinted(program, asked))
+    known = [example_sizes(program, flat) for flat in examples] if hinted else []
+    why: dict[AskedSize, str] = {}
+    for number in range(draws if hinted else 0):
+        while problem := refusal(sizes := drawn_sizes(program, examples[0], number)):
+            changed = {symbol for _, symbol in hinted if sizes[symbol] not in {each[symbol] for each in known}}
+            usual = sizes | {symbol: known[0][symbol] for symbol in changed}
+            if not changed or refusal(usual):
+                break  # another size is to blame
+            blamed = {symbol for symbol in changed if refusal(usual | {symbol: sizes[symbol]})} or changed
+            for symbol in blamed:
+                ends = [each[symbol] for each in known]
+                program.range_constraints[symbol] = ValueRanges(sympy.Integer(min(ends)), sympy.Integer(max(ends)))
+            why |= {found: problem for found, symbol in hinted if symbol in blamed}
+    return why
+
+
+def unkept_sizes(
+    program: ExportedProgram, asked: Sequence[AskedSize], what: str, why: Mapping[AskedSize, str]
+) -> Iterator[str]:
+    """Yields a message for each dimension of which fewer sizes were kept than were asked for; `why`, where known.
 
     Raises:
         SourceError: with that message, of a dimension that a `Dim` is for.
@@ -141,22 +220,26 @@ def unkept_sizes(program: ExportedProgram, asked: Sequence[AskedSize], what: str
             continue
         kept = f"{least} only" if least == most else f"{least} to {most}" + (f" in steps of {step}" * (step > 1))
         wanted = "any size" if found.maximum is None else f"{found.minimum or 1} to {found.maximum}"
-        advice = "give an example of 2 or more" if found.size < 2 else "its code depends on the size"
+        advice = "give an example of 2 or more" if found.size < 2 else why.get(found, "its code depends on the size")
         message = f"{what}: {found.where} was to take {wanted}, and the program takes {kept}: {advice}"
         if not found.may_narrow:
             raise SourceError(f"{message}; let dynamic_shapes ask for no more")
         yield message
 
 
-def dynamic_sizes(program: ExportedProgram) -> list[dict[int, Any]]:
+def dynamic_sizes(
+    program: ExportedProgram, tied: Mapping[sympy.Symbol, sympy.Symbol] | None = None
+) -> list[dict[int, Any]]:
     """The dynamic sizes of a program's inputs, by dimension. Sizes of one symbol are one `Dim`, or derived from it.
 
     Symbols of one value are none; of a program that was just exported, those are left out that its guards exclude.
+    Symbols that are `tied` to another one are that one.
     """
     found, dims = [], dict[Any, Any]()
     for shape in input_shapes(program):
         sizes: dict[int, Any] = {}
-        for index, expression in enumerate(shape or ()):
+        for index, own in enumerate(shape or ()):
+            expression = own.xreplace(tied or {})
             symbols = sorted((s for s in expression.free_symbols if not _is_single(program, s)), key=str)
             for symbol in symbols:
                 if symbol not in dims:
@@ -235,11 +318,17 @@ def needs_export(program: ExportedProgram) -> bool:
 
 
 def export_again(
-    module: torch.nn.Module, program: ExportedProgram, example: Sequence[Any], spec: pytree.TreeSpec, *, strict: bool
+    module: torch.nn.Module,
+    program: ExportedProgram,
+    example: Sequence[Any],
+    spec: pytree.TreeSpec,
+    *,
+    strict: bool,
+    tied: Mapping[sympy.Symbol, sympy.Symbol] | None = None,
 ) -> ExportedProgram:
     """Exports a module for the sizes that a program takes; `spec` is that of flat arguments."""
     args, kwargs = pytree.tree_unflatten(list(example), spec)
-    sizes = dynamic_sizes(program)
+    sizes = dynamic_sizes(program, tied)
     try:
         shapes = sizes_collection(example, sizes)
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)

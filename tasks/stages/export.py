@@ -72,7 +72,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..export.batch_norms import foldable_norms
     from ..export.eager import eager_examples
     from ..export.method import choose_method, digest_weights, emitted_constants, export_sized, with_usual_layouts
-    from ..usercode.inputs import check_bounded, input_sizes, tied_inputs
+    from ..usercode.inputs import check_bounded, draw_count, input_sizes, tied_inputs
     from ..usercode.model_source import check_outputs, written_metadata
 
     methods = list(model.definition.methods)
@@ -81,7 +81,8 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     program, notes = model.program, list[str]()
     if program is None:
         method = model.definition.methods[name]
-        program, notes = export_sized(name, method, params.dynamic_shapes, strict=params.strict)
+        draws = draw_count(params.drawn_inputs, dynamic=True)
+        program, notes = export_sized(name, method, params.dynamic_shapes, strict=params.strict, draws=draws)
     else:
         notes += tied_inputs(program, f"method {name!r}")
         inputs = model.definition.methods[name].example_inputs[0]

@@ -109,7 +109,7 @@ def _payload(ref: ArtifactRef, data: ArtifactRef | None, work: stage.Workspace) 
 
     path = _written(ref, ".pte", work)
     if missing := missing_backends(open_pte(path).backends):
-        raise TargetError(f"needs {', '.join(missing)}, which this machine's runtime does not have")
+        raise TargetError(missing)
     return Loadable(path, _written(data, ".ptd", work) if data else None)
 
 

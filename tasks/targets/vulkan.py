@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 Extent = Annotated[int, Field(ge=1, le=(1 << 32) - 1)]
 
 
-class VulkanOptions(TargetOptions):
-    """Options of the Vulkan partitioner and compiler.
+class GpuOptions(TargetOptions):
+    """Options of the Vulkan partitioner and compiler that WebGPU's runtime takes as well.
 
     Attributes:
-        force_fp16: keep floating point tensors as fp16 on the GPU; inputs and outputs stay fp32.
         texture_limits: largest width, height and depth of a 3D texture, in texels. None: 16384 x 16384 x 2048, which
             most phones support.
         small_texture_limits: 2048 in each direction, which every device supports; many desktop GPUs support no more.
@@ -34,7 +33,6 @@ class VulkanOptions(TargetOptions):
         only_operators: the only operators to claim; all others are left to the CPU. None: all that it can.
     """
 
-    force_fp16: bool = False
     texture_limits: tuple[Extent, Extent, Extent] | None = None
     small_texture_limits: bool = False
     require_dynamic_shapes: bool = False
@@ -43,6 +41,16 @@ class VulkanOptions(TargetOptions):
     alias_buffer_mutations: bool = False
     skip_operators: tuple[str, ...] = ()
     only_operators: tuple[str, ...] | None = None
+
+
+class VulkanOptions(GpuOptions):
+    """Options of the Vulkan partitioner and compiler.
+
+    Attributes:
+        force_fp16: keep floating point tensors as fp16 on the GPU; inputs and outputs stay fp32.
+    """
+
+    force_fp16: bool = False
 
 
 class VulkanQuantizerOptions(TargetOptions):
@@ -63,7 +71,7 @@ class Vulkan(Target):
     The runtime in ExecuTorch's wheel has no Vulkan, so payloads run on devices only.
     """
 
-    options: VulkanOptions
+    options: GpuOptions
 
     name: ClassVar[str] = "vulkan"
     Options: ClassVar[type[TargetOptions]] = VulkanOptions
@@ -92,12 +100,13 @@ class Vulkan(Target):
         return [VulkanPartitioner(*partitioner_arguments(self.options))]
 
 
-def partitioner_arguments(options: VulkanOptions) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
+def partitioner_arguments(options: GpuOptions) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
     """Compile options, operators to skip, and the only operators to claim, for upstream's partitioners."""
     only = None if options.only_operators is None else _edge_operators(options.only_operators)
     given = options.model_dump(exclude={"skip_operators", "only_operators"})
     defaults = VulkanOptions.model_fields  # upstream's: payloads contain no others
-    differing = {name: value for name, value in given.items() if value != defaults[name].default}
+    ordered = sorted(given, key=lambda name: name != "force_fp16")  # it comes first in files
+    differing = {name: given[name] for name in ordered if given[name] != defaults[name].default}
     return differing, _edge_operators(options.skip_operators), only
 
 

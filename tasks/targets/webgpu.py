@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import TargetOptions
-from .vulkan import Vulkan, VulkanOptions, partitioner_arguments
+from .vulkan import GpuOptions, Vulkan, partitioner_arguments
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
 
 
-class WebGpuOptions(VulkanOptions):
-    """Options of the WebGPU partitioner: those of Vulkan, whose compiler and format it uses.
+class WebGpuOptions(GpuOptions):
+    """Options of the WebGPU partitioner: those of Vulkan, whose compiler and format it uses, but for `force_fp16`.
+
+    WebGPU's runtime refuses files with 16-bit tensors.
 
     Attributes:
         skip_bool_tensors: as Vulkan's, but on by default: WebGPU has no 8-bit buffers.

@@ -244,9 +244,7 @@ def draw_inputs(
     """
     shapes, example = input_shapes(program), examples[0]
     generator = torch.Generator().manual_seed(number)
-    hints = _hints(shapes, example)
-    chosen = {symbol: _size(program, symbol, hint, number) for symbol, hint in hints.items()}
-    sizes = chosen if sizes is None else {**hints, **sizes}
+    sizes = drawn_sizes(program, example, number) if sizes is None else {**example_sizes(program, example), **sizes}
     drawn = []
     for position, (value, shape) in enumerate(zip(example, shapes, strict=True)):
         if shape is None or not isinstance(value, torch.Tensor):
@@ -259,10 +257,16 @@ def draw_inputs(
     return drawn
 
 
-def _hints(shapes: Sequence[Shape | None], example: Sequence[Any]) -> dict[sympy.Symbol, int]:
+def drawn_sizes(program: ExportedProgram, example: Sequence[Any], number: int) -> dict[sympy.Symbol, int]:
+    """Size of each symbol in the inputs that `draw_inputs` draws."""
+    hints = example_sizes(program, example)
+    return {symbol: _size(program, symbol, hint, number) for symbol, hint in hints.items()}
+
+
+def example_sizes(program: ExportedProgram, example: Sequence[Any]) -> dict[sympy.Symbol, int]:
     """Size of each symbol in the example, solved for where it is part of an expression."""
     hints: dict[sympy.Symbol, int] = {}
-    for shape, value in zip(shapes, example, strict=True):
+    for shape, value in zip(input_shapes(program), example, strict=True):
         for expression, size in zip(shape or (), value.shape if shape else (), strict=True):
             for symbol in sorted(expression.free_symbols, key=str):
                 solved = sympy.solve(sympy.Eq(expression, size), symbol)

@@ -81,9 +81,17 @@ class Loadable:
         return {method.name: method for method in open_pte(self.program).methods}
 
 
-def missing_backends(backends: Iterable[str]) -> tuple[str, ...]:
-    """The backends that this machine's runtime lacks, sorted."""
-    return tuple(sorted(set(backends) - set(Runtime.get().backend_registry.registered_backend_names)))
+def missing_backends(backends: Iterable[str]) -> str:
+    """Which backends a program needs that cannot run on this machine, and why; empty if all can."""
+    registry = Runtime.get().backend_registry
+    unregistered = sorted(set(backends) - set(registry.registered_backend_names))
+    unavailable = [name for name in sorted(set(backends) - set(unregistered)) if not registry.is_available(name)]
+    reasons = {
+        "which this machine's runtime does not have": unregistered,
+        "which finds no device or driver on this machine": unavailable,
+    }
+    found = [f"{', '.join(names)}, {reason}" for reason, names in reasons.items() if names]
+    return f"needs {', and '.join(found)}" if found else ""
 
 
 def missing_kernels(methods: Iterable[Method]) -> tuple[str, ...]:
@@ -207,10 +215,10 @@ def runnable_payloads(
     if not is_fat(pte):
         if missing := missing_backends(pte.backends):
             raise VerificationFailed(
-                f"the file needs {', '.join(missing)}, which this machine's ExecuTorch runtime does not have, "
-                "so nothing can be said of what it computes; with `verify: {required: false}` in the recipe it is made "
-                "all the same, and its edge programs are compared, and as a specialization of a recipe with "
-                "`output: {form: fat}` it comes with payloads that are verified"
+                f"the file {missing}, so nothing can be said of what it computes; "
+                "with `verify: {required: false}` in the recipe it is made all the same, and its edge programs are "
+                "compared, and as a specialization of a recipe with `output: {form: fat}` it comes with payloads that "
+                "are verified"
             )
         data = next(iter(data_files), None)
         check_external_weights(path, pte, data)
@@ -223,7 +231,7 @@ def runnable_payloads(
             rebuilt.unlink(missing_ok=True)
             rebuilt.write_bytes(container.rebuild(payload))  # checks the digest, also of payloads that cannot run
             if missing := missing_backends(payload.description.backends):
-                not_run[payload.name] = f"needs {', '.join(missing)}, which this machine's runtime does not have"
+                not_run[payload.name] = missing
             else:
                 yield payload.name, Loadable(rebuilt)
 

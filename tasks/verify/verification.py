@@ -129,11 +129,11 @@ def verify_programs(
     programs: Mapping[str, ArtifactRef],
     examples: Mapping[str, Mapping[str, Any]],
     bounds: VerifyBounds,
-    missing: Sequence[str],
+    missing: str,
     store: LocalStore,
     on_examples: Collection[str] = (),
 ) -> Figures:
-    """Runs the edge programs of a file that needs backends which are `missing` here, in its place.
+    """Runs the edge programs of a file in its place, since backends are `missing` here, as `missing_backends` says.
 
     Raises:
         VerificationFailed: as `verify_file`.
@@ -145,8 +145,7 @@ def verify_programs(
             outputs = program.run(case.inputs)
             cases += compare_all(outputs, case, method=method, rounding=stored.get("rounding", ""))
     _check(judged(cases, on_examples), bounds, "the edge program does")
-    reason = f"needs {', '.join(missing)}, which this machine's runtime does not have; its edge program ran instead"
-    return summarize(cases, {WHOLE_FILE: reason}, on_examples=on_examples)
+    return summarize(cases, {WHOLE_FILE: f"{missing}; its edge program ran instead"}, on_examples=on_examples)
 
 
 def _run_program(

@@ -443,6 +443,35 @@ def hinted_sizes(kind: str):
     return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(size, 8),)], (shapes,))})
 
 
+def hinted_batches(kind: str):
+    """Two inputs, [b, 8] each, whose batches are left to torch.export, and some of which eager refuses."""
+
+    def repeated(texts, images):  # as often as there are texts of one image
+        return torch.cat([images.repeat(texts.shape[0] // images.shape[0], 1), texts], 1)
+
+    def masked(values, mask):  # by the first rows of a mask, as transformers does it
+        return values * mask[torch.arange(values.shape[0])]
+
+    def refused(values, others):
+        if not torch.compiler.is_exporting() and values.shape[0] != others.shape[0]:
+            raise ValueError("unequal")
+        return values.sum(0) + others.sum(0)
+
+    def few(values, others):  # two rows only
+        if not torch.compiler.is_exporting() and values.shape[0] != 2:
+            raise ValueError(f"{values.shape[0]} rows")
+        return values.sum(0) * others
+
+    def free(values, others):
+        return values @ others.T
+
+    functions = {"repeated": repeated, "masked": masked, "refused": refused, "few": few, "declared": few, "free": free}
+    function, hint = functions[kind], Dim.AUTO(min=1, max=4)
+    examples = [(torch.randn(2, 8), torch.rand(2, 8))]
+    shapes = ({0: Dim("rows", min=1, max=4) if kind == "declared" else hint}, {0: hint})
+    return ModelDefinition({"forward": MethodDefinition(Function(function), examples, (shapes,))})
+
+
 def calibrated_on_one():
     """Of one row of small values, while random inputs of a larger batch have larger sums."""
     layers = [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)]

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.passes import MemoryPlanningPass
 from pteforge.formats.nfat.container import pack_v1, write_v2
 from pteforge.formats.nfat.contents import Description
@@ -76,6 +79,29 @@ def counter() -> torch.nn.Module:
     return FunctionOfLayers(count, total=torch.zeros(4)).eval()
 
 
+class FaultyBackend(BackendDetails):
+    """Tells native/faulty_backends.cpp how to fail."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        del edge_program
+        return PreprocessResult(processed_bytes=compile_specs[0].value)
+
+
+class Faults(Partitioner):
+    """Delegates each operator to the faulty backend, with what goes wrong there."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        specs = (DelegationSpec("FaultyBackend", [CompileSpec("fault", fault.encode())]) for fault in faults)
+        self._specs = {f"fault{number}": spec for number, spec in enumerate(specs)}
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        nodes = (node for node in exported_program.graph.nodes if node.op == "call_function")
+        for tag, node in zip(self._specs, nodes, strict=True):
+            node.meta["delegation_tag"] = tag
+        return PartitionResult(tagged_exported_program=exported_program, partition_tags=self._specs)
+
+
 class Maker:
     """Writes programs into a folder."""
 
@@ -131,6 +157,8 @@ def main(folder: Path) -> None:
     _write_convolutions(maker)
     _write_halves(maker)
     maker.finish()
+    (folder / "faulty").mkdir()
+    _write_faulty(Maker(folder / "faulty"))
 
 
 def _write_linear(maker: Maker) -> None:
@@ -274,6 +302,38 @@ def _write_halves(maker: Maker) -> None:
     damaged = replace(whole, payloads=(replace(first, extents=tuple(extents)), last))
     container = write_v2(damaged, bytes(packed.open().inline))
     maker.write("halves-damaged-first", signature, replace(packed, container=container), {"forward": [(x,)]}, plain)
+
+
+_FAULTS = {
+    "none": "none",
+    **{f"init-{how}": f"init {how}" for how in ("throw", "throw-number", "error", "nothing", "hang")},
+    **{f"execute-{how}": f"execute 1 {how}" for how in ("throw", "throw-number", "error", "nothing", "hang")},
+    **{f"third-{how}": f"execute 3 {how}" for how in ("throw", "throw-number", "error", "nothing")},
+}
+
+
+def _write_faulty(maker: Maker) -> None:
+    """(x + x) + x, whose payloads are one with a delegate for each sum, the second of which fails, and portable."""
+    program = {"forward": export(FunctionOfLayers(lambda _, x: (x + x) + x), (torch.ones(4),))}
+    plain, signature = payload(program, xnnpack=False), _planned(program)
+
+    portable = Description("portable"), plain
+
+    def write(name: str, backend: str, faulty: bytes, *others: tuple[Description, bytes]) -> None:
+        packed = pack_v2([(Description("faulty", (backend,)), faulty), *others], fallback=False)
+        maker.write(name, signature, packed, {})
+
+    for name, fault in _FAULTS.items():
+        lowered = to_edge_transform_and_lower(
+            copy.deepcopy(program), partitioner=[Faults(["none", fault])], compile_config=_EDGE
+        )
+        faulty = lowered.to_executorch(ExecutorchBackendConfig(memory_planning_pass=_UNPLANNED)).buffer
+        assert b"FaultyBackend" in faulty
+        write(name, "FaultyBackend", faulty, portable)
+        if name == "init-throw":
+            write("alone", "FaultyBackend", faulty)
+        for other in ("UnsureBackend", "IdlingBackend") if name == "none" else ():
+            write(other, other, faulty.replace(b"FaultyBackend", other.encode()), portable)
 
 
 if __name__ == "__main__":

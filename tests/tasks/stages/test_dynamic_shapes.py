@@ -1,5 +1,6 @@
 """Dynamic shapes: as zoo files write them, and the bounds that reach a file."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -118,6 +119,37 @@ def test_sizes_that_are_not_kept(stages, tmp_path, kind, sizes, said):
         for size in {least - 1, most + 1, least + 1 if step > 1 else most + 1}:
             with pytest.raises(InputError, match=f"has size {size} in dimension 0, the method takes {least} to {most}"):
                 program.run("forward", [rows[:1].expand(size, 8).contiguous()])
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "said"),
+    [
+        ("repeated", (1, 4), ""),
+        ("masked", (1, 4), ""),
+        ("refused", (1, 4), ""),
+        ("free", (1, 4), ""),
+        ("few", None, r"and the program takes 2 only: the model does not take .*: \[\(4, 8\), .*: ValueError: 4 rows"),
+    ],
+)
+def test_sizes_that_eager_refuses(stages, kind, first, said):
+    """Sizes left to torch.export are equal if eager or the program is only for equal ones, and else stay the example's.
+
+    The file names the sizes that it was compared with eager for, and a warning says which are left out and why.
+    """
+    lowered = stages.lower({"builder": "builders:hinted_batches", "kwargs": {"kind": kind}}, PORTABLE)
+    assert [bool(re.search(said, note)) for note in lowered.figures["notes"]] == [True] * bool(said)
+    (inputs,) = (method.inputs for method in read_pte(lowered.file).methods)
+    varying = (DimensionSizes(0, 1, 4, 1),)
+    assert [spec.sizes for spec in inputs] == [varying if first else (), varying]
+    drawn = [[len(value) for value in flat] for flat in lowered.value("export", "examples")["inputs"][1:]]
+    assert drawn[:2] == ([[1, 1], [4, 4]] if first else [[2, 1], [2, 4]])
+    assert all(one == other for one, other in drawn) == (kind in ("repeated", "masked", "refused"))
+
+
+def test_declared_sizes_that_eager_refuses(stages):
+    """A size that a `Dim` asks for and eager refuses is an error, also where other sizes are left to torch.export."""
+    with pytest.raises(SourceError, match=r"does not take inputs drawn for method 'forward' .*: ValueError: 1 rows"):
+        stages.export("builders:hinted_batches", kwargs={"kind": "declared"})
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import pytest
 import torch
 from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import VerificationFailed
+from pteforge.formats.nfat.contents import Description
+from pteforge.formats.nfat.pack import pack_v2
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.results.figures import Figures
 from pteforge.tests.lowering import PORTABLE, XNNPACK, lower_directly, recipe
@@ -96,6 +98,24 @@ def test_state_does_not_reach_the_next_case(made):
     figures = verify(made("counter"))
     assert figures.overall.cases == 4
     assert figures.overall.max_abs_error < 1e-5
+
+
+def test_backends_that_cannot_run(made, tmp_path):
+    """A payload whose backend is registered and finds no device or library is not run, for that reason."""
+    from pteforge.tasks.lower.file_programs import write_fat
+    from pteforge.tasks.verify.running import missing_backends
+
+    path, examples = made("mlp")
+    content = path.read_bytes()
+    openvino = Description("openvino", ("OpenvinoBackend", "XnnpackBackend"))  # in the wheel, without OpenVINO
+    write_fat(pack_v2([(openvino, content), (Description("portable"), content)]), content, tmp_path / "fat.pte")
+    figures = verify((tmp_path / "fat.pte", examples))
+    unavailable = "OpenvinoBackend, which finds no device or driver on this machine"
+    assert figures.not_run == {"openvino": f"needs {unavailable}"}
+    assert {case.payload for case in figures.cases} == {"portable"}
+    both = missing_backends(["XnnpackBackend", "OpenvinoBackend", "NoBackend"])
+    assert both == f"needs NoBackend, which this machine's runtime does not have, and {unavailable}"
+    assert missing_backends(["XnnpackBackend"]) == ""
 
 
 @pytest.mark.slow

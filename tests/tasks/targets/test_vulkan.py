@@ -69,13 +69,19 @@ def delegates(content: bytes) -> list[bytes]:
 
 
 def test_options_are_vulkans():
-    """It takes Vulkan's options and passes them on to its own partitioner; bool tensors are skipped by default."""
+    """It passes Vulkan's options on to its own partitioner; bool tensors are skipped by default.
+
+    Its runtime refuses 16-bit tensors, so it does not take `force_fp16`.
+    """
     from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 
-    assert set(type(find_target("webgpu").options).model_fields) == set(VulkanOptions.model_fields)
+    of_vulkan = set(VulkanOptions.model_fields)
+    assert set(type(find_target("webgpu").options).model_fields) == of_vulkan - {"force_fp16"}
+    with pytest.raises(TargetError, match="force_fp16"):
+        find_target("webgpu", {"force_fp16": True})
     for options, expected in (
         ({}, {"skip_bool_tensors": b"\x01"}),
-        ({"skip_bool_tensors": False, "force_fp16": True}, {"force_fp16": b"\x01"}),
+        ({"skip_bool_tensors": False, "small_texture_limits": True}, {"small_texture_limits": b"\x01"}),
     ):
         (partitioner,) = find_target("webgpu", options).partitioners()
         assert type(partitioner) is WebGPUPartitioner
