@@ -16,10 +16,10 @@ from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, St
 from ...formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from ..engine.runner import CutShort, Done, NotCached, UserCode, first_of, together
 from ..engine.stage import Stage, is_known
-from ..results.accuracy import Scores
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
+from ..results.figures import Scores
 from ..results.numerics import Attempt, FoundLayers, next_count
 from ..stages.aten_passes import AtenPasses
 from ..stages.baseline import Baseline

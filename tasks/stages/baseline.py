@@ -9,7 +9,7 @@ from ...artifacts.digest import canonical_json
 from ...artifacts.local_store import LocalStore
 from ...configs.model import ModelDefinition
 from ..engine import kinds, stage
-from ..results.accuracy import Score, Scores
+from ..results.figures import Score, Scores
 
 
 class Baseline(stage.Stage, name="baseline"):

@@ -8,7 +8,7 @@ from typing import Any
 from ...artifacts.digest import canonical_json
 from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
-from ..results.accuracy import Score, Scores
+from ..results.figures import Score, Scores
 
 
 class Evaluate(stage.Stage, name="evaluate"):

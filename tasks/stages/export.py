@@ -66,7 +66,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     Raises SourceError if the model has no such method, or the example inputs do not fit it.
     """
     from ...artifacts.digest import canonical_json
-    from ..codecs.assets import save_assets
+    from ..codecs.payload import save_assets
     from ..codecs.program import save_program
     from ..codecs.values import save_value
     from ..export.batch_norms import foldable_norms

@@ -8,7 +8,7 @@ from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...errors import AccuracyMissed
 from ..engine import kinds, stage
-from ..results.accuracy import AccuracyReport, Scores
+from ..results.figures import AccuracyReport, Scores
 
 
 class Gate(stage.Stage, name="gate"):

@@ -14,8 +14,7 @@ from ...errors import SourceError
 from ...formats.nfat.container import is_fat, open_fat
 from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
-from ..codecs.assets import asset_blobs
-from ..codecs.payload import payload_sha256, write_delivered
+from ..codecs.payload import asset_blobs, payload_sha256, write_delivered
 from ..engine import kinds, stage
 
 FORMAT = 1

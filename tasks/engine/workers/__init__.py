@@ -6,7 +6,8 @@ Calls of one chain may share a process, one after another; every other call has 
 torch, and only the server imports `preload`.
 """
 
-from .pool import CallChain, InProcess, StageRunner, WorkerCall, Workers, as_in_a_process, memory_for_calls
+from .memory import memory_for_calls
+from .pool import CallChain, InProcess, StageRunner, WorkerCall, Workers, as_in_a_process
 from .protocol import WorkerLimits, WorkerReport
 
 __all__ = [

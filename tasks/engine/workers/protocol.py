@@ -183,6 +183,35 @@ _DEPRECATED = re.compile(r"/\S+/lib/python3\.\d+/\S+:\d+: (Future|Deprecation|Pe
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
+class CappedLog:
+    """The output of a process, at most `limit` bytes of it: half from the head and half from the tail."""
+
+    def __init__(self, limit: int = 1 << 20) -> None:
+        self._half = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+
+    def add(self, chunk: bytes) -> None:
+        free = self._half - len(self._head)
+        self._head += chunk[:free]
+        self._tail += chunk[free:]
+        if len(self._tail) > 2 * self._half:  # trimmed now and then, so that a byte is moved at most once or twice
+            self._trim()
+
+    def content(self) -> bytes:
+        """Everything, or head and tail around a line that says how many bytes were left out."""
+        self._trim()
+        gap = b"\n[... %d bytes left out ...]\n" % self._dropped if self._dropped else b""
+        return bytes(self._head) + gap + bytes(self._tail)
+
+    def _trim(self) -> None:
+        excess = len(self._tail) - self._half
+        if excess > 0:
+            del self._tail[:excess]
+            self._dropped += excess
+
+
 _RECORD = struct.Struct("=qq")  # far below PIPE_BUF, so that each is written whole or not at all
 _PAUSE = 0.1  # seconds between two records, so that reporting costs nothing
 

@@ -18,7 +18,7 @@ from pteforge.tasks.engine.executor import PROCESSES_VARIABLE, Executor, predict
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall
-from pteforge.tasks.results.accuracy import Score, Scores
+from pteforge.tasks.results.figures import Score, Scores
 from pteforge.tasks.stages.compile import Compile
 from pteforge.tasks.stages.edge import Edge, PassParams
 from pteforge.tasks.stages.export import Export

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.errors import StageCrashed, StageFailed, StageOutOfMemory, StageTimedOut
 from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
-from pteforge.tasks.engine.workers.call import CappedLog
+from pteforge.tasks.engine.workers.protocol import CappedLog
 
 
 @pytest.mark.parametrize(

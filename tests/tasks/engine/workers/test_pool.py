@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory_for_calls, process_memory
-from pteforge.tasks.engine.workers.pool import Admission, AdmissionClosed
+from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory, memory_for_calls
+from pteforge.tasks.engine.workers.memory import Admission, AdmissionClosed
 
 
 @dataclass
@@ -195,8 +195,8 @@ def test_memory_of_a_control_group(tmp_path, monkeypatch, limited):
     for folder in (tmp_path, group.parent, group):
         (folder / "memory.max").write_text("max\n")
     (tmp_path / limited / "memory.max").write_text(f"{64 << 20}\n")
-    monkeypatch.setattr(process_memory, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(process_memory, "_OWN_CGROUP", tmp_path / "cgroup")
-    assert process_memory.available_memory() == 64 << 20
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "cgroup")
+    assert memory.available_memory() == 64 << 20
     assert 32 << 20 < memory_for_calls() < 64 << 20
     assert Workers().memory == memory_for_calls()
