@@ -277,8 +277,8 @@ def lower_directly(program: Any, target: str, **options: Any) -> bytes:
 def lower_quantized(module: Any, x: Any, *, dynamic_shapes: Any = None, **options: Any) -> bytes:
     """The file of a network of one input, which is also what it is calibrated on, with options of the quantizer."""
     import torch
-    from pteforge.tasks.engine.stage import TargetParams
     from pteforge.tasks.quantize.pt2e import quantize
+    from pteforge.tasks.targets import TargetParams
 
     exported = torch.export.export(module, (x,), dynamic_shapes=dynamic_shapes)
     program = quantize(exported, [x], [[x]], (TargetParams(name="xnnpack", options=options),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...artifacts.digest import canonical_json
 from ..engine import kinds, stage
+from ..targets import TargetParams
 
 
 class BisectPayload(stage.Stage, name="bisect_payload"):
@@ -13,7 +14,7 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
 
     class Params(stage.Params):
         method: str
-        target: stage.TargetParams  # whose import registers the backends
+        target: TargetParams  # whose import registers the backends
         least_db: float  # SQNR that the method's outputs must reach, against those of the edge program
         drop_db: float  # see `PayloadSearch`
         inputs: int = 2  # how many inputs to run at most, examples first

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..codecs.binding import ON_GRAPHS
 from ..engine import kinds, stage
+from ..targets import TargetParams
 from ..upstream import lean_lowering
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ class Edge(stage.Stage, name="edge"):
 
         # the target whose operators are not decomposed, with only those of its options that matter here; None where
         # everything is decomposed
-        preserve_for: stage.TargetParams | None = None
+        preserve_for: TargetParams | None = None
         # the target whose passes run, with only those of its options that matter here; None: none run
-        passes_of: stage.TargetParams | None = None
+        passes_of: TargetParams | None = None
         preserve_operators: tuple[str, ...] = ()  # further operators to keep, such as ``aten.hardswish.default``
         check_ir_validity: bool = True
         skip_dim_order: bool = False  # leave memory formats to the operators instead of dim-order operators

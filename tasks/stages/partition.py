@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ...errors import TargetError
 from ..codecs.binding import ON_GRAPHS
 from ..engine import kinds, stage
+from ..targets import TargetParams
 from ..upstream import lean_lowering
 from .edge import Edge
 
@@ -21,7 +22,7 @@ class Partition(stage.Stage, name="partition"):
     """Methods whose target delegates nothing go from `edge` to `compile` as they are."""
 
     class Params(stage.Params):
-        target: stage.TargetParams  # whose partitioners run
+        target: TargetParams  # whose partitioners run
         edge: Edge.Params  # params of the `edge` stage, to check that every preserved operator was delegated
         # why the stage takes the weights, and runs again with each change of them; empty where it takes the graph
         takes_weights: str = ""

@@ -12,6 +12,7 @@ from ...artifacts.digest import canonical_json
 from ...errors import TargetError
 from ..engine import kinds, stage
 from ..results.quantization import Quantization
+from ..targets import TargetParams
 
 
 class Quantize(stage.Stage, name="quantize"):
@@ -19,7 +20,7 @@ class Quantize(stage.Stage, name="quantize"):
 
     class Params(stage.Params):
         # the targets that they come from, with the quantizers' options; the first choice first
-        quantizers: tuple[stage.TargetParams, ...]
+        quantizers: tuple[TargetParams, ...]
         # by position of the quantizer, the function that says of each node whether to quantize it
         filters: dict[int, stage.CallableParams] = Field(default={})
         # the recipe's own functions over the module: before and after observers enter it, before and after they leave

@@ -16,6 +16,7 @@ from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.payload import asset_blobs, payload_sha256, write_delivered
 from ..engine import kinds, stage
+from ..targets import TargetParams
 
 FORMAT = 1
 
@@ -29,7 +30,7 @@ class Report(stage.Stage, name="report"):
     class Params(stage.Params):
         model: str
         recipe: str
-        specializations: dict[str, stage.TargetParams]  # the targets, by payload name
+        specializations: dict[str, TargetParams]  # the targets, by payload name
         left_out: tuple[str, ...] = ()  # names of specializations that could not be made and were not required
         stage_keys: dict[str, str]  # step name to stage key
         versions: dict[str, str]  # distribution to version

@@ -31,9 +31,9 @@ from pteforge.flows.run.session import NullZooObserver, stage_memory
 from pteforge.flows.run.zoo import find_models, lower_rest
 from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.runner import Done, LocalRunner, StageCall, StageId
-from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.engine.workers import Workers, memory_for_calls
 from pteforge.tasks.stages.quantize import Quantize
+from pteforge.tasks.targets import TargetParams
 from pteforge.tests.flows.conftest import open_run
 from rich.console import Console
 

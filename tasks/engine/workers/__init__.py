@@ -2,8 +2,8 @@
 
 Calls of one chain may share a process, one after another; every other call has a fresh one.
 
-`Workers` is the pool; `InProcess` takes the same calls, and runs them in the calling process. Only `preload` imports
-torch, and only the server imports `preload`.
+`Workers` is the pool; `InProcess` takes the same calls, and runs them in the calling process. Only
+`tasks.lowering.preload` and `entry` import torch, and only the server imports the former.
 """
 
 from .memory import memory_for_calls

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 from ....errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut, runtime_reasons
+from ..keys.code import PTEFORGE
 from ..stage import Progressed, no_progress, reporter
 from .memory import Admission, AdmissionClosed, Descendants, memory_for_calls, own_memory
 from .protocol import (
@@ -58,7 +59,7 @@ class WorkerCall:
 
 
 _LINGER = 10.0  # seconds that a process waits for the next call of its chain
-_WARM_LOWERING = f"{__package__}.preload"
+_PRELOAD = f"{PTEFORGE}.tasks.lowering.preload"
 
 
 class Workers:
@@ -74,7 +75,7 @@ class Workers:
         *,
         jobs: int | None = None,
         memory: int | None = None,
-        preload: tuple[str, ...] = (_WARM_LOWERING,),
+        preload: tuple[str, ...] = (_PRELOAD,),
         address: str | None = None,
     ) -> None:
         """Starts nothing yet.

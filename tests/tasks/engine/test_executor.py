@@ -16,7 +16,6 @@ from pteforge.configs.recipe import CompileOptions
 from pteforge.errors import ObjectMissing, StageFailed
 from pteforge.tasks.engine.executor import PROCESSES_VARIABLE, Executor, predict_memory
 from pteforge.tasks.engine.runner import StageCall, StageId
-from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall
 from pteforge.tasks.results.figures import Score, Scores
 from pteforge.tasks.stages.compile import Compile
@@ -25,6 +24,7 @@ from pteforge.tasks.stages.export import Export
 from pteforge.tasks.stages.gate import Gate
 from pteforge.tasks.stages.partition import Partition
 from pteforge.tasks.stages.preprocess import Preprocess
+from pteforge.tasks.targets import TargetParams
 
 PACKAGES = Path(__file__).parents[2] / "flows" / "packages"
 XNNPACK = TargetParams(name="xnnpack")

@@ -26,9 +26,9 @@ from pteforge.tasks.engine.runner import (
     run_without_loop,
     together,
 )
-from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.stages.edge import Edge
 from pteforge.tasks.stages.export import Export
+from pteforge.tasks.targets import TargetParams
 
 REF = ArtifactRef("program/aten", BlobRef(digest_bytes(b"program"), 7), digest_bytes(b"identity"))
 

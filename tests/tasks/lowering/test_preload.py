@@ -12,7 +12,7 @@ import pytest
 from pteforge.tasks.engine.keys.builder import LOADED_PACKAGES
 from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
 
-BODIES = Path(__file__).parent / "bodies"
+BODIES = Path(__file__).parents[1] / "engine" / "workers" / "bodies"
 LIMITS = WorkerLimits(timeout=300, memory=1 << 30)
 
 pytestmark = pytest.mark.slow
