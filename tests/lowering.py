@@ -112,7 +112,7 @@ class Lowered:
 
     def json(self, step: str, role: str) -> Any:
         """An output that is JSON."""
-        return json.loads(self.store.read_artifact(self.outputs[step][role]))
+        return self.store.read_json(self.outputs[step][role])
 
     def program(self, step: str) -> Any:
         """The program that a step made."""
@@ -203,7 +203,7 @@ class Stages:
 
     def json(self, ref: ArtifactRef) -> Any:
         """Stored JSON."""
-        return json.loads(self.store.read_artifact(ref))
+        return self.store.read_json(ref)
 
     def value(self, ref: ArtifactRef) -> Any:
         """A stored tree."""

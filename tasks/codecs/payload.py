@@ -306,7 +306,7 @@ def _check(sha256: str, ref: ArtifactRef, layout: FileLayout, store: LocalStore)
         return
     # The store verified each object once. Hash them again to find the one that has changed since.
     for blob in (ref.root, *layout.to_manifest(ref.kind).blobs):
-        store.objects.distrust(blob.digest)
+        store.distrust(blob.digest)
         store.path(blob)
     raise StoreError(
         f"the pieces of the {ref.kind} artifact {ref.root.digest} in {store.root} do not make the file they should "

@@ -31,9 +31,9 @@ from .keys.code import PTEFORGE, StageKey, stage_code_digest
 from .keys.inputs import Observed
 from .keys.search import ModuleSearch, distribution_versions
 from .keys.source import source_fields
-from .runner import Done, NullObserver, Observer, StageCall
+from .runner import Done, Observer, StageCall
 from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no_progress, reporter, to_roles
-from .workers import CallChain, StageRunner, WorkerCall, WorkerLimits
+from .workers import CallChain, StageRunner, WorkerCall
 
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
@@ -41,7 +41,7 @@ REFRESHED = "asked for with --refresh"
 PROCESSES_VARIABLE = "PTEFORGE_PROCESSES"
 """Environment variable; with ``fresh``, no two stages share a worker process."""
 
-_NOBODY = NullObserver()
+_NOBODY = Observer()
 
 
 class Executor:
@@ -151,10 +151,9 @@ class Executor:
 
         if call.stage.runs_isolated(call.params):
             predicted = predict_memory(call, self.store)
-            limits = WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory)
             path, body = tuple(map(str, call.python_path)), f"{__name__}:{run_stage.__name__}"
             report = self._workers.run(
-                WorkerCall(body, work, limits, predicted, path, _chain(call), started=start, progressed=progressed)
+                WorkerCall(body, work, call.limits, predicted, path, _chain(call), started=start, progressed=progressed)
             )
             result, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
         else:

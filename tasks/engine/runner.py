@@ -310,7 +310,7 @@ class LocalRunner(SharingRunner):
 
     def __init__(self, engine: Executor, threads: int, observer: Observer | None = None) -> None:
         super().__init__(engine)
-        self._observer = observer or NullObserver()
+        self._observer = observer or Observer()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stages")
         self._places = DepthFirst(threads)
 
@@ -320,8 +320,8 @@ class LocalRunner(SharingRunner):
             return await loop.run_in_executor(self._pool, self.engine.run, call, self._observer)
 
 
-class Observer(Protocol):
-    """Hears what happens in a run, from any thread."""
+class Observer:
+    """Hears what happens in a run, from any thread; this one ignores it."""
 
     def started(self, call: StageCall) -> None:
         """A stage begins to run."""
@@ -334,18 +334,6 @@ class Observer(Protocol):
 
     def failed(self, call: StageCall, error: Exception) -> None:
         """A stage failed."""
-
-
-class NullObserver:
-    """An observer that ignores everything."""
-
-    def started(self, call: StageCall) -> None: ...
-
-    def progressed(self, call: StageCall, done: int, total: int | None) -> None: ...
-
-    def finished(self, done: Done) -> None: ...
-
-    def failed(self, call: StageCall, error: Exception) -> None: ...
 
 
 @overload

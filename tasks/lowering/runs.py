@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -130,7 +129,7 @@ class StageCalls:
 
     def read_json(self, ref: ArtifactRef) -> Any:
         self.store.fetch(ref)
-        return json.loads(self.store.local.read_artifact(ref))
+        return self.store.local.read_json(ref)
 
     def step_of(self, error: Exception) -> str:
         """Name of the step that raised an error; the model's name where none did."""

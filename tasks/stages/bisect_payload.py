@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...artifacts.digest import canonical_json
 from ..engine import kinds, stage
 from ..targets import TargetParams
 
@@ -57,5 +56,5 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
             params.drop_db,
         )
         losses = search.losses(lambda flat: next(iter(payload.run([ExpectedCall(params.method, flat, (), "")]))))
-        ref = work.store.put_artifact("report/payload_losses", canonical_json(losses.to_json()))
+        ref = work.store.put_json("report/payload_losses", losses.to_json())
         return BisectPayload.Outputs(losses=ref)

@@ -70,7 +70,6 @@ class Edge(stage.Stage, name="edge"):
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Decomposes, goes to the edge dialect, and runs the target's passes and then the recipe's."""
-        from ...artifacts.digest import canonical_json
         from ..lower.exir import edge_config, to_edge_program, transformed
         from ..lower.graphs import decompose_affine, state_names
         from ..targets.find import find_target
@@ -87,4 +86,4 @@ class Edge(stage.Stage, name="edge"):
 
         edge, ref = transformed(inputs.program, to_edge, kind="program/edge", store=work.store)
         state = sorted(state_names(edge)) if edge else []
-        return Edge.Outputs(program=ref, state=work.store.put_artifact("program/state", canonical_json(state)))
+        return Edge.Outputs(program=ref, state=work.store.put_json("program/state", state))

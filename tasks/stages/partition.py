@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -64,7 +63,7 @@ class Partition(stage.Stage, name="partition"):
             if problem := target.refuses(program):
                 raise TargetError(f"target {target.name!r} cannot take this program: {problem}")
             partitioners = target.partitioners()
-            state = {name for ref in inputs.state.values() for name in json.loads(work.store.read_artifact(ref))}
+            state = {name for ref in inputs.state.values() for name in work.store.read_json(ref)}
             partitioned = to_partitioned_program(program, partitioners, state)
             check_preserved_operators_found_delegates(partitioned, partitioners, edge_config(params.edge))
             return partitioned

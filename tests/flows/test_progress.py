@@ -27,7 +27,7 @@ from pteforge.configs.zoo import RunConfig
 from pteforge.flows.cli.progress import Bar, Failures, Lines
 from pteforge.flows.run.outcome import ModelOutcome
 from pteforge.flows.run.pace import ExpectedStage, Pace
-from pteforge.flows.run.session import NullZooObserver, stage_memory
+from pteforge.flows.run.session import ZooObserver, stage_memory
 from pteforge.flows.run.zoo import find_models, lower_rest
 from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.runner import Done, LocalRunner, StageCall, StageId
@@ -177,7 +177,7 @@ def test_a_model_is_planned_once(warm, monkeypatch, tmp_path):
     assert session.pace.known == sum(map(len, session.planned.values())) > len(session.models)
 
 
-class Watch(NullZooObserver):
+class Watch(ZooObserver):
     """Notes when each stage starts."""
 
     def __init__(self):

@@ -8,14 +8,13 @@ Calls of one chain may share a process, one after another; every other call has 
 
 from .memory import memory_for_calls
 from .pool import CallChain, InProcess, StageRunner, WorkerCall, Workers, as_in_a_process
-from .protocol import WorkerLimits, WorkerReport
+from .protocol import WorkerReport
 
 __all__ = [
     "CallChain",
     "InProcess",
     "StageRunner",
     "WorkerCall",
-    "WorkerLimits",
     "WorkerReport",
     "Workers",
     "as_in_a_process",

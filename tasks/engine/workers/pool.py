@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
+from ....configs.model import Limits
 from ....errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut, runtime_reasons
 from ..keys.code import PTEFORGE
 from ..stage import Progressed, no_progress, reporter
@@ -27,7 +28,6 @@ from .protocol import (
     Ended,
     ProgressReader,
     Started,
-    WorkerLimits,
     WorkerReport,
     decode_link,
     signal_name,
@@ -50,7 +50,11 @@ class WorkerCall:
 
     function: str
     argument: Any  # its only one
-    limits: WorkerLimits  # past which it is killed
+    # past either of which it is killed, with all processes that it started: wall-clock seconds of the call itself,
+    # without the wait for a free place or for the warm-up; bytes of anonymous memory that the call and its descendants
+    # hold beyond those inherited from the warm server, or kept from earlier calls of its chain. Memory is sampled: an
+    # excess of some ten milliseconds may go unnoticed.
+    limits: Limits
     memory: int | None = None  # bytes that it will probably need, for which it waits; None: its limit
     python_path: tuple[str, ...] = ()  # folders that come first on ``sys.path``
     chain: CallChain | None = None
@@ -261,7 +265,7 @@ _CHUNK = 1 << 18
 def running_call(
     server: Server,
     request: CallRequest,
-    limits: WorkerLimits,
+    limits: Limits,
     progressed: Progressed,
     grown: Callable[[int], None],
     waiting: HeldProcess | None = None,
@@ -311,7 +315,7 @@ class _Bound(enum.Enum):
 class RunningCall:
     """Collects the output of a call, and kills it at its bounds by closing the link: the server does the killing."""
 
-    limits: WorkerLimits
+    limits: Limits
     process: HeldProcess
     answer_fd: int
     log_fd: int

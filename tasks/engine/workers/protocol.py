@@ -31,28 +31,12 @@ from ..stage import Progressed
 
 
 @dataclass(frozen=True)
-class WorkerLimits:
-    """Bounds of one call; past either of them it is killed, with all processes that it started."""
-
-    timeout: float  # wall-clock seconds of the call itself, without the wait for a free place or for the warm-up
-    # bytes of anonymous memory that the call and its descendants may hold beyond those inherited from the warm server,
-    # or kept from earlier calls of its chain. Sampled: an excess of some ten milliseconds may go unnoticed.
-    memory: int
-
-    def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise ValueError(f"timeout is {self.timeout}, must be more than 0 seconds")
-        if not self.memory > 0:
-            raise ValueError(f"memory is {self.memory}, must be more than 0 bytes")
-
-
-@dataclass(frozen=True)
 class WorkerReport:
     """A call that returned."""
 
     result: Any  # the JSON value that the body returned
     seconds: float  # wall-clock time from the fork to the end of the process, or of the call in a process of a chain
-    peak_memory: int  # largest sampled memory in bytes, counted as `WorkerLimits.memory` counts it
+    peak_memory: int  # largest sampled memory in bytes, counted as `WorkerCall.limits` does
     log: bytes  # stdout and stderr of the body; only the head and the tail of a very long one
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pteforge.artifacts.digest import canonical_json, digest_bytes
 from pteforge.artifacts.ledger import StageRecord
-from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
+from pteforge.artifacts.local_store import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef
 from pteforge.artifacts.store import LocalOnlyStore, open_store
 from pteforge.configs.model import Limits

@@ -6,7 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory, memory_for_calls
+from pteforge.configs.model import Limits
+from pteforge.tasks.engine.workers import WorkerCall, Workers, memory, memory_for_calls
 from pteforge.tasks.engine.workers.memory import Admission, AdmissionClosed
 
 
@@ -139,7 +140,7 @@ def test_impossible_pools_are_refused(jobs, memory):
 
 def test_pool_runs_one_after_another_with_one_job(bodies, announcement):
     """The pool asks its admission: with one job, a second call gets its process only after the first has ended."""
-    limits = WorkerLimits(60, 1 << 20)
+    limits = Limits(timeout=60, memory=1 << 20)
     with Workers(jobs=1, preload=()) as pool, ThreadPoolExecutor() as runners:
         first = runners.submit(
             pool.run, WorkerCall("worker_bodies:announce_and_wait", str(announcement), limits, python_path=(bodies,))
@@ -157,7 +158,7 @@ def test_pool_runs_one_after_another_with_one_job(bodies, announcement):
 
 def test_two_large_calls_do_not_run_at_once(bodies, announcement):
     """Calls wait for the memory that they will probably need, whatever their limits are; small ones go on meanwhile."""
-    limits, started = WorkerLimits(60, 1 << 40), []
+    limits, started = Limits(timeout=60, memory=1 << 40), []
     with Workers(jobs=8, memory=1000 << 20, preload=()) as pool, ThreadPoolExecutor() as runners:
 
         def call(function, argument, memory):
