@@ -27,13 +27,13 @@ from pteforge.tasks.codecs.storages import StorageTable
 from pteforge.tasks.codecs.values import load_value
 from pteforge.tasks.engine.executor import Executor, StageWork, run_stage
 from pteforge.tasks.engine.keys.search import ModuleSearch
-from pteforge.tasks.engine.runner import CutShort, Done, StageCall, run_without_loop
+from pteforge.tasks.engine.runner import CutShort, Done, StageCall
 from pteforge.tasks.engine.stage import Params, Stage, Workspace, from_roles, to_roles
 from pteforge.tasks.engine.workers import InProcess
 from pteforge.tasks.lowering.graph import lower_model
 from pteforge.tasks.lowering.model import PlannedModel
 from pteforge.tasks.lowering.recipe_checks import plan_recipe
-from pteforge.tasks.lowering.runs import ModelRun
+from pteforge.tasks.lowering.runs import ModelRun, run_without_loop
 from pteforge.tasks.stages.export import Export
 from pteforge.tasks.targets.find import find_target
 

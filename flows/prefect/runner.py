@@ -31,9 +31,9 @@ from ...artifacts.runs import differing_fields
 from ...artifacts.store import open_store
 from ...errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line, printable
 from ...tasks.codecs.binding import graph_of
-from ...tasks.engine.executor import Executor
+from ...tasks.engine.executor import Executor, SharingRunner
 from ...tasks.engine.keys.code import StageKey
-from ...tasks.engine.runner import DepthFirst, Done, Observer, SharingRunner, StageCall
+from ...tasks.engine.runner import DepthFirst, Done, Observer, StageCall
 from ...tasks.engine.stage import Progressed
 from ...tasks.engine.workers import Workers
 from ..reports.figures_text import format_size

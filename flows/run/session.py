@@ -26,8 +26,8 @@ from ...configs.load import LoadedZoo, load_source, load_zoo, recipe_names, spli
 from ...configs.model import Limits
 from ...configs.zoo import RunConfig
 from ...errors import PteforgeError, StageFailed, StoreError, TargetError, first_line
-from ...tasks.engine.executor import Executor
-from ...tasks.engine.runner import Done, LocalRunner, Observer, StageCall
+from ...tasks.engine.executor import Executor, LocalRunner
+from ...tasks.engine.runner import Done, Observer, StageCall
 from ...tasks.engine.workers import WorkerCall, Workers, memory_for_calls
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.recipe_checks import torchao_calls

@@ -14,7 +14,7 @@ from ...artifacts.ref import ArtifactRef
 from ...configs.sources import BuilderSource
 from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ...formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
-from ..engine.runner import CutShort, Done, NotCached, UserCode, first_of, together
+from ..engine.runner import CutShort, Done, NotCached, UserCode
 from ..engine.stage import Stage, is_known
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
@@ -59,7 +59,7 @@ from .params import (
     source_transform_params,
 )
 from .quality import Climbed, compare_programs, count_changes, ladder, make_scores, prove, rank, score
-from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun
+from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
 STAGES: tuple[type[Stage], ...] = (
     *(Export, Diagnose, SourceTransform, FoldBatchNorms, Calibration, Quantize, AtenPasses),

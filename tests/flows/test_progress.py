@@ -29,8 +29,9 @@ from pteforge.flows.run.outcome import ModelOutcome
 from pteforge.flows.run.pace import ExpectedStage, Pace
 from pteforge.flows.run.session import ZooObserver, stage_memory
 from pteforge.flows.run.zoo import find_models, lower_rest
+from pteforge.tasks.engine.executor import LocalRunner
 from pteforge.tasks.engine.keys.code import StageKey
-from pteforge.tasks.engine.runner import Done, LocalRunner, StageCall, StageId
+from pteforge.tasks.engine.runner import Done, StageCall, StageId
 from pteforge.tasks.engine.workers import Workers, memory_for_calls
 from pteforge.tasks.stages.quantize import Quantize
 from pteforge.tasks.targets import TargetParams
