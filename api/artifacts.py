@@ -9,9 +9,8 @@ from typing import Any
 from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
 from ..errors import InputError
-from ..tasks.codecs.assets import load_assets
 from ..tasks.codecs.delegates import load_delegates
-from ..tasks.codecs.payload import read_payload
+from ..tasks.codecs.payload import load_assets, read_payload
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import load_value, load_values
 from ..tasks.engine.runner import Done, StageId

@@ -25,13 +25,13 @@ from ..configs.metadata import Metadata
 from ..errors import AccuracyMissed, InputError, PteforgeError, StageFailed
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import count_values
-from ..tasks.engine.executor import Executor
-from ..tasks.engine.runner import CutShort, Done, EngineRunner, StageCall, run_without_loop
+from ..tasks.engine.executor import EngineRunner, Executor
+from ..tasks.engine.runner import CutShort, Done, StageCall
 from ..tasks.engine.stage import Params, to_roles
 from ..tasks.engine.workers import InProcess, as_in_a_process
 from ..tasks.lowering.graph import check_stage, lower_model
 from ..tasks.lowering.model import PlannedModel, for_debugging
-from ..tasks.lowering.runs import History, ModelRun
+from ..tasks.lowering.runs import History, ModelRun, run_without_loop
 from ..tasks.quantize.samples import checked_samples, flat_samples, save_samples
 from ..tasks.stages.baseline import Baseline, score_built
 from ..tasks.stages.calibration import Calibration

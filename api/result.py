@@ -19,8 +19,7 @@ from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
 from ..runtime.host import LoadedProgram, load
 from ..runtime.selection import scratch_folder
-from ..tasks.codecs.assets import load_assets
-from ..tasks.codecs.payload import payload_sha256, read_payload, write_payload
+from ..tasks.codecs.payload import load_assets, payload_sha256, read_payload, write_payload
 from ..tasks.engine.runner import Done
 from ..tasks.engine.stage import from_roles
 from ..tasks.lowering.runs import RecipeRun

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from .digest import Digest
 from .ledger import StageRecord
-from .object_folder import StoredObject
+from .local_store import StoredObject
 from .ref import ArtifactRef, BlobRef
 from .runs import RunRecord, Runs, run_lease
 from .store import Store

@@ -19,8 +19,7 @@ from .digest import Digest, canonical_json, digest_file, is_digest
 from .files import NamedFiles, write_errors
 from .lease import LeaseTiming, LocalLeases, RemoteLeases
 from .ledger import Ledger
-from .local_store import LAYOUT, LocalStore
-from .object_folder import StoredObject
+from .local_store import LAYOUT, LocalStore, StoredObject
 from .records import KEY_VARIABLE, NEW_KEY_VARIABLE, RecordFiles, Seal, SealError, key_id, signing_key
 from .ref import ArtifactRef, BlobRef
 from .remote_files import RemoteFiles, public_url
@@ -97,7 +96,7 @@ class RemoteStore(Store):
                 digest = Digest(name)
                 remote.add(digest)
                 yield StoredObject(digest, file.size, max(file.modified, noted.get(digest, 0.0)))
-        for stored in self.local.objects:
+        for stored in self.local:
             if stored.digest not in remote:
                 yield stored
 
@@ -114,7 +113,7 @@ class RemoteStore(Store):
         return True
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
-        discarded = self.local.objects.discard(digest, unless_since)
+        discarded = self.local.discard(digest, unless_since)
         file = self._files.find(_object_name(digest))
         if not file:
             return discarded
@@ -147,8 +146,8 @@ class RemoteStore(Store):
 
         Every host that finds one notes it in the store before it moves it away, so that another one can settle it.
         """
-        for digest in self.local.objects.damaged():
-            self.local.objects.settle(digest)
+        for digest in self.local.damaged():
+            self.local.settle(digest)
         if not self._may_be_damaged:
             return set()
         self._may_be_damaged = False
@@ -163,7 +162,7 @@ class RemoteStore(Store):
 
     def _upload(self, blob: BlobRef) -> None:
         if self._is_remote(blob):
-            self.local.objects.require(blob)
+            self.local.require(blob)
         else:
             self._files.upload(self.local.path(blob), _object_name(blob.digest))
 

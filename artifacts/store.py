@@ -21,8 +21,7 @@ from .files import LocalFiles, staging_file, write_errors
 from .known_files import KnownFiles
 from .lease import Leases, LocalLeases
 from .ledger import Ledger, StageRecord
-from .local_store import LocalStore
-from .object_folder import StoredObject
+from .local_store import LocalStore, StoredObject
 from .records import Seal
 from .ref import ArtifactRef, BlobRef
 from .runs import Runs
@@ -145,11 +144,11 @@ class Store(ABC):
 
     def _damaged(self) -> set[Digest]:
         """Objects of the store that were found damaged, and still have to be settled."""
-        return set(self.local.objects.damaged())
+        return set(self.local.damaged())
 
     def _settle(self, damaged: Iterable[Digest]) -> None:
         for digest in damaged:
-            self.local.objects.settle(digest)
+            self.local.settle(digest)
 
     @abstractmethod
     def discard(self, digest: Digest, unless_since: float) -> bool:
@@ -197,7 +196,7 @@ class LocalOnlyStore(Store):
     def fetch(self, ref: ArtifactRef) -> None:
         """Verifies every object that is not marked as verified: whoever reads one digests it."""
         for blob in self.local.objects_of(ref):
-            self.local.objects.require(blob)
+            self.local.require(blob)
 
     def has_all(self, blobs: Sequence[BlobRef]) -> bool:
         return all(map(self.local.contains, blobs))
@@ -206,7 +205,7 @@ class LocalOnlyStore(Store):
         return self.local.objects_of(ref)
 
     def objects(self) -> Iterator[StoredObject]:
-        return iter(self.local.objects)
+        return iter(self.local)
 
     def check(self, blob: BlobRef) -> bool:
         try:
@@ -216,7 +215,7 @@ class LocalOnlyStore(Store):
         return True
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
-        return self.local.objects.discard(digest, unless_since)
+        return self.local.discard(digest, unless_since)
 
     def clock(self) -> float:
         with write_errors(self.local.root), staging_file(self.local.root / "tmp") as (_, file):
@@ -316,7 +315,7 @@ def _copy_lists(source: Ledger, target: Ledger) -> None:
 def _copy(source: Store, target: Store, ref: ArtifactRef) -> None:
     source.fetch(ref)
     for blob in source.objects_of(ref):
-        if not target.local.objects.refresh(blob):
+        if not target.local.refresh(blob):
             with target.local.scratch() as folder:
                 shutil.copyfile(source.local.path(blob), folder / "object")
                 target.local.put_scratch(folder / "object")

@@ -20,7 +20,7 @@ LIMIT = 0.02
 # Every Python process of the command imports this as it starts. Workers are killed, so each call is written at once.
 _HOOK = """
 import os, time
-from pteforge.artifacts.object_folder import ObjectFolder
+from pteforge.artifacts.local_store import ObjectFolder
 
 log = os.open(os.environ["DIGESTS_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
@@ -33,7 +33,7 @@ def timed(function):
             os.write(log, b"%d %d\\n" % (time.thread_time_ns() - start, blob.size))
     return call
 
-ObjectFolder.digested, ObjectFolder.read = timed(ObjectFolder.digested), timed(ObjectFolder.read)
+ObjectFolder.path, ObjectFolder.read = timed(ObjectFolder.path), timed(ObjectFolder.read)
 """
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import final
 
+import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from ..configs.recipe import CompileOptions
-from ..errors import PteforgeError
+from ..errors import PteforgeError, TargetError
 from ..formats.nfat.contents import Description
 from ..formats.nfat.pack import pack_v2
 from ..formats.pte.contents import Method
@@ -23,13 +26,12 @@ from ..tasks.codecs.payload import check_file
 from ..tasks.lower import kernels  # noqa: F401 - the forms of quantized operators that files name
 from ..tasks.lower.emission import backend_config
 from ..tasks.lower.file_programs import named_blobs
-from ..tasks.lower.graphs import check_no_affine, decompose_affine
+from ..tasks.lower.graphs import check_no_affine, decompose_affine, graph_modules
 from ..tasks.targets.base import Target
 from ..tasks.upstream.torch_lowering import no_pending_symbols
 from .aten import signature_of, to_aten
 from .settings import FALLBACK, Resolved, from_compile_specs, resolve
 from .support import is_affine, missing_kernels
-from .wrapped import wrap_partitioners
 
 Payload = tuple[Description, bytes]
 
@@ -151,3 +153,62 @@ def _checked(name: str, backends: Sequence[str], signature: Method, content: byt
             "its target must not change inputs and outputs"
         )
     return Description(name, pte.backends, (signature.name,), version("executorch").partition("+")[0]), content
+
+
+_Kept = tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]  # noqa: SLF001 - torch has no public name
+
+
+def wrap_partitioners(target: Target, program: ExportedProgram) -> list[Partitioner]:
+    """The target's partitioners.
+
+    The first one raises TargetError for a program that the target refuses. If the program has branches, none of them
+    keeps operators whole inside branches.
+    """
+    partitioners: list[Partitioner] = list(target.partitioners())
+    if partitioners:
+        partitioners[0] = _Refusing(partitioners[0], target)
+    if len(list(graph_modules(program.graph_module))) == 1:
+        return partitioners
+    return [
+        partitioner if partitioner.ops_to_not_decompose(program)[1] is not None else _OutsideBranches(partitioner)
+        for partitioner in partitioners
+    ]
+
+
+class _Wrapped(Partitioner):  # type: ignore[misc]  # executorch is untyped here
+    """Does the same as another partitioner; subclasses override the rest."""
+
+    def __init__(self, partitioner: Partitioner) -> None:
+        super().__init__()
+        self._partitioner = partitioner
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> _Kept:
+        kept: _Kept = self._partitioner.ops_to_not_decompose(ep)
+        return kept
+
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        return self._partitioner.transform_for_pre_decomposition(exported_program)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        return self._partitioner(exported_program)
+
+
+class _Refusing(_Wrapped):
+    """Raises TargetError for programs that a target refuses."""
+
+    def __init__(self, partitioner: Partitioner, target: Target) -> None:
+        super().__init__(partitioner)
+        self._target = target
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        if problem := self._target.refuses(exported_program):
+            raise TargetError(problem)
+        return super().partition(exported_program)
+
+
+class _OutsideBranches(_Wrapped):
+    """Lets operators in branches be decomposed."""
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> _Kept:
+        operators, _ = super().ops_to_not_decompose(ep)
+        return operators, lambda node: node.graph is ep.graph

@@ -27,13 +27,13 @@ from pteforge.tasks.codecs.storages import StorageTable
 from pteforge.tasks.codecs.values import load_value
 from pteforge.tasks.engine.executor import Executor, StageWork, run_stage
 from pteforge.tasks.engine.keys.search import ModuleSearch
-from pteforge.tasks.engine.runner import CutShort, Done, StageCall, run_without_loop
+from pteforge.tasks.engine.runner import CutShort, Done, StageCall
 from pteforge.tasks.engine.stage import Params, Stage, Workspace, from_roles, to_roles
 from pteforge.tasks.engine.workers import InProcess
 from pteforge.tasks.lowering.graph import lower_model
 from pteforge.tasks.lowering.model import PlannedModel
 from pteforge.tasks.lowering.recipe_checks import plan_recipe
-from pteforge.tasks.lowering.runs import ModelRun
+from pteforge.tasks.lowering.runs import ModelRun, run_without_loop
 from pteforge.tasks.stages.export import Export
 from pteforge.tasks.targets.find import find_target
 
@@ -112,7 +112,7 @@ class Lowered:
 
     def json(self, step: str, role: str) -> Any:
         """An output that is JSON."""
-        return json.loads(self.store.read_artifact(self.outputs[step][role]))
+        return self.store.read_json(self.outputs[step][role])
 
     def program(self, step: str) -> Any:
         """The program that a step made."""
@@ -203,7 +203,7 @@ class Stages:
 
     def json(self, ref: ArtifactRef) -> Any:
         """Stored JSON."""
-        return json.loads(self.store.read_artifact(ref))
+        return self.store.read_json(ref)
 
     def value(self, ref: ArtifactRef) -> Any:
         """A stored tree."""
@@ -277,8 +277,8 @@ def lower_directly(program: Any, target: str, **options: Any) -> bytes:
 def lower_quantized(module: Any, x: Any, *, dynamic_shapes: Any = None, **options: Any) -> bytes:
     """The file of a network of one input, which is also what it is calibrated on, with options of the quantizer."""
     import torch
-    from pteforge.tasks.engine.stage import TargetParams
     from pteforge.tasks.quantize.pt2e import quantize
+    from pteforge.tasks.targets import TargetParams
 
     exported = torch.export.export(module, (x,), dynamic_shapes=dynamic_shapes)
     program = quantize(exported, [x], [[x]], (TargetParams(name="xnnpack", options=options),))

@@ -117,10 +117,10 @@ def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
 def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
     """The number of cached stages, the stages that will run, and those that may run."""
     from ...artifacts.runs import differing_fields
-    from ...tasks.engine.executor import predict_memory
-    from ...tasks.engine.runner import CutShort, PlanRunner, run_without_loop
+    from ...tasks.engine.executor import PlanRunner, predict_memory
+    from ...tasks.engine.runner import CutShort
     from ...tasks.lowering.graph import lower_model
-    from ...tasks.lowering.runs import ModelRun
+    from ...tasks.lowering.runs import ModelRun, run_without_loop
 
     refresh, session.executor.refresh = bool(session.executor.refresh), ""  # what is there is known, and will run
     runner = PlanRunner(session.executor)

@@ -29,7 +29,7 @@ from ..releases.records import Published
 from ..reports.figures_text import cells, column_choices, ladders_table, notes, open_table, relative
 from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..run.pace import PAUSE, Pace, Throttle, samples_done
-from ..run.session import NullZooObserver, Session
+from ..run.session import Session, ZooObserver
 from .terminal import guarded_streams, open_console
 
 _LOG_LINES = 15  # of a failed step that are printed
@@ -212,7 +212,7 @@ def observe(session: Session, failures: Failures | None = None, *, quiet: bool) 
         yield
 
 
-class Bar(NullZooObserver):
+class Bar(ZooObserver):
     """A live display: how many stages are done and how long the rest will take, and below, each stage that runs.
 
     It is as wide and as high as the terminal at most.
@@ -289,7 +289,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-class Lines(NullZooObserver):
+class Lines(ZooObserver):
     """One line per step that ran or failed, and per model; rate-limited lines for steps that count samples."""
 
     def __init__(self, failures: Failures | None = None, pause: float = PAUSE) -> None:

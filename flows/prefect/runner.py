@@ -31,9 +31,9 @@ from ...artifacts.runs import differing_fields
 from ...artifacts.store import open_store
 from ...errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line, printable
 from ...tasks.codecs.binding import graph_of
-from ...tasks.engine.executor import Executor
+from ...tasks.engine.executor import Executor, SharingRunner
 from ...tasks.engine.keys.code import StageKey
-from ...tasks.engine.runner import DepthFirst, Done, NullObserver, SharingRunner, StageCall
+from ...tasks.engine.runner import DepthFirst, Done, Observer, StageCall
 from ...tasks.engine.stage import Progressed
 from ...tasks.engine.workers import Workers
 from ..reports.figures_text import format_size
@@ -165,7 +165,7 @@ def run_stage_call(title: str, work: bytes) -> Any:
     executor = runner.session.executor if runner else _executor(site)
     try:
         asked.check(executor.key(call))
-        done = executor.run(call, runner.session if runner else NullObserver(), _log_sometimes())
+        done = executor.run(call, runner.session if runner else Observer(), _log_sometimes())
     except StoreUnusable:
         raise  # it may be back: Prefect tries again
     except PteforgeError as error:

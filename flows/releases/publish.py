@@ -22,8 +22,7 @@ from ...artifacts.store import Store
 from ...configs.load import LoadedZoo
 from ...configs.zoo import PublishConfig
 from ...errors import InputError, StoreUnusable, convert_os_errors
-from ...tasks.codecs.assets import asset_blobs
-from ...tasks.codecs.payload import payload_sha256, write_payload
+from ...tasks.codecs.payload import asset_blobs, payload_sha256, write_payload
 from ...tasks.results.delivered import Delivered
 from ...tasks.results.numerics import FoundLayers
 from ..reports.figures_text import FOUND

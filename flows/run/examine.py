@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError, convert_os_errors
-from ...tasks.engine.runner import LedgerRunner, NotCached, Runner, run_without_loop
+from ...tasks.engine.executor import LedgerRunner
+from ...tasks.engine.runner import NotCached, Runner
 from ...tasks.lowering.graph import diagnose_methods, lower_to_ladder
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.quality import Climbed, bisect_payload, bisect_rung
-from ...tasks.lowering.runs import ModelRun, RecipeRun
+from ...tasks.lowering.runs import ModelRun, RecipeRun, run_without_loop
 from ...tasks.results.delivered import Failure
 from ...tasks.results.diagnosis import Diagnosis
 from ...tasks.results.figures import Worst

@@ -11,11 +11,11 @@ from statistics import fmean
 from threading import Lock
 
 from ...artifacts.runs import RunRecord
-from ...tasks.engine.executor import Executor
-from ...tasks.engine.runner import Done, PlanRunner, StageCall, run_without_loop
+from ...tasks.engine.executor import Executor, PlanRunner
+from ...tasks.engine.runner import Done, StageCall
 from ...tasks.lowering.graph import lower_model
 from ...tasks.lowering.model import PlannedModel
-from ...tasks.lowering.runs import ModelRun
+from ...tasks.lowering.runs import ModelRun, run_without_loop
 from .outcome import ModelOutcome
 
 PAUSE = 10.0

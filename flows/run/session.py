@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...artifacts.digest import digest_json
@@ -23,11 +23,12 @@ from ...artifacts.known_files import KnownFiles
 from ...artifacts.runs import ReleaseOutcome, RunRecord, RunStatus, StageOutcome, run_lease
 from ...artifacts.store import Store, open_store
 from ...configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split_source
+from ...configs.model import Limits
 from ...configs.zoo import RunConfig
 from ...errors import PteforgeError, StageFailed, StoreError, TargetError, first_line
-from ...tasks.engine.executor import Executor
-from ...tasks.engine.runner import Done, LocalRunner, NullObserver, Observer, StageCall
-from ...tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory_for_calls
+from ...tasks.engine.executor import Executor, LocalRunner
+from ...tasks.engine.runner import Done, Observer, StageCall
+from ...tasks.engine.workers import WorkerCall, Workers, memory_for_calls
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.recipe_checks import torchao_calls
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
@@ -51,20 +52,14 @@ _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
 
 
-class ZooObserver(Observer, Protocol):
-    """Receives the events of a run of a zoo, from any thread."""
-
-    def completed(self, outcome: ModelOutcome) -> None: ...
-
-
-class NullZooObserver(NullObserver):
-    """Ignores everything."""
+class ZooObserver(Observer):
+    """Receives the events of a run of a zoo, from any thread; this one ignores them."""
 
     def completed(self, outcome: ModelOutcome) -> None: ...
 
 
 @dataclass
-class Session:
+class Session(Observer):
     """One run."""
 
     zoo: str
@@ -78,7 +73,7 @@ class Session:
     loaded: LoadedZoo | None = None  # the zoo, if there is a file of it
     publication: Publication | None = None  # what becomes of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    observer: ZooObserver = field(default_factory=NullZooObserver)
+    observer: ZooObserver = field(default_factory=ZooObserver)
     pace: Pace = field(default_factory=Pace)
     planned: dict[str, dict[str, str]] = field(default_factory=dict)  # by model that has stages to run, stages by slot
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
@@ -161,7 +156,7 @@ class Session:
     def _check(self, body: str, names: list[Any]) -> None:
         try:
             if names:
-                self.workers.run(WorkerCall(body, names, WorkerLimits(timeout=60, memory=2**30)))
+                self.workers.run(WorkerCall(body, names, Limits(timeout=60, memory=2**30)))
         except StageFailed as error:
             if error.bad_input:
                 raise TargetError(str(error)) from error
@@ -192,7 +187,7 @@ class Session:
 
     def abort(self) -> None:
         """Stops all worker processes, and reports nothing about the stages that they were running."""
-        self.observer = NullZooObserver()
+        self.observer = ZooObserver()
         self.aborted = True
         self.workers.stop()
 

@@ -28,14 +28,14 @@ from ...artifacts.digest import Digest, digest_file, digest_json
 from ...artifacts.ledger import ModelRecord, SourceRecord
 from ...configs.sources import BuilderSource, ProgramSource
 from ...errors import PteforgeError, SourceError
-from ...tasks.engine.executor import Executor
+from ...tasks.engine.executor import Executor, LedgerRunner
 from ...tasks.engine.keys.code import PTEFORGE, stage_code_digest
 from ...tasks.engine.keys.search import ModuleSearch, distribution_versions, host_capability
 from ...tasks.engine.keys.source import source_fields
-from ...tasks.engine.runner import LedgerRunner, NotCached, run_without_loop
+from ...tasks.engine.runner import NotCached
 from ...tasks.lowering.graph import lower_model
 from ...tasks.lowering.model import TOOLCHAIN, PlannedModel
-from ...tasks.lowering.runs import History, ModelRun
+from ...tasks.lowering.runs import History, ModelRun, run_without_loop
 from ...tasks.results.delivered import Delivered
 from ...tasks.stages.report import Report
 from ...tasks.targets.find import find_target_class, link_names

@@ -13,11 +13,12 @@ from pathlib import Path
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord, StageOutcome
 from ...errors import InputError, ObjectDamaged, ObjectMissing, StoreError
+from ...tasks.engine.executor import LedgerRunner, PlanRunner, SharingRunner
 from ...tasks.engine.keys.search import ModuleSearch
-from ...tasks.engine.runner import CutShort, LedgerRunner, NotCached, PlanRunner, SharingRunner, run_without_loop
+from ...tasks.engine.runner import CutShort, NotCached
 from ...tasks.lowering.graph import lower_model
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe
-from ...tasks.lowering.runs import History, ModelRun, StageCalls
+from ...tasks.lowering.runs import History, ModelRun, StageCalls, run_without_loop
 from ...tasks.results.delivered import Delivered, Failure, Status
 from ...tasks.results.numerics import Ladder
 from ...tasks.stages.gate import Gate

@@ -1,11 +1,12 @@
 """`.pte` and `.ptd` files and containers in the store: pieces that artifacts share, rebuilt byte for byte.
 
-Also checks what files hold.
+Also the assets of a model, files that are delivered with it, and checks of what files hold.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -13,10 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ...artifacts.digest import Digest, digest_bytes, parse_digest
+from ...artifacts.digest import Digest, digest_bytes, digest_json, parse_digest
 from ...artifacts.files import staging_file
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
+from ...configs.base import NAME_PATTERN
 from ...errors import ObjectMissing, PteforgeError, StoreError
 from ...formats.nfat.contents import is_zero
 from ...formats.pte.contents import MIN_SHAREABLE, Extent, PteFile, Shareable, cut, shareable_extents
@@ -24,6 +26,7 @@ from ..engine.stage import Workspace
 
 if TYPE_CHECKING:
     from ...formats.nfat.pack import PackedContainer
+
 
 # Readers of file formats import flatbuffers, and that numpy. Functions that need them import them, so that rebuilding
 # a file does not.
@@ -227,6 +230,35 @@ def _piece_from_json(value: Any, blobs: tuple[BlobRef, ...]) -> Piece:
     raise ValueError(f"not a piece: {value!r}")
 
 
+ASSETS_KIND = "model/assets"
+
+
+def save_assets(assets: Mapping[str, bytes], store: LocalStore) -> ArtifactRef:
+    """Stores files by name; their order decides nothing."""
+    blobs = {name: store.put_bytes(assets[name]) for name in sorted(assets)}
+    objects = tuple(dict.fromkeys(blobs.values()))
+    body = {name: objects.index(blob) for name, blob in blobs.items()}
+    identity = digest_json({name: blob.digest for name, blob in blobs.items()})
+    return store.put_manifest(ArtifactManifest(ASSETS_KIND, objects, body), identity)
+
+
+def asset_blobs(ref: ArtifactRef, store: LocalStore) -> dict[str, BlobRef]:
+    """The object of each file, by name. Raises StoreError if the artifact is none of assets."""
+    manifest = store.manifest(ref)
+    match manifest.body:
+        case dict() as body if all(re.fullmatch(NAME_PATTERN, str(name)) for name in body):
+            try:
+                return {name: manifest.blobs[position] for name, position in body.items()}
+            except (IndexError, TypeError) as error:
+                raise StoreError(f"object {ref.root.digest} in {store.root}: not the assets of a model") from error
+    raise StoreError(f"object {ref.root.digest} in {store.root}: not the assets of a model")
+
+
+def load_assets(ref: ArtifactRef, store: LocalStore) -> dict[str, bytes]:
+    """Inverse of `save_assets`."""
+    return {name: store.read(blob) for name, blob in asset_blobs(ref, store).items()}
+
+
 _CHUNK = 1 << 20
 _ZEROS = bytes(_CHUNK)
 
@@ -274,7 +306,7 @@ def _check(sha256: str, ref: ArtifactRef, layout: FileLayout, store: LocalStore)
         return
     # The store verified each object once. Hash them again to find the one that has changed since.
     for blob in (ref.root, *layout.to_manifest(ref.kind).blobs):
-        store.objects.distrust(blob.digest)
+        store.distrust(blob.digest)
         store.path(blob)
     raise StoreError(
         f"the pieces of the {ref.kind} artifact {ref.root.digest} in {store.root} do not make the file they should "

@@ -1,39 +1,49 @@
-"""Answering one call of a stage: found in the ledger by key, or run, its outputs stored and recorded.
+"""Answering calls of stages: found in the ledger by key, or run, their outputs stored and recorded; and the runners.
 
 A stage waits for the memory that it will probably need: what it took the last time, else by the size of its inputs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from ...artifacts.digest import Digest, canonical_json, digest_file, digest_json
+from ...artifacts.digest import Digest, canonical_json, digest_json
 from ...artifacts.ledger import StageRecord
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
-from ...configs.sources import BuilderSource
 from ...errors import ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
 from ..results.causes import add_known_causes, awaits_diagnosis
 from ..targets.find import find_target_class, link_names
 from .keys.code import PTEFORGE, StageKey, stage_code_digest
 from .keys.inputs import Observed
-from .keys.search import ModuleSearch, distribution_versions
-from .keys.source import source_fields
-from .runner import Done, NullObserver, Observer, StageCall
-from .stage import CallableParams, Params, Progressed, Workspace, from_roles, no_progress, reporter, to_roles
-from .workers import CallChain, StageRunner, WorkerCall, WorkerLimits
+from .keys.search import distribution_versions
+from .keys.source import current_params, declared_files, known_modules, says_as_much
+from .runner import DepthFirst, Done, NotCached, Observer, StageCall
+from .stage import (
+    UNKNOWN_DIGEST,
+    Progressed,
+    Workspace,
+    from_roles,
+    is_known,
+    no_progress,
+    reporter,
+    to_roles,
+    unknown_roles,
+)
+from .workers import CallChain, StageRunner, WorkerCall
 
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
@@ -41,7 +51,7 @@ REFRESHED = "asked for with --refresh"
 PROCESSES_VARIABLE = "PTEFORGE_PROCESSES"
 """Environment variable; with ``fresh``, no two stages share a worker process."""
 
-_NOBODY = NullObserver()
+_NOBODY = Observer()
 
 
 class Executor:
@@ -151,10 +161,9 @@ class Executor:
 
         if call.stage.runs_isolated(call.params):
             predicted = predict_memory(call, self.store)
-            limits = WorkerLimits(timeout=call.limits.timeout, memory=call.limits.memory)
             path, body = tuple(map(str, call.python_path)), f"{__name__}:{run_stage.__name__}"
             report = self._workers.run(
-                WorkerCall(body, work, limits, predicted, path, _chain(call), started=start, progressed=progressed)
+                WorkerCall(body, work, call.limits, predicted, path, _chain(call), started=start, progressed=progressed)
             )
             result, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
         else:
@@ -217,10 +226,10 @@ class Executor:
         ledger, name = self.store.ledger, call.user_code.watch_name
         watched = set(ledger.watched(name))
         digest = self.store.inputs.digest
-        if not _says_as_much(current_params(call, tuple(sorted(watched)), digest), call.params):
+        if not says_as_much(current_params(call, tuple(sorted(watched)), digest), call.params):
             raise StageFailed("the model's source changed while it was exported; export it again", bad_input=True)
         reads = Observed.decode(self.store.local.read_artifact(observed))
-        now_watched = tuple(sorted(watched | (set(reads.modules) - _known(call.params)) | set(reads.inputs)))
+        now_watched = tuple(sorted(watched | (set(reads.modules) - known_modules(call.params)) | set(reads.inputs)))
         if watched != set(now_watched):
             ledger.watch(name, now_watched)
         return replace(call, params=current_params(call, now_watched, digest, reads.inputs))
@@ -259,7 +268,7 @@ def run_stage(work: Any) -> Any:
         state = fresh_state()
     with store.scratch() as scratch, state:
         space = Workspace(
-            store, scratch, call.folder, call.python_path, call.program_file, reporter.get(), _declared_files(call)
+            store, scratch, call.folder, call.python_path, call.program_file, reporter.get(), declared_files(call)
         )
         outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
     return _OUTPUTS.dump_python(to_roles(outputs), mode="json")
@@ -274,67 +283,6 @@ def _chain(call: StageCall) -> CallChain | None:
         return None
     name = canonical_json([call.model, call.id.recipe, call.id.payload, list(map(str, call.python_path))]).decode()
     return CallChain(name, goes_on=not call.stage.ends_chain)
-
-
-def _declared_files(call: StageCall) -> tuple[Path, ...]:
-    """Files that the keys of a stage have since the user's code is declared to read them."""
-    if call.user_code is None:
-        return ()
-    sources = (call.user_code.source, *call.user_code.callables)
-    return tuple(path for source in sources if isinstance(source, BuilderSource) for path in source.files)
-
-
-def current_params(
-    call: StageCall,
-    watched: tuple[str, ...],
-    digest: Callable[[Path], Digest] = digest_file,
-    seen: Mapping[str, Digest | None] = MappingProxyType({}),
-) -> Params:
-    """Params of a stage that runs the user's code, with digests of that code as it is now.
-
-    `watched` is what earlier runs loaded and read, and the static closure does not see. `digest` and `seen` are those
-    of `source_fields`.
-    """
-    assert call.user_code  # noqa: S101 - the caller has looked
-    search = ModuleSearch(call.python_path)
-    source = source_fields(call.user_code.source, search, watched, folder=call.folder, digest=digest, seen=seen)
-    update: dict[str, Any] = {"source": source}
-    if transforms := getattr(call.params, "transforms", ()):
-        callables = iter(call.user_code.callables)
-        update["transforms"] = tuple(
-            CallableParams(source=source_fields(next(callables), search, folder=call.folder, digest=digest))
-            if isinstance(transform, CallableParams)
-            else transform
-            for transform in transforms
-        )
-    params: Params = call.params.model_copy(update=update)
-    return params
-
-
-def _known(params: Any) -> set[str]:
-    """Modules and distributions that the key has without watching."""
-    sources = [params.source]
-    sources += [each.source for each in getattr(params, "transforms", ()) if isinstance(each, CallableParams)]
-    return {name for source in sources for part in ("modules", "distributions") for name in source.get(part, ())}
-
-
-def _says_as_much(now: Any, before: Any) -> bool:
-    """Whether a source still is what it was; more of it may be watched by now, for a run of the same source.
-
-    What it was seen to read is not compared: the key has that as it was when it was read.
-    """
-    grown = {
-        name: {known: now.source.get(name, {}).get(known) for known in before.source[name]}
-        for name in ("modules", "distributions")
-        if name in before.source
-    }
-    source = {name: value for name, value in {**now.source, **grown}.items() if name not in _READ}
-    source |= {name: before.source[name] for name in _READ if name in before.source}
-    return bool(now.model_copy(update={"source": source}) == before)
-
-
-_READ = ("read", "environment")
-"""Fields of a source that `input_fields` makes."""
 
 
 def _toolchain(
@@ -386,3 +334,118 @@ def _by_size(call: StageCall, store: Store) -> int:
             return _UNSEEN_MODEL
         size = call.program_file.stat().st_size
     return _FLOOR + int(_FACTORS.get(call.stage.name, _UNMEASURED) * size)
+
+
+@dataclass(eq=False)
+class EngineRunner:
+    """Base of the runners here, which all answer with one engine that looks stages up and runs them."""
+
+    engine: Executor
+
+    @property
+    def store(self) -> Store:
+        return self.engine.store
+
+
+class LedgerRunner(EngineRunner):
+    """Finds, and never runs: raises NotCached at the first stage that would have to run. Needs no event loop."""
+
+    async def __call__(self, call: StageCall) -> Done:
+        if found := self.engine.find(call):
+            return found
+        raise NotCached(call.title)
+
+
+@dataclass
+class PlanRunner(EngineRunner):
+    """Finds what the ledger has; in place of what it does not have, goes on with outputs that are not known yet."""
+
+    # by stage key, calls that are not in the ledger, although all their inputs are known
+    will_run: dict[Digest, StageCall] = field(default_factory=dict)
+    # calls with inputs from what will run. Early cutoff may spare them.
+    may_run: list[StageCall] = field(default_factory=list)
+    found: list[Done] = field(default_factory=list)  # results that the ledger has
+
+    @property
+    def slots(self) -> dict[str, str]:
+        """Slots of all calls, with the stage of each."""
+        calls = (*(done.call for done in self.found), *self.will_run.values(), *self.may_run)
+        return {call.slot: call.stage.name for call in calls}
+
+    async def __call__(self, call: StageCall) -> Done:
+        if not all(map(is_known, call.inputs.values())):
+            self.may_run.append(call)
+        elif found := self.engine.find(call):
+            self.found.append(found)
+            return found
+        else:
+            self.will_run.setdefault(self.engine.key(call).digest(), call)
+        unknown = StageKey(call.stage.name, UNKNOWN_DIGEST, {}, {}, {})
+        return Done(call, unknown, unknown_roles(call.stage.Outputs), cached=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A result without what its caller has already: a run may keep thousands."""
+
+    # of the fields of `Done`. Call and key are among them if the stage was recorded under another key.
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, done: Done, asked: Digest) -> Self:
+        """What to keep of a result that was asked by this key."""
+        known = ("call", "key") if done.key.digest() == asked else ()
+        return cls({part.name: getattr(done, part.name) for part in fields(done) if part.name not in known})
+
+    def answer(self, call: StageCall, key: StageKey) -> Done:
+        return Done(**{"call": call, "key": key, **self.values})
+
+
+class SharingRunner(EngineRunner):
+    """Equal calls of one run are one call, whichever recipes and models they come from. Base of runners that run."""
+
+    def __init__(self, engine: Executor) -> None:
+        super().__init__(engine)
+        self._calls: dict[Digest, asyncio.Task[Done]] = {}  # those that have not ended well
+        self._done: dict[Digest, _Kept] = {}
+        self._ran: dict[Digest, _Kept] = {}  # what ran before it was forgotten
+
+    async def __call__(self, call: StageCall) -> Done:
+        """Joins a call with an equal key that is running or done, or runs it."""
+        key = self.engine.key(call)
+        digest = key.digest()
+        if digest not in self._done:
+            task = self._calls.get(digest)
+            if task is None:
+                task = self._calls[digest] = asyncio.create_task(self.run(call))
+            self._done[digest] = _Kept.of(await asyncio.shield(task), digest)
+            self._calls.pop(digest, None)  # with it goes what its context holds
+        done = self._done[digest].answer(call, key)
+        if done.cached and digest in self._ran:  # it is cached since this run made it
+            return replace(self._ran[digest].answer(call, key), roles=done.roles)
+        return done
+
+    def forget_finished(self) -> None:
+        """Asks the ledger again from now on, since something that was made is gone."""
+        self._calls = {key: task for key, task in self._calls.items() if not task.done()}
+        self._ran |= {key: kept for key, kept in self._done.items() if not kept.values["cached"]}
+        self._done = {}
+
+    async def run(self, call: StageCall) -> Done:
+        """Finds or makes the result of a call that nobody else asked for yet."""
+        raise NotImplementedError
+
+
+class LocalRunner(SharingRunner):
+    """Runs stages on this machine, from threads of its own."""
+
+    def __init__(self, engine: Executor, threads: int, observer: Observer | None = None) -> None:
+        super().__init__(engine)
+        self._observer = observer or Observer()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stages")
+        self._places = DepthFirst(threads)
+
+    async def run(self, call: StageCall) -> Done:
+        loop = asyncio.get_running_loop()
+        async with self._places.place(call.model):
+            return await loop.run_in_executor(self._pool, self.engine.run, call, self._observer)

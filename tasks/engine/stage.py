@@ -37,13 +37,6 @@ class CallableParams(Params):
     source: dict[str, Any]  # its key fields (see `keys.source`): name, code digests, versions, arguments, files
 
 
-class TargetParams(Params):
-    """A target and its options."""
-
-    name: str  # name of the target in the entry-point group ``pteforge.targets``
-    options: dict[str, Any] = {}  # its options as JSON, defaults filled in
-
-
 Progressed = Callable[[int, int | None], None]
 """Called with the number of samples that are done, and how many there are (None: unknown)."""
 

@@ -30,7 +30,6 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.recipe import CompileOptions
 from ..codecs.program import load_program
@@ -271,9 +270,9 @@ def debug_artifacts(
     store = work.store
     return {
         "etrecord": store.put_artifact("debug/etrecord", path.read_bytes()),
-        "debug_handles": store.put_artifact("debug/handles", canonical_json(_plain(emitted.debug_handle_map))),
-        "delegate_map": store.put_artifact("debug/delegates", canonical_json(_plain(emitted.delegate_map))),
-        "debug_sources": store.put_artifact("debug/sources", canonical_json(sources)),
+        "debug_handles": store.put_json("debug/handles", _plain(emitted.debug_handle_map)),
+        "delegate_map": store.put_json("debug/delegates", _plain(emitted.delegate_map)),
+        "debug_sources": store.put_json("debug/sources", sources),
     }
 
 

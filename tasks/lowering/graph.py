@@ -14,12 +14,12 @@ from ...artifacts.ref import ArtifactRef
 from ...configs.sources import BuilderSource
 from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ...formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
-from ..engine.runner import CutShort, Done, NotCached, UserCode, first_of, together
+from ..engine.runner import CutShort, Done, NotCached, UserCode
 from ..engine.stage import Stage, is_known
-from ..results.accuracy import Scores
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
+from ..results.figures import Scores
 from ..results.numerics import Attempt, FoundLayers, next_count
 from ..stages.aten_passes import AtenPasses
 from ..stages.baseline import Baseline
@@ -59,7 +59,7 @@ from .params import (
     source_transform_params,
 )
 from .quality import Climbed, compare_programs, count_changes, ladder, make_scores, prove, rank, score
-from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun
+from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
 STAGES: tuple[type[Stage], ...] = (
     *(Export, Diagnose, SourceTransform, FoldBatchNorms, Calibration, Quantize, AtenPasses),

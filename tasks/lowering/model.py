@@ -16,9 +16,8 @@ from ...configs.sources import BuilderSource, Dataset, ProgramSource, ResolvedSo
 from ...configs.verification import AccuracyGate, VerifyBounds
 from ...errors import SourceError
 from ..engine.keys.search import distribution_versions
-from ..engine.stage import TargetParams
 from ..results.numerics import FoundLayers
-from ..targets import Target
+from ..targets import Target, TargetParams
 from ..targets.find import find_target_class
 from ..targets.portable import Portable
 

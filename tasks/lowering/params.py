@@ -12,7 +12,7 @@ from ...configs.sources import BuilderSource, ProgramSource
 from ..engine.keys.search import ModuleSearch, host_capability
 from ..engine.keys.source import source_fields
 from ..engine.runner import UserCode
-from ..engine.stage import CallableParams, TargetParams
+from ..engine.stage import CallableParams
 from ..quantize.torchao_configs import TorchaoParams, class_name
 from ..stages.aten_passes import AtenPasses
 from ..stages.compile import Compile, EmissionPassParams
@@ -24,6 +24,7 @@ from ..stages.quantize import Quantize
 from ..stages.report import Report
 from ..stages.serialize import MetadataParams
 from ..stages.source_transform import SourceTransform
+from ..targets import TargetParams
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .runs import RecipeRun, StageCalls
 

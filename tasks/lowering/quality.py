@@ -12,7 +12,7 @@ from ...artifacts.ref import ArtifactRef
 from ...configs.verification import AccuracyGate
 from ...errors import PteforgeError
 from ..engine.keys.search import host_capability
-from ..engine.runner import CutShort, NotCached, together
+from ..engine.runner import CutShort, NotCached
 from ..engine.stage import is_known
 from ..results.causes import Circumstance
 from ..results.numerics import NodeLosses, rank_layers
@@ -26,7 +26,7 @@ from ..stages.serialize import Serialize
 from ..stages.verify import Verify
 from .model import PlannedRecipe, params_of
 from .params import edge_params, fields_of
-from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun
+from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, together
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast, overload
 
 from ...artifacts.digest import Digest
 from ...artifacts.ref import ArtifactRef
@@ -27,6 +28,7 @@ from ..stages.source_transform import SourceTransform
 from .model import PlannedModel, PlannedRecipe
 
 Outputs_co = TypeVar("Outputs_co", covariant=True)
+T = TypeVar("T")
 
 _GONE = "nothing changed, but its outputs were not in the store any more"
 
@@ -130,7 +132,7 @@ class StageCalls:
 
     def read_json(self, ref: ArtifactRef) -> Any:
         self.store.fetch(ref)
-        return json.loads(self.store.local.read_artifact(ref))
+        return self.store.local.read_json(ref)
 
     def step_of(self, error: Exception) -> str:
         """Name of the step that raised an error; the model's name where none did."""
@@ -360,3 +362,64 @@ class ProgramsSoFar:
     quantized: dict[str, ArtifactRef] = field(default_factory=dict)  # by method
     edges: dict[str, dict[str, Edge.Outputs]] = field(default_factory=dict)  # by specialization and method
     payloads: dict[str, Payload] = field(default_factory=dict)  # by specialization
+
+
+@overload
+async def together(
+    calls: Mapping[str, Awaitable[T]], *, into: dict[str, T] | None = None, return_exceptions: Literal[False] = False
+) -> dict[str, T]: ...
+@overload
+async def together(
+    calls: Mapping[str, Awaitable[T]], *, return_exceptions: Literal[True]
+) -> dict[str, T | Exception]: ...
+async def together(
+    calls: Mapping[str, Awaitable[T]], *, into: dict[str, T] | None = None, return_exceptions: bool = False
+) -> Any:
+    """All results, by name; raises the first failure, but only when all have come to their end.
+
+    With `return_exceptions`, what was raised is among the results, as for `asyncio.gather`. The results of calls that
+    did not fail are also added to `into`, whatever is raised.
+    """
+    outcomes: dict[str, Any] = {}
+    if len(calls) < 2 or _one_by_one.get():
+        for name, call in calls.items():
+            try:
+                outcomes[name] = await call
+            except Exception as error:  # noqa: BLE001 - the caller decides what a failure means
+                outcomes[name] = error
+    else:
+        outcomes = dict(zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True), strict=True))
+    for outcome in outcomes.values():
+        if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+            raise outcome
+    failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
+    if into is not None:
+        into |= {name: outcome for name, outcome in outcomes.items() if not isinstance(outcome, Exception)}
+    if failures and not return_exceptions:
+        raise first_of(failures)
+    return outcomes
+
+
+def first_of(failures: list[Exception]) -> Exception:
+    """The failure to raise where there are several: a real one rather than that a run was cut short."""
+    return next((failure for failure in failures if not isinstance(failure, CutShort)), failures[0])
+
+
+def run_without_loop(lowering: Coroutine[Any, Any, T]) -> T:
+    """Runs a lowering whose runner never waits (`LedgerRunner`, `PlanRunner`, `LiveRunner`) in this thread.
+
+    Works in a notebook, too, whose own event loop is running.
+    """
+    token = _one_by_one.set(True)
+    try:
+        lowering.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        _one_by_one.reset(token)
+    raise RuntimeError("a runner that must not wait did")
+
+
+_one_by_one: ContextVar[bool] = ContextVar("one_by_one", default=False)
+"""Set while a lowering runs in one thread, so that its branches run one after another."""

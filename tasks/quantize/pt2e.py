@@ -20,9 +20,10 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ...configs.model import MethodDefinition
 from ...errors import SourceError, TargetError
-from ..engine.stage import CallableParams, TargetParams
+from ..engine.stage import CallableParams
 from ..export.method import Shapes, export_method
 from ..export.sizes import dynamic_sizes, export_again, sizes_collection
+from ..targets import TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from ..upstream.torch_export import whole_dynamic_quantization
 from ..usercode.recipe_functions import node_filter, run_graph_passes

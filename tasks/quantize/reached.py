@@ -12,8 +12,9 @@ from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..engine.stage import CallableParams, TargetParams
+from ..engine.stage import CallableParams
 from ..results.quantization import LeftWeight, Quantization
+from ..targets import TargetParams
 from ..usercode.recipe_functions import node_filter
 from .linear_layers import SWAPS, TRANSPOSED
 from .pt2e import is_inside, written_buffers

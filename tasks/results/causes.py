@@ -33,6 +33,17 @@ class Cause:
     when: Circumstance | None = None  # in which it applies; None for any
 
 
+def _cause(
+    stages: tuple[str, ...],
+    pattern: str,
+    problem: str,
+    *remedies: str,
+    in_log: bool = False,
+    when: Circumstance | None = None,
+) -> Cause:
+    return Cause(stages, pattern, problem, remedies, in_log, when)
+
+
 _BISECT = "`pteforge bisect` says in which program it is lost, and at which operators"
 _LOWER_BOUND = "or, if the results are good enough, lower the bound: `verify: {{min_sqnr_db: ...}}` in the recipe"
 _FLOAT = "or leave it in floating point: a recipe without `quantize`"
@@ -40,363 +51,312 @@ _TRACING = ("export", "source_transform", "quantize", "edge")
 
 CAUSES: tuple[Cause, ...] = (
     # Models that torch.export does not trace.
-    Cause(
+    _cause(
         ("export",),
         r"(Found <class '|UserDefinedObjectVariable\()(?P<kind>[\w.]*Cache)\b",
         "the model returns a {kind}, a cache that grows with each call; a program has fixed inputs and outputs",
-        (
-            "build the model without it: `use_cache=False` in the configuration of a transformers model",
-            "or with a cache of a fixed size in buffers of the model: `cache_implementation: static`",
-        ),
+        "build the model without it: `use_cache=False` in the configuration of a transformers model",
+        "or with a cache of a fixed size in buffers of the model: `cache_implementation: static`",
     ),
-    Cause(
+    _cause(
         ("export",),
         r"(Found <class '|UserDefinedObjectVariable\()(?P<kind>[\w.]+)(?=('> in output|\) at output))",
         "the model returns a {kind}, which torch.export cannot take apart into tensors",
-        (
-            "return a tensor, or a tuple, list or dict of tensors",
-            (
-                "or register the class next to where it is defined: torch.export.register_dataclass for a dataclass, "
-                "torch.utils._pytree.register_pytree_node for others"
-            ),
-        ),
+        "return a tensor, or a tuple, list or dict of tensors",
+        "or register the class next to where it is defined: torch.export.register_dataclass for a dataclass, "
+        "torch.utils._pytree.register_pytree_node for others",
     ),
-    Cause(
+    _cause(
         _TRACING,
         r"support the deepcopy protocol",
         "the model keeps a tensor of an earlier call, as static caches and torch.nn.utils.weight_norm do, and torch "
         "cannot copy it",
-        (
-            "set `strict: true` for the model",
-            (
-                "or build it without: call torch.nn.utils.remove_weight_norm in the builder, or keep such tensors in "
-                "buffers, written under torch.no_grad()"
-            ),
-        ),
+        "set `strict: true` for the model",
+        "or build it without: call torch.nn.utils.remove_weight_norm in the builder, or keep such tensors in "
+        "buffers, written under torch.no_grad()",
     ),
-    Cause(
+    _cause(
         ("export",),
         r"\.numpy\(\) is not supported|Can't call numpy\(\)|tensor subclasses.*numpy",
         "the model turns tensors into NumPy arrays, which torch.export does not trace without strict mode",
-        (
-            "compute with torch in their place",
-            "or set `strict: true` for the model, which knows many of NumPy's functions",
-        ),
+        "compute with torch in their place",
+        "or set `strict: true` for the model, which knows many of NumPy's functions",
     ),
-    Cause(
+    _cause(
         ("export",),
         r"attributes? (?P<name>self\.[\w.]+(, self\.[\w.]+)*) (was|were) assigned during export",
         "the model assigns tensors to {name} while it runs",
-        ("call `register_buffer` for it where the model is built, and write to it with `copy_`",),
+        "call `register_buffer` for it where the model is built, and write to it with `copy_`",
     ),
-    Cause(
+    _cause(
         ("export",),
         r"Exporting a ScriptModule is not supported|torch\.jit\.\w*Script\w*",
         "the model is a TorchScript module, or has one in it",
-        ("build it from its Python class; torch.export does not trace torch.jit.script or torch.jit.trace",),
+        "build it from its Python class; torch.export does not trace torch.jit.script or torch.jit.trace",
     ),
-    Cause(
+    _cause(
         ("export",),
         r"of layout torch\.(?P<layout>sparse_\w+) cannot be stored",
         "the model computes with sparse tensors ({layout}), for which ExecuTorch has no kernels",
-        ("compute with dense tensors, or leave that part outside of the model",),
+        "compute with dense tensors, or leave that part outside of the model",
     ),
     # Sizes and numbers that depend on data.
-    Cause(
+    _cause(
         _TRACING,
         r"argument 'size' failed to unpack the object.+got FakeTensor",
         "a size is the value of a tensor, as those of packed sequences are (torch.nn.utils.rnn.pack_padded_sequence)",
-        (
-            "give recurrent layers padded sequences, and mask or leave out what they return after the end of each",
-            "or make the size a Python number with `.item()`, and bound it with `torch._check(...)`",
-        ),
+        "give recurrent layers padded sequences, and mask or leave out what they return after the end of each",
+        "or make the size a Python number with `.item()`, and bound it with `torch._check(...)`",
     ),
-    Cause(
+    _cause(
         _TRACING,
         r"(Could not guard on|Could not extract specialized integer from) data-dependent expression "
         r"(?P<expression>.+?) \(unhinted",
         "a Python number or a size depends on the value of a tensor, and whether `{expression}` holds has to be known",
-        (
-            (
-                "say what is always so with `torch._check(...)` next to where the number is made; a size `n` mostly "
-                "needs `torch._check(n >= 0)` and `torch._check(n <= LARGEST)`"
-            ),
-            "or compute with tensors in place of Python numbers: torch.where, torch.cond, a mask",
-        ),
+        "say what is always so with `torch._check(...)` next to where the number is made; a size `n` mostly "
+        "needs `torch._check(n >= 0)` and `torch._check(n <= LARGEST)`",
+        "or compute with tensors in place of Python numbers: torch.where, torch.cond, a mask",
     ),
-    Cause(
+    _cause(
         ("edge", "compile"),
         r"Cannot evaluate a finite upper bound for symbolic expression",
         "a size depends on the value of a tensor and has no upper bound, so no memory can be planned for it",
-        ("say in the model how large it can be, where it is made: `torch._check(n <= LARGEST)`",),
+        "say in the model how large it can be, where it is made: `torch._check(n <= LARGEST)`",
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"eager draws random numbers \((?P<operators>[^)]+)\)",
         "the model draws random numbers each time it runs ({operators}), so its outputs are not those of another run",
-        (
-            (
-                "where that is dropout, export in inference mode: `.eval()` before torch.export.export, and "
-                "`training=self.training` in calls of torch.nn.functional.dropout"
-            ),
-            "otherwise give the model the random numbers as an input",
-        ),
+        "where that is dropout, export in inference mode: `.eval()` before torch.export.export, and "
+        "`training=self.training` in calls of torch.nn.functional.dropout",
+        "otherwise give the model the random numbers as an input",
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"set_inputs\(\).*0x10",
         "an input is larger than the file has memory for",
-        ("give the dynamic dimension an upper bound that covers the example inputs",),
+        "give the dynamic dimension an upper bound that covers the example inputs",
     ),
-    Cause(
+    _cause(
         (),
         r"(?P<branch>\w+) might be aliasing the input or the output",
         "a branch of torch.cond, or the body of another control flow operator ({branch}), returns what it was given",
-        ("return a copy from it: `x.clone()`",),
+        "return a copy from it: `x.clone()`",
     ),
     # Operators.
-    Cause(
+    _cause(
         (),
         r"UnsupportedOperatorException: (?P<operator>[\w.]+)|"
         r"no fake impl registered for <CustomOpDef\((?P<name>[\w:]+)\)>",
         "the operator {operator}{name} has no fake kernel, which says what shape and dtype it returns",
-        ("register one where the operator is defined: a function under `@torch.library.register_fake(...)`",),
+        "register one where the operator is defined: a function under `@torch.library.register_fake(...)`",
     ),
-    Cause(
+    _cause(
         ("compile",),
         r"Missing out variants: \{(?P<operators>[^}]+)\}",
         "ExecuTorch calls out variants only, and {operators} has none",
-        (
-            (
-                "define one where the operator is defined: `NAME.out(..., *, Tensor(a!) out) -> Tensor(a!)`, and link "
-                "a kernel of it into the application"
-            ),
-            "or write the model without the operator",
-        ),
+        "define one where the operator is defined: `NAME.out(..., *, Tensor(a!) out) -> Tensor(a!)`, and link "
+        "a kernel of it into the application",
+        "or write the model without the operator",
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"it has no kernel for (?P<operators>[\w:., ]+)",
         "no kernel of {operators} is linked into ExecuTorch's runtime here, and the recipe's backends left it",
-        (
-            "write the model with operators that ExecuTorch has kernels for, or leave that part outside of it",
-            "or use a target that takes the operator",
-        ),
+        "write the model with operators that ExecuTorch has kernels for, or leave that part outside of it",
+        "or use a target that takes the operator",
     ),
-    Cause(
+    _cause(
         (),
         r"torch\.complex\d+|'complex' object has no attribute|ComplexFloat|ComplexDouble",
         "the model computes with complex numbers, for which ExecuTorch has neither kernels nor a dtype",
-        (
-            "compute with real and imaginary parts as two real tensors (torch.view_as_real)",
-            "or leave that part, such as a Fourier transform, outside of the model",
-        ),
+        "compute with real and imaginary parts as two real tensors (torch.view_as_real)",
+        "or leave that part, such as a Fourier transform, outside of the model",
     ),
-    Cause(
+    _cause(
         ("edge", "compile"),
         r"'\w+': torch\.(?P<dtype>float8_\w+)",
         "the model computes with {dtype}, for which ExecuTorch has no kernels",
-        ("use float32, float16 or bfloat16 in the model, and let the recipe quantize it",),
+        "use float32, float16 or bfloat16 in the model, and let the recipe quantize it",
     ),
-    Cause(
+    _cause(
         ("edge",),
         r"Operator torch\._ops\.(?P<operator>\S+) is not in Core ATen opset",
         "{operator} is not among the operators that ExecuTorch lowers to, so it has no kernel of it",
-        (
-            "write the model with other operators, or leave that part outside of it",
-            (
-                "or, if a backend or a kernel of your own takes it, in the recipe: "
-                "`edge: {{core_aten_ops_exception_list: [{operator}]}}`"
-            ),
-        ),
+        "write the model with other operators, or leave that part outside of it",
+        "or, if a backend or a kernel of your own takes it, in the recipe: "
+        "`edge: {{core_aten_ops_exception_list: [{operator}]}}`",
     ),
-    Cause(
+    _cause(
         ("edge",),
         r"taking Tensor inputs with mismatched dtypes",
         "an operator gets tensors of several dtypes, which ExecuTorch's kernels do not take",
-        (
-            "cast them to one dtype in the model, at the line in the message",
-            "or, if the kernels that will run it do take them: `edge: {{check_ir_validity: false}}` in the recipe",
-        ),
+        "cast them to one dtype in the model, at the line in the message",
+        "or, if the kernels that will run it do take them: `edge: {{check_ir_validity: false}}` in the recipe",
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"Expect input tensor to be 3-D or 4-D, but got, 5.*in operator (?P<operator>[\w:.]*convolution[\w.]*)",
         "the kernel of {operator} knows convolutions in one and two dimensions only",
-        (
-            "compute the convolution as a sum of convolutions in two dimensions, one for each slice of the weight",
-            "or use a target that takes the operator",
-        ),
+        "compute the convolution as a sum of convolutions in two dimensions, one for each slice of the weight",
+        "or use a target that takes the operator",
         in_log=True,
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"got pad\[\d+\] = -\d+",
         "a kernel of ExecuTorch's pads by positive numbers only, and the model crops with negative padding",
-        ("crop with slices, such as `x[..., 1:]`, and pad separately",),
+        "crop with slices, such as `x[..., 1:]`, and pad separately",
         in_log=True,
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"Attempted to resize a (static|bounded) tensor.*in operator (?P<operator>[\w:.]+)",
         "the kernel of {operator} makes an output of another shape or size than the program plans memory for",
-        (
-            "look for the operator in the model, and write that line with other operators",
-            "or use a target that takes the operator",
-        ),
+        "look for the operator in the model, and write that line with other operators",
+        "or use a target that takes the operator",
         in_log=True,
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"KernelCall failed at instruction \S+ in operator (?P<operator>[\w:.]+): 0x12",
         "the kernel of {operator} refused its arguments: ExecuTorch's portable kernels lack some of torch's cases",
-        (
-            "write that part of the model in another way; the message says what the kernel expects",
-            "or use a target that takes the operator",
-        ),
+        "write that part of the model in another way; the message says what the kernel expects",
+        "or use a target that takes the operator",
         in_log=True,
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"In function (?P<kernel>\w+)\(\), assert failed .*(Unhandled|dtype)",
         "the kernel {kernel} does not know the dtype that it gets, and ends the process",
-        ("let the model compute in float32: call `.float()` on it in the builder",),
+        "let the model compute in float32: call `.float()` on it in the builder",
         in_log=True,
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"execute\(\) failed with error 0x12",
         "a kernel refused its arguments: ExecuTorch's portable kernels lack some of torch's cases, such as outputs "
         "whose size depends on data",
-        (
-            "look for the kernel in the log, and write that part of the model in another way",
-            "or use a target that takes the operator",
-        ),
+        "look for the kernel in the log, and write that part of the model in another way",
+        "or use a target that takes the operator",
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"(?s)\A(?!.*(example|sample|drawn) \d+, output \d+: SQNR).*sequence \d+, call \d+, output \d+: SQNR",
         "each method computes as eager does, and sequences of calls do not: every method of the file has its own copy "
         "of the model's buffers, so none sees what another one writes",
-        ("let the methods share them, in the recipe: `compile: {{share_mutable_buffers: true}}`",),
+        "let the methods share them, in the recipe: `compile: {{share_mutable_buffers: true}}`",
         when="own state",
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"not compute what its quantized program computes",
         "on random inputs, the backend computes something else than the quantized program, and calibration samples do "
         "not change that",
-        (_BISECT, _FLOAT),
+        _BISECT,
+        _FLOAT,
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"< (?P<bound>\S+) dB.*; its examples pass(?P<reached>( with \S+ dB)?)",
         "the file passes on its examples{reached}, and misses the bound of {bound} dB on random inputs only: they have "
         "the examples' numbers in random order, which images, spectrograms and speech are not like",
-        (
-            (
-                "where the model never gets inputs like these, leave them out, with `verify: {{drawn_inputs: 0}}` in "
-                "the recipe or the model, and give several examples, with dynamic sizes also of several sizes"
-            ),
-            (
-                "where it does, `verify: {{drawn_inputs: 2}}` makes the message say which layers to leave in floating "
-                "point, if half of them is enough"
-            ),
-            _BISECT,
-        ),
+        "where the model never gets inputs like these, leave them out, with `verify: {{drawn_inputs: 0}}` in "
+        "the recipe or the model, and give several examples, with dynamic sizes also of several sizes",
+        "where it does, `verify: {{drawn_inputs: 2}}` makes the message say which layers to leave in floating "
+        "point, if half of them is enough",
+        _BISECT,
         when="quantized",
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"output \d+: SQNR (?P<found>-\S+|\d\.\d) dB < (?P<bound>\S+) dB",
         "outputs of the file have little to do with eager's: {found} dB of {bound} dB",
-        (
-            _BISECT,
-            (
-                "where that is quantization, leave layers in floating point, with the message's `quantize: {{exclude: "
-                "[...]}}`, or, where half of them is not enough, use computed scales, as in xnnpack-int8-dynamic"
-            ),
-        ),
+        _BISECT,
+        "where that is quantization, leave layers in floating point, with the message's `quantize: {{exclude: "
+        "[...]}}`, or, where half of them is not enough, use computed scales, as in xnnpack-int8-dynamic",
         when="quantized",
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"output \d+: SQNR (?P<found>-\S+|\d\.\d) dB < (?P<bound>\S+) dB",
         "outputs of the file have little to do with eager's: {found} dB of {bound} dB",
-        (_BISECT,),
+        _BISECT,
     ),
-    Cause(
+    _cause(
         ("verify",),
         r"output \d+: SQNR (?P<found>\S+) dB < (?P<bound>\S+) dB",
         "the file computes the same, but less exactly than the recipe asks for: {found} dB of {bound} dB",
-        (_BISECT, _LOWER_BOUND),
+        _BISECT,
+        _LOWER_BOUND,
     ),
     # Layouts.
-    Cause(
+    _cause(
         ("partition", "edge", "preprocess"),
         r"Expected (?P<weight>\w+) to be NCHW in channels last reshape pass",
         "the weight {weight} is channels-last in memory, which XNNPACK's passes do not take",
-        (
-            "leave `.to(memory_format=torch.channels_last)` out of the builder: XNNPACK chooses layouts by itself",
-            "where a checkpoint has such weights, make them contiguous after it is loaded",
-        ),
+        "leave `.to(memory_format=torch.channels_last)` out of the builder: XNNPACK chooses layouts by itself",
+        "where a checkpoint has such weights, make them contiguous after it is loaded",
         in_log=True,
     ),
     # Quantization.
-    Cause(
+    _cause(
         ("quantize",),
         r"Expecting input to have dtype torch\.float32, but got dtype: torch\.(?P<dtype>\w+)",
         "the model computes in {dtype}, and PT2E quantizes float32 only",
-        ("let the model compute in float32: call `.float()` on it in the builder",),
+        "let the model compute in float32: call `.float()` on it in the builder",
     ),
-    Cause(
+    _cause(
         ("quantize",),
         r"range of \[.+\] is not finite",
         "a quantizer observed NaN or infinity while the model ran on its calibration data or examples",
-        ("give the model examples, or `calibration` samples, for which everything that it computes is finite",),
+        "give the model examples, or `calibration` samples, for which everything that it computes is finite",
     ),
-    Cause(
+    _cause(
         ("quantize",),
         r"finds no operator.*operators of branches and loops only",
         "PT2E does not look into the branches of torch.cond and the bodies of loops, and the model's layers are there",
-        ("compute the layers before the branch, and let torch.where choose between their results", _FLOAT),
+        "compute the layers before the branch, and let torch.where choose between their results",
+        _FLOAT,
     ),
-    Cause(
+    _cause(
         ("quantize",),
         r"finds no operator.*with weights it has aten\.embedding\Z",
         "the only weights of the model are tables of embeddings, which quantizers do not take",
-        ("quantize them with the `source_transforms` of the recipe xnnpack-int8-dynamic-embedding-int8 alone", _FLOAT),
+        "quantize them with the `source_transforms` of the recipe xnnpack-int8-dynamic-embedding-int8 alone",
+        _FLOAT,
     ),
-    Cause(
+    _cause(
         ("quantize",),
         r"finds no operator.*with weights it has (?P<operators>[\w., ]+)",
         "of the operators with weights, the model has only those that this quantizer does not take: {operators}",
-        ("write them with torch.nn.Linear or a convolution, which quantizers take", _FLOAT),
+        "write them with torch.nn.Linear or a convolution, which quantizers take",
+        _FLOAT,
     ),
-    Cause(
+    _cause(
         ("quantize",),
         r"finds no operator.*no operator with weights",
         "the model has no operator with weights, so there is nothing that quantization would make smaller",
-        (_FLOAT.removeprefix("or "),),
+        _FLOAT.removeprefix("or "),
     ),
     # Inputs, outputs and state.
-    Cause(
+    _cause(
         (),
         r"Constant (?P<name>\S+) is mutated in the forward method",
         "the model writes to the tensor {name}, which is neither a parameter nor a buffer",
-        ("call `register_buffer` for it where the model is built",),
+        "call `register_buffer` for it where the model is built",
     ),
-    Cause(
+    _cause(
         ("compile",),
         r"graph_output_allocated not set",
         "the method returns no tensor that it computes",
-        ("return a tensor; what is always the same can be a constant method",),
+        "return a tensor; what is always the same can be a constant method",
     ),
-    Cause(
+    _cause(
         (),
         r"damaged program: a tensor has shape \((1?\d+, ){16,}",
         "a tensor has more than 16 dimensions, the most that ExecuTorch's runtime knows",
-        ("write the model with fewer dimensions, for example by flattening some of them",),
+        "write the model with fewer dimensions, for example by flattening some of them",
     ),
 )
 

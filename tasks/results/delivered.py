@@ -17,9 +17,8 @@ from ...artifacts.records import Record
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord
 from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
-from .accuracy import AccuracyReport
 from .diagnosis import Finding
-from .figures import Figures
+from .figures import AccuracyReport, Figures
 from .numerics import FoundLayers, Ladder
 from .quantization import Quantization
 

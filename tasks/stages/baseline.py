@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from ...artifacts.digest import canonical_json
 from ...artifacts.local_store import LocalStore
 from ...configs.model import ModelDefinition
 from ..engine import kinds, stage
-from ..results.accuracy import Score, Scores
+from ..results.figures import Score, Scores
 
 
 class Baseline(stage.Stage, name="baseline"):
@@ -50,4 +49,4 @@ def score_built(
             for_inference(method.module)
     found = score(params.evaluator, eager_predict(definition), "the eager model", seed=params.seed)
     scores = Scores((Score("", found),), {})
-    return Baseline.Outputs(scores=store.put_artifact("report/scores", canonical_json(scores.to_json())))
+    return Baseline.Outputs(scores=store.put_json("report/scores", scores.to_json()))

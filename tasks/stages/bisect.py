@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...artifacts.digest import canonical_json
 from ..engine import kinds, stage
 from ..results.numerics import NodeLosses
 
@@ -48,4 +47,4 @@ class Bisect(stage.Stage, name="bisect"):
             comparison.add(flat)
         origins = {node.name: origin_of(node) for node in load_program(inputs.origin, work.store).graph.nodes}
         losses = NodeLosses(comparison.losses(origins), operators=count_operators(after.module.graph))
-        return Bisect.Outputs(nodes=work.store.put_artifact("report/nodes", canonical_json(losses.to_json())))
+        return Bisect.Outputs(nodes=work.store.put_json("report/nodes", losses.to_json()))

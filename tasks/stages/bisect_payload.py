@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...artifacts.digest import canonical_json
 from ..engine import kinds, stage
+from ..targets import TargetParams
 
 
 class BisectPayload(stage.Stage, name="bisect_payload"):
@@ -13,7 +13,7 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
 
     class Params(stage.Params):
         method: str
-        target: stage.TargetParams  # whose import registers the backends
+        target: TargetParams  # whose import registers the backends
         least_db: float  # SQNR that the method's outputs must reach, against those of the edge program
         drop_db: float  # see `PayloadSearch`
         inputs: int = 2  # how many inputs to run at most, examples first
@@ -56,5 +56,5 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
             params.drop_db,
         )
         losses = search.losses(lambda flat: next(iter(payload.run([ExpectedCall(params.method, flat, (), "")]))))
-        ref = work.store.put_artifact("report/payload_losses", canonical_json(losses.to_json()))
+        ref = work.store.put_json("report/payload_losses", losses.to_json())
         return BisectPayload.Outputs(losses=ref)

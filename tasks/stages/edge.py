@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..codecs.binding import ON_GRAPHS
 from ..engine import kinds, stage
+from ..targets import TargetParams
 from ..upstream import lean_lowering
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ class Edge(stage.Stage, name="edge"):
 
         # the target whose operators are not decomposed, with only those of its options that matter here; None where
         # everything is decomposed
-        preserve_for: stage.TargetParams | None = None
+        preserve_for: TargetParams | None = None
         # the target whose passes run, with only those of its options that matter here; None: none run
-        passes_of: stage.TargetParams | None = None
+        passes_of: TargetParams | None = None
         preserve_operators: tuple[str, ...] = ()  # further operators to keep, such as ``aten.hardswish.default``
         check_ir_validity: bool = True
         skip_dim_order: bool = False  # leave memory formats to the operators instead of dim-order operators
@@ -69,7 +70,6 @@ class Edge(stage.Stage, name="edge"):
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Decomposes, goes to the edge dialect, and runs the target's passes and then the recipe's."""
-        from ...artifacts.digest import canonical_json
         from ..lower.exir import edge_config, to_edge_program, transformed
         from ..lower.graphs import decompose_affine, state_names
         from ..targets.find import find_target
@@ -86,4 +86,4 @@ class Edge(stage.Stage, name="edge"):
 
         edge, ref = transformed(inputs.program, to_edge, kind="program/edge", store=work.store)
         state = sorted(state_names(edge)) if edge else []
-        return Edge.Outputs(program=ref, state=work.store.put_artifact("program/state", canonical_json(state)))
+        return Edge.Outputs(program=ref, state=work.store.put_json("program/state", state))

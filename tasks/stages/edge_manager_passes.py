@@ -34,7 +34,6 @@ class EdgeManagerPasses(stage.Stage, name="edge_manager_passes"):
 
         Raises SourceError if a function cannot be imported, raises, or does not return passes.
         """
-        from ...artifacts.digest import canonical_json
         from ..codecs.program import load_program, save_program
         from ..codecs.values import load_value
         from ..lower.graphs import state_names
@@ -46,5 +45,5 @@ class EdgeManagerPasses(stage.Stage, name="edge_manager_passes"):
         program = run_manager_passes(passes, programs, constants)[params.method]
         return EdgeManagerPasses.Outputs(
             program=save_program(program, kind="program/edge", store=work.store),
-            state=work.store.put_artifact("program/state", canonical_json(sorted(state_names(program)))),
+            state=work.store.put_json("program/state", sorted(state_names(program))),
         )

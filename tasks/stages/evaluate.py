@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ...artifacts.digest import canonical_json
 from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
-from ..results.accuracy import Score, Scores
+from ..results.figures import Score, Scores
 
 
 class Evaluate(stage.Stage, name="evaluate"):
@@ -47,4 +46,4 @@ class Evaluate(stage.Stage, name="evaluate"):
             found = score(params.evaluator, loaded_predict(payload, what), what, seed=params.seed)
             scores.append(Score(name, found))
         made = Scores(tuple(scores), not_run)
-        return Evaluate.Outputs(scores=work.store.put_artifact("report/scores", canonical_json(made.to_json())))
+        return Evaluate.Outputs(scores=work.store.put_json("report/scores", made.to_json()))

@@ -65,8 +65,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
 
     Raises SourceError if the model has no such method, or the example inputs do not fit it.
     """
-    from ...artifacts.digest import canonical_json
-    from ..codecs.assets import save_assets
+    from ..codecs.payload import save_assets
     from ..codecs.program import save_program
     from ..codecs.values import save_value
     from ..export.batch_norms import foldable_norms
@@ -97,11 +96,11 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     return Export.Outputs(
         program=save_program(program, kind="program/aten", store=store),
         examples=save_value(examples, kind="examples", store=store),
-        methods=store.put_artifact("model/methods", canonical_json(methods)),
+        methods=store.put_json("model/methods", methods),
         constants=save_value(constants, kind="model/constants", store=store),
         assets=save_assets(model.definition.assets, store) if model.definition.assets else None,
-        weights=store.put_artifact("model/weights", canonical_json(weights)) if weights else None,
-        batch_norms=store.put_artifact("model/batch_norms", canonical_json(norms)) if norms else None,
-        metadata=store.put_artifact("model/metadata", canonical_json(metadata)) if metadata else None,
-        sizes=store.put_artifact("model/sizes", canonical_json(sizes)) if sizes else None,
+        weights=store.put_json("model/weights", weights) if weights else None,
+        batch_norms=store.put_json("model/batch_norms", norms) if norms else None,
+        metadata=store.put_json("model/metadata", metadata) if metadata else None,
+        sizes=store.put_json("model/sizes", sizes) if sizes else None,
     )

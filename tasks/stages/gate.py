@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
-from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...errors import AccuracyMissed
 from ..engine import kinds, stage
-from ..results.accuracy import AccuracyReport, Scores
+from ..results.figures import AccuracyReport, Scores
 
 
 class Gate(stage.Stage, name="gate"):
@@ -39,7 +36,7 @@ class Gate(stage.Stage, name="gate"):
         report = judge(params, _read(inputs.scores, work), _read(inputs.baseline, work) if inputs.baseline else None)
         if misses := report.misses():
             raise AccuracyMissed(f"evaluator {params.evaluator}: {'; '.join(misses)}")
-        return Gate.Outputs(accuracy=work.store.put_artifact("report/accuracy", canonical_json(report.to_json())))
+        return Gate.Outputs(accuracy=work.store.put_json("report/accuracy", report.to_json()))
 
 
 def judge(bounds: Gate.Params, file: Scores, eager: Scores | None) -> AccuracyReport:
@@ -49,4 +46,4 @@ def judge(bounds: Gate.Params, file: Scores, eager: Scores | None) -> AccuracyRe
 
 
 def _read(ref: ArtifactRef, work: stage.Workspace) -> Scores:
-    return Scores.from_json(json.loads(work.store.read_artifact(ref)))
+    return Scores.from_json(work.store.read_json(ref))

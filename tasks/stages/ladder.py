@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...errors import TargetError
 from ...formats.pte.reader import open_pte
@@ -70,7 +69,7 @@ class Ladder(stage.Stage, name="ladder"):
                 if rung.key(method) in inputs.rung
             )
         )
-        return Ladder.Outputs(numerics=work.store.put_artifact("report/numerics", canonical_json(rungs.to_json())))
+        return Ladder.Outputs(numerics=work.store.put_json("report/numerics", rungs.to_json()))
 
 
 def _measured(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...errors import TargetError
 from ..codecs.binding import ON_GRAPHS
 from ..engine import kinds, stage
+from ..targets import TargetParams
 from ..upstream import lean_lowering
 from .edge import Edge
 
@@ -21,7 +21,7 @@ class Partition(stage.Stage, name="partition"):
     """Methods whose target delegates nothing go from `edge` to `compile` as they are."""
 
     class Params(stage.Params):
-        target: stage.TargetParams  # whose partitioners run
+        target: TargetParams  # whose partitioners run
         edge: Edge.Params  # params of the `edge` stage, to check that every preserved operator was delegated
         # why the stage takes the weights, and runs again with each change of them; empty where it takes the graph
         takes_weights: str = ""
@@ -63,7 +63,7 @@ class Partition(stage.Stage, name="partition"):
             if problem := target.refuses(program):
                 raise TargetError(f"target {target.name!r} cannot take this program: {problem}")
             partitioners = target.partitioners()
-            state = {name for ref in inputs.state.values() for name in json.loads(work.store.read_artifact(ref))}
+            state = {name for ref in inputs.state.values() for name in work.store.read_json(ref)}
             partitioned = to_partitioned_program(program, partitioners, state)
             check_preserved_operators_found_delegates(partitioned, partitioners, edge_config(params.edge))
             return partitioned

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..engine import kinds, stage
+from ..targets import TargetParams
 from ..upstream import lean_lowering
 
 
@@ -12,7 +13,7 @@ class Preprocess(stage.Stage, name="preprocess"):
     """Backends and compile specs are those in the partitioned programs."""
 
     class Params(stage.Params):
-        targets: tuple[stage.TargetParams, ...]  # their imports register the backends with ExecuTorch
+        targets: tuple[TargetParams, ...]  # their imports register the backends with ExecuTorch
 
         def target_names(self) -> tuple[str, ...]:
             return tuple(target.name for target in self.targets)

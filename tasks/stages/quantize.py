@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import field
 
 from pydantic import Field
 
-from ...artifacts.digest import canonical_json
 from ...errors import TargetError
 from ..engine import kinds, stage
 from ..results.quantization import Quantization
+from ..targets import TargetParams
 
 
 class Quantize(stage.Stage, name="quantize"):
@@ -19,7 +18,7 @@ class Quantize(stage.Stage, name="quantize"):
 
     class Params(stage.Params):
         # the targets that they come from, with the quantizers' options; the first choice first
-        quantizers: tuple[stage.TargetParams, ...]
+        quantizers: tuple[TargetParams, ...]
         # by position of the quantizer, the function that says of each node whether to quantize it
         filters: dict[int, stage.CallableParams] = Field(default={})
         # the recipe's own functions over the module: before and after observers enter it, before and after they leave
@@ -93,10 +92,10 @@ class Quantize(stage.Stage, name="quantize"):
         observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
         reached = quantization_of(quantized, program, Asked(params.quantizers, params.filters, params.exclude))
         if inputs.transformed:
-            reached = reached.after(Quantization.from_json(json.loads(work.store.read_artifact(inputs.transformed))))
+            reached = reached.after(Quantization.from_json(work.store.read_json(inputs.transformed)))
         reached.check(params.at_least, "quantize.at_least")
         return Quantize.Outputs(
             program=save_program(quantized, kind="program/quantized", store=work.store),
-            calibration=work.store.put_artifact("report/calibration", canonical_json(observed)),
-            reached=work.store.put_artifact("report/quantization", canonical_json(reached.to_json())),
+            calibration=work.store.put_json("report/calibration", observed),
+            reached=work.store.put_json("report/quantization", reached.to_json()),
         )

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.digest import canonical_json
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ...formats.nfat.container import is_fat, open_fat
 from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
-from ..codecs.assets import asset_blobs
-from ..codecs.payload import payload_sha256, write_delivered
+from ..codecs.payload import asset_blobs, payload_sha256, write_delivered
 from ..engine import kinds, stage
+from ..targets import TargetParams
 
 FORMAT = 1
 
@@ -30,7 +28,7 @@ class Report(stage.Stage, name="report"):
     class Params(stage.Params):
         model: str
         recipe: str
-        specializations: dict[str, stage.TargetParams]  # the targets, by payload name
+        specializations: dict[str, TargetParams]  # the targets, by payload name
         left_out: tuple[str, ...] = ()  # names of specializations that could not be made and were not required
         stage_keys: dict[str, str]  # step name to stage key
         versions: dict[str, str]  # distribution to version
@@ -80,7 +78,7 @@ class Report(stage.Stage, name="report"):
             "artifacts": {role: ref.to_json() for role, ref in sorted(stage.to_roles(inputs).items())},
             "verification": {
                 "bounds": params.bounds.model_dump(mode="json"),
-                "figures": json.loads(work.store.read_artifact(inputs.figures)),
+                "figures": work.store.read_json(inputs.figures),
             },
         }
         if inputs.data:
@@ -99,14 +97,14 @@ class Report(stage.Stage, name="report"):
             provenance["search"] = params.search
         if inputs.quantization:
             provenance["quantization"] = {
-                method: json.loads(work.store.read_artifact(ref)) for method, ref in sorted(inputs.quantization.items())
+                method: work.store.read_json(ref) for method, ref in sorted(inputs.quantization.items())
             }
         if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
         for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics), ("origin", inputs.origin)):
             if ref:
-                provenance[name] = json.loads(work.store.read_artifact(ref))
-        made = work.store.put_artifact("report/provenance", canonical_json(provenance))
+                provenance[name] = work.store.read_json(ref)
+        made = work.store.put_json("report/provenance", provenance)
         return Report.Outputs(provenance=made)
 
 

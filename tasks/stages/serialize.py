@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -105,10 +104,10 @@ def _described(
         return path, None
     from ..lower.file_programs import write_metadata
 
-    of_source = json.loads(work.store.read_artifact(inputs.metadata)) if inputs.metadata else {}
+    of_source = work.store.read_json(inputs.metadata) if inputs.metadata else {}
     metadata = merged_metadata(params.written, of_source)
     entries, origin = metadata.entries(), None
-    sizes = {method: json.loads(work.store.read_artifact(ref)) for method, ref in inputs.sizes.items()}
+    sizes = {method: work.store.read_json(ref) for method, ref in inputs.sizes.items()}
     if not (entries or sizes):
         return path, None
     if entries and metadata.provenance:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from ...artifacts.digest import canonical_json
 from ..engine import kinds, stage
 from ..quantize.torchao_configs import TorchaoParams
 from .export import MethodParams
@@ -112,6 +111,6 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     ]
     return SourceTransform.Outputs(
         program=save_program(program, kind="program/aten", store=store),
-        notes=store.put_artifact("report/notes", canonical_json(notes)) if notes else None,
-        reached=store.put_artifact("report/quantization", canonical_json(reached.to_json())) if reached else None,
+        notes=store.put_json("report/notes", notes) if notes else None,
+        reached=store.put_json("report/quantization", reached.to_json()) if reached else None,
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from ...artifacts.digest import canonical_json
 from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
 from ...formats.pte.reader import open_pte
@@ -79,8 +77,8 @@ class Verify(stage.Stage, name="verify"):
                 error.args = (f"{error}; eager draws random numbers ({', '.join(drawing)})",)
             raise
         check_constants(path, load_value(inputs.constants, work.store))
-        calibration = {name: json.loads(work.store.read_artifact(ref)) for name, ref in inputs.calibration.items()}
+        calibration = {name: work.store.read_json(ref) for name, ref in inputs.calibration.items()}
         notes = [note for stored in examples.values() for note in stored.get("notes", ())]
-        notes += [note for ref in inputs.notes.values() for note in json.loads(work.store.read_artifact(ref))]
+        notes += [note for ref in inputs.notes.values() for note in work.store.read_json(ref)]
         figures = replace(figures, calibration=calibration, notes=tuple(notes))
-        return Verify.Outputs(figures=work.store.put_artifact("report/figures", canonical_json(figures.to_json())))
+        return Verify.Outputs(figures=work.store.put_json("report/figures", figures.to_json()))

@@ -23,6 +23,13 @@ class TargetOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class TargetParams(TargetOptions):
+    """A target and its options, as stages have them."""
+
+    name: str  # name of the target in the entry-point group ``pteforge.targets``
+    options: dict[str, Any] = {}  # its options as JSON, defaults filled in
+
+
 @dataclass(frozen=True)
 class Target:
     """How to lower for one backend, with its options. Subclasses add no fields, so they are frozen dataclasses too.

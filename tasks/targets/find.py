@@ -15,8 +15,7 @@ from pydantic import Field, ValidationError, create_model
 from ...configs.base import TARGET_SEPARATOR, describe_errors
 from ...configs.quantize import Quantize
 from ...errors import TargetError
-from ..engine.stage import TargetParams
-from .base import Target, TargetOptions
+from .base import Target, TargetOptions, TargetParams
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner

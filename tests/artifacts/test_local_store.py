@@ -15,8 +15,7 @@ import pytest
 from pteforge.artifacts import files
 from pteforge.artifacts.digest import Digest, digest_bytes
 from pteforge.artifacts.files import LocalFiles, abandoned, remove, remove_abandoned_files, staging_file, staging_folder
-from pteforge.artifacts.local_store import LocalStore
-from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
+from pteforge.artifacts.local_store import VERIFIED_MTIME_NS, LocalStore
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
 from pteforge.artifacts.store import LocalOnlyStore
 from pteforge.errors import InputError, ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
@@ -87,9 +86,9 @@ def test_what_is_read_is_digested(store, use):
     with pytest.raises(ObjectDamaged):
         use(store, blob)
     assert not store.contains(blob)
-    assert store.objects.damaged() == [blob.digest]
-    store.objects.settle(blob.digest)
-    assert store.objects.damaged() == []
+    assert store.damaged() == [blob.digest]
+    store.settle(blob.digest)
+    assert store.damaged() == []
     assert use(store, store.put_bytes(b"weights"))
 
 
@@ -202,7 +201,7 @@ def test_artifacts_are_not_mixed_up(store):
     missing = BlobRef(digest_bytes(b"never published"), 15)
     with pytest.raises(ObjectMissing, match=missing.digest):
         store.put_manifest(ArtifactManifest("weights", (missing,), None))
-    assert not list(store.objects)
+    assert not list(store)
     manifest = ArtifactManifest("weights", (), None)
     composite, simple = store.put_manifest(manifest), store.put_artifact("report", b"x")
     assert composite.identity == digest_bytes(manifest.encode())
@@ -232,7 +231,7 @@ def test_full_disk_is_the_users_to_solve(store, file_limit):
     for write in (store.put_bytes, lambda content: files.write("ledger/x", content)):
         with file_limit(10_000), pytest.raises(StoreUnusable, match="free some space"):
             write(bytes(1 << 20))
-    assert not list(store.objects)
+    assert not list(store)
     assert files.read("ledger/x") is None
     assert not list((store.root / "tmp").iterdir())
 

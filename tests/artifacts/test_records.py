@@ -11,8 +11,7 @@ from pteforge.artifacts.ledger import SlotRecord, StageRecord, WatchRecord
 from pteforge.artifacts.records import Seal, SealError, decode
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
 from pteforge.artifacts.runs import FieldChange, RunRecord, StageOutcome, differing_fields
-from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
-from pteforge.tasks.results.figures import Case, summarize
+from pteforge.tasks.results.figures import AccuracyReport, Case, Score, Scores, summarize
 from pteforge.tasks.results.numerics import Ladder, NodeLoss, NodeLosses, Rung
 
 names = st.text(max_size=20)

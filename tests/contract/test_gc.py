@@ -11,7 +11,7 @@ import pytest
 from pteforge.artifacts.digest import digest_bytes, digest_json
 from pteforge.artifacts.gc import collect, usage, verify_store
 from pteforge.artifacts.ledger import StageRecord
-from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
+from pteforge.artifacts.local_store import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactRef
 from pteforge.artifacts.runs import RunRecord, StageOutcome, run_lease
 from pteforge.artifacts.store import Store

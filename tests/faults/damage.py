@@ -25,13 +25,13 @@ from pteforge.flows.releases.contents import find_results, read_contents
 from pteforge.flows.releases.releases import Releases
 from pteforge.flows.run.select import select_models
 from pteforge.flows.run.zoo import find_models
-from pteforge.tasks.engine.executor import Executor
+from pteforge.tasks.engine.executor import Executor, LedgerRunner
 from pteforge.tasks.engine.keys.search import ModuleSearch
-from pteforge.tasks.engine.runner import LedgerRunner, NotCached, run_without_loop
+from pteforge.tasks.engine.runner import NotCached
 from pteforge.tasks.engine.workers import Workers
 from pteforge.tasks.lowering.graph import lower_model
 from pteforge.tasks.lowering.model import PlannedModel
-from pteforge.tasks.lowering.runs import ModelRun
+from pteforge.tasks.lowering.runs import ModelRun, run_without_loop
 from pteforge.tests.faults.campaign import Campaign, patience, trying
 from pteforge.tests.faults.zoo import make_two_models
 from pteforge.tests.flows.conftest import Project, lower_zoo, open_run

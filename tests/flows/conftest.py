@@ -27,8 +27,7 @@ from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.select import select_models
 from pteforge.flows.run.session import Session
 from pteforge.flows.run.zoo import find_models, lower_rest
-from pteforge.tasks.engine.executor import Executor
-from pteforge.tasks.engine.runner import LocalRunner
+from pteforge.tasks.engine.executor import Executor, LocalRunner
 from pteforge.tasks.engine.workers import Workers
 from pteforge.tests.conftest import Said, run_process
 

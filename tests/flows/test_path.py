@@ -115,7 +115,7 @@ def test_from_the_command_line(traced):
     )
     assert len(path) <= 26, "\n".join(path)
     files = {name.partition(":")[0] for name in path}
-    assert len(files) <= 15, "\n".join(sorted(files))
+    assert len(files) <= 13, "\n".join(sorted(files))
 
 
 @pytest.mark.slow

@@ -27,13 +27,14 @@ from pteforge.configs.zoo import RunConfig
 from pteforge.flows.cli.progress import Bar, Failures, Lines
 from pteforge.flows.run.outcome import ModelOutcome
 from pteforge.flows.run.pace import ExpectedStage, Pace
-from pteforge.flows.run.session import NullZooObserver, stage_memory
+from pteforge.flows.run.session import ZooObserver, stage_memory
 from pteforge.flows.run.zoo import find_models, lower_rest
+from pteforge.tasks.engine.executor import LocalRunner
 from pteforge.tasks.engine.keys.code import StageKey
-from pteforge.tasks.engine.runner import Done, LocalRunner, StageCall, StageId
-from pteforge.tasks.engine.stage import TargetParams
+from pteforge.tasks.engine.runner import Done, StageCall, StageId
 from pteforge.tasks.engine.workers import Workers, memory_for_calls
 from pteforge.tasks.stages.quantize import Quantize
+from pteforge.tasks.targets import TargetParams
 from pteforge.tests.flows.conftest import open_run
 from rich.console import Console
 
@@ -177,7 +178,7 @@ def test_a_model_is_planned_once(warm, monkeypatch, tmp_path):
     assert session.pace.known == sum(map(len, session.planned.values())) > len(session.models)
 
 
-class Watch(NullZooObserver):
+class Watch(ZooObserver):
     """Notes when each stage starts."""
 
     def __init__(self):

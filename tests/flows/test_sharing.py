@@ -8,10 +8,11 @@ import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.configs.load import load_zoo
 from pteforge.flows.run.select import select_models
-from pteforge.tasks.engine.executor import Executor, current_params
-from pteforge.tasks.engine.runner import LedgerRunner, NotCached, run_without_loop
+from pteforge.tasks.engine.executor import Executor, LedgerRunner
+from pteforge.tasks.engine.keys.source import current_params
+from pteforge.tasks.engine.runner import NotCached
 from pteforge.tasks.lowering.graph import lower_model
-from pteforge.tasks.lowering.runs import ModelRun
+from pteforge.tasks.lowering.runs import ModelRun, run_without_loop
 
 
 def test_models_of_one_builder_watch_their_own_modules(project, lower):

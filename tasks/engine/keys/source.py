@@ -9,13 +9,18 @@ import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from ....artifacts.digest import Digest, digest_file, digest_json
 from ....configs.sources import BuilderSource, ProgramSource
 from ....errors import SourceError
+from ..stage import CallableParams, Params
 from .code import JSON, PTEFORGE, file_digest, module_closure
 from .inputs import input_fields, is_input
 from .search import ModuleSearch, Origin, distribution_versions
+
+if TYPE_CHECKING:
+    from ..runner import StageCall
 
 # torch/csrc/export/pt2_archive_constants.h. All members are in one folder, named after the file as it was written.
 _FORMAT_NAME = "archive_format"
@@ -198,3 +203,64 @@ def _digest_of(path: Path, what: str, digest: Callable[[Path], Digest]) -> Diges
         raise SourceError(f"there is no {what} {path}") from error
     except OSError as error:
         raise SourceError(f"{what} {path} cannot be read: {error.strerror or error}") from error
+
+
+def declared_files(call: StageCall) -> tuple[Path, ...]:
+    """Files that the keys of a stage have since the user's code is declared to read them."""
+    if call.user_code is None:
+        return ()
+    sources = (call.user_code.source, *call.user_code.callables)
+    return tuple(path for source in sources if isinstance(source, BuilderSource) for path in source.files)
+
+
+def current_params(
+    call: StageCall,
+    watched: tuple[str, ...],
+    digest: Callable[[Path], Digest] = digest_file,
+    seen: Mapping[str, Digest | None] = MappingProxyType({}),
+) -> Params:
+    """Params of a stage that runs the user's code, with digests of that code as it is now.
+
+    `watched` is what earlier runs loaded and read, and the static closure does not see. `digest` and `seen` are those
+    of `source_fields`.
+    """
+    assert call.user_code  # noqa: S101 - the caller has looked
+    search = ModuleSearch(call.python_path)
+    source = source_fields(call.user_code.source, search, watched, folder=call.folder, digest=digest, seen=seen)
+    update: dict[str, Any] = {"source": source}
+    if transforms := getattr(call.params, "transforms", ()):
+        callables = iter(call.user_code.callables)
+        update["transforms"] = tuple(
+            CallableParams(source=source_fields(next(callables), search, folder=call.folder, digest=digest))
+            if isinstance(transform, CallableParams)
+            else transform
+            for transform in transforms
+        )
+    params: Params = call.params.model_copy(update=update)
+    return params
+
+
+def known_modules(params: Any) -> set[str]:
+    """Modules and distributions that the key has without watching."""
+    sources = [params.source]
+    sources += [each.source for each in getattr(params, "transforms", ()) if isinstance(each, CallableParams)]
+    return {name for source in sources for part in ("modules", "distributions") for name in source.get(part, ())}
+
+
+def says_as_much(now: Any, before: Any) -> bool:
+    """Whether a source still is what it was; more of it may be watched by now, for a run of the same source.
+
+    What it was seen to read is not compared: the key has that as it was when it was read.
+    """
+    grown = {
+        name: {known: now.source.get(name, {}).get(known) for known in before.source[name]}
+        for name in ("modules", "distributions")
+        if name in before.source
+    }
+    source = {name: value for name, value in {**now.source, **grown}.items() if name not in _READ}
+    source |= {name: before.source[name] for name in _READ if name in before.source}
+    return bool(now.model_copy(update={"source": source}) == before)
+
+
+_READ = ("read", "environment")
+"""Fields of a source that `input_fields` makes."""

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import os
+import select
+import signal
+import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
-from ....errors import StageCrashed, StageError, StageFailed
+from ....configs.model import Limits
+from ....errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut, runtime_reasons
+from ..keys.code import PTEFORGE
 from ..stage import Progressed, no_progress, reporter
-from .call import HeldProcess, running_call
-from .process_memory import available_memory
-from .protocol import CallRequest, WorkerLimits, WorkerReport
-from .warm_server import Server, SharedServer, WarmServer
+from .memory import Admission, AdmissionClosed, Descendants, memory_for_calls, own_memory
+from .protocol import (
+    Answer,
+    CallRequest,
+    CappedLog,
+    Ended,
+    ProgressReader,
+    Started,
+    WorkerReport,
+    decode_link,
+    signal_name,
+    tail_lines,
+)
+from .warm_server import KILL_LIMIT, HeldProcess, Server, SharedServer, WarmServer
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,11 @@ class WorkerCall:
 
     function: str
     argument: Any  # its only one
-    limits: WorkerLimits  # past which it is killed
+    # past either of which it is killed, with all processes that it started: wall-clock seconds of the call itself,
+    # without the wait for a free place or for the warm-up; bytes of anonymous memory that the call and its descendants
+    # hold beyond those inherited from the warm server, or kept from earlier calls of its chain. Memory is sampled: an
+    # excess of some ten milliseconds may go unnoticed.
+    limits: Limits
     memory: int | None = None  # bytes that it will probably need, for which it waits; None: its limit
     python_path: tuple[str, ...] = ()  # folders that come first on ``sys.path``
     chain: CallChain | None = None
@@ -43,8 +63,7 @@ class WorkerCall:
 
 
 _LINGER = 10.0  # seconds that a process waits for the next call of its chain
-_WARM_LOWERING = f"{__package__}.preload"
-_MEMORY_SHARE = 0.8  # of the machine's memory; the rest is for the server, the pool and other programs
+_PRELOAD = f"{PTEFORGE}.tasks.lowering.preload"
 
 
 class Workers:
@@ -60,7 +79,7 @@ class Workers:
         *,
         jobs: int | None = None,
         memory: int | None = None,
-        preload: tuple[str, ...] = (_WARM_LOWERING,),
+        preload: tuple[str, ...] = (_PRELOAD,),
         address: str | None = None,
     ) -> None:
         """Starts nothing yet.
@@ -132,7 +151,7 @@ class Workers:
                 waiting = self._take_waiting(chain, server)
                 with running_call(server, request, call.limits, call.progressed, grow, waiting) as running:
                     running.wait(lingers=linger > 0)
-                    report = running.report(server)
+                    report = running.report()
         except AdmissionClosed:
             raise StageCrashed("stopped") from None
         if chain and running.answered:
@@ -238,99 +257,219 @@ def _failing_as_a_stage() -> Iterator[None]:
         forget_old_calls()
 
 
-def memory_for_calls() -> int:
-    """Bytes of this machine, or of this process's control group, that calls may need together."""
-    return int(_MEMORY_SHARE * available_memory())
+_TICK = 0.02  # seconds between two samples of the memory
+_CHUNK = 1 << 18
 
 
-class AdmissionClosed(Exception):
-    """No call is admitted any more."""
+@contextmanager
+def running_call(
+    server: Server,
+    request: CallRequest,
+    limits: Limits,
+    progressed: Progressed,
+    grown: Callable[[int], None],
+    waiting: HeldProcess | None = None,
+) -> Iterator[RunningCall]:
+    """A call on a warm server, of the process that is waiting for one, if it still is; else of a new one.
+
+    The call's processes end with the context, except for one that returned a result and is to linger. `grown` is called
+    with each new peak of the call's memory, in bytes. Raises StageError.
+    """
+    process = waiting or HeldProcess(server)
+    with ExitStack() as letting_go, ExitStack() as kept, ExitStack() as handed_over:
+        letting_go.callback(process.close)
+        request_file = handed_over.enter_context(tempfile.TemporaryFile())
+        request_file.write(request.encode())
+        request_file.seek(0)
+        answer, far_answer = _pipe(kept, handed_over)
+        log, far_log = _pipe(kept, handed_over)
+        progress, far_progress = _pipe(kept, handed_over)
+        far_ends = [request_file.fileno(), far_answer, far_log, far_progress]
+        call = RunningCall(limits, process, answer, log, progress, ProgressReader(progressed), grown)
+        started = process.take(far_ends) if waiting else None
+        if started:
+            call.begin(started)
+        elif waiting:  # with channels of its own, since the process may have read from these
+            call = kept.enter_context(running_call(server, request, limits, progressed, grown))
+        else:
+            process.fork(far_ends)
+        handed_over.close()
+        yield call
+        if call.answered and call.process is process:
+            letting_go.pop_all()
+
+
+def _pipe(kept: ExitStack, handed_over: ExitStack) -> tuple[int, int]:
+    near, far = os.pipe()
+    kept.callback(os.close, near)
+    handed_over.callback(os.close, far)
+    return near, far
+
+
+class _Bound(enum.Enum):
+    TIME = enum.auto()
+    MEMORY = enum.auto()
 
 
 @dataclass(eq=False)
-class _Ticket:
-    """A call: the bytes it needs, and how many that came later were admitted before it."""
+class RunningCall:
+    """Collects the output of a call, and kills it at its bounds by closing the link: the server does the killing."""
 
-    memory: int
-    overtaken: int = 0
+    limits: Limits
+    process: HeldProcess
+    answer_fd: int
+    log_fd: int
+    progress_fd: int
+    progress: ProgressReader
+    grown: Callable[[int], None]  # called with each new peak of its memory
+    answered: bool = False  # whether the process has returned a result and lingers
+    _link_stream: bytes = b""
+    _answer: bytearray = field(default_factory=bytearray)
+    _log: CappedLog = field(default_factory=CappedLog)
+    _started: Started | None = None
+    _ended: Ended | None = None
+    _linked: bool = True
+    _start_time: float = 0.0
+    _end_time: float = 0.0
+    _sample_time: float = 0.0
+    _kill_time: float = 0.0
+    _killed_for: _Bound | None = None
+    _memory: int = 0
+    _peak: int = 0
+    _descendants: Descendants = field(default_factory=Descendants)
 
+    def begin(self, started: Started) -> None:
+        """The process is not forked for this call, but has taken it."""
+        self._started, self._start_time = started, time.monotonic()
+        self._link_stream = started.encode()  # in place of what the server sent before the process's first call
 
-class Admission:
-    """First come, first served, except that calls that fit may overtake larger ones that do not, a few times each.
+    def wait(self, *, lingers: bool) -> None:
+        """Returns when the server has closed the link: the call's process has ended, or the server has.
 
-    A call that exceeds the whole memory is admitted when nothing else runs.
-    """
-
-    PATIENCE = 16  # how many calls may overtake a waiting one
-
-    def __init__(self, jobs: int, memory: int) -> None:
-        if jobs < 1:
-            raise ValueError(f"jobs is {jobs}, must be at least 1")
-        if memory < 1:
-            raise ValueError(f"memory is {memory}, must be at least 1 byte")
-        self._jobs = jobs
-        self._memory = memory
-        self._running = 0
-        self._promised = 0
-        self._queue: list[_Ticket] = []
-        self._changed = threading.Condition()
-        self._closed = False
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
-    @contextmanager
-    def place(self, memory: int, *, first: bool = False) -> Iterator[Callable[[int], None]]:
-        """Waits for a place with so many bytes, and frees it at the end; raises AdmissionClosed after `close`.
-
-        A call that comes `first` goes to the head of the queue, since a process waits for it. Yields a function to call
-        with what the call really takes: where that is more, others wait for more.
+        Also when a process that then `lingers` has returned a result.
         """
-        ticket = _Ticket(memory)
-        with self._changed:
-            self._queue.insert(0 if first else len(self._queue), ticket)
-            try:
-                self._changed.wait_for(lambda: self._closed or self._next() is ticket)
-                if self._closed:
-                    raise AdmissionClosed
-                for earlier in self._queue[: self._queue.index(ticket)]:
-                    earlier.overtaken += 1
-                self._take(1, memory)
-            finally:
-                self._queue.remove(ticket)
-                self._changed.notify_all()  # the next in the queue may fit as well
+        poll = select.poll()
+        for fd in (self.process.link.fileno(), self.answer_fd, self.log_fd, self.progress_fd):
+            os.set_blocking(fd, False)
+            poll.register(fd, select.POLLIN)
+        while self._linked and self._ended is None and not self.answered:
+            for fd, _ in poll.poll(_TICK * 1000):
+                if self._read(fd) == b"":
+                    poll.unregister(fd)
+                    if fd == self.answer_fd and lingers:
+                        self._check_answer()
+            if self._started and self._ended is None and not self.answered:
+                self._check_bounds(self._started, time.monotonic())
+        for fd in (self.answer_fd, self.log_fd, self.progress_fd):
+            self._read(fd)  # the rest: a pipe holds less than a chunk
+
+    def report(self) -> WorkerReport:
+        if self._started is None or (self._ended is None and not self.answered):
+            raise self._with_log(self._lost())
+        code = self._ended.code if self._ended else 0
+        if code < 0:
+            raise self._with_log(self._signalled(-code))
+        answer = self._whole_answer() if code == 0 else None
+        if answer is None:
+            raise self._with_log(StageCrashed(f"exited with code {code} without an answer"))
+        if answer.error is not None:
+            failed = StageFailed(
+                answer.error, bad_input=answer.bad_input, user_code=answer.user_code, lost_object=answer.lost_object
+            )
+            raise self._with_log(failed)
+        return WorkerReport(
+            result=answer.result,
+            seconds=self._end_time - self._start_time,
+            peak_memory=max(self._peak, answer.memory - self._started.baseline),
+            log=self._log.content(),
+        )
+
+    def _whole_answer(self) -> Answer | None:
         try:
-            yield partial(self._grow, ticket)
-        finally:
-            with self._changed:
-                self._take(-1, -ticket.memory)
-                self._changed.notify_all()
+            return Answer.decode(bytes(self._answer))
+        except ValueError:
+            return None
 
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+    def _check_answer(self) -> None:
+        """A result ends the call; a process that has none ends itself."""
+        answer = self._whole_answer()
+        self.answered = answer is not None and answer.error is None
+        self._end_time = time.monotonic()
 
-    def _grow(self, ticket: _Ticket, memory: int) -> None:
-        with self._changed:
-            self._take(0, max(0, memory - ticket.memory))
-            ticket.memory = max(ticket.memory, memory)
+    def _read(self, fd: int) -> bytes | None:
+        """Reads one chunk: empty at the end, None where there is nothing yet."""
+        try:
+            chunk = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            chunk = b""
+        if fd == self.answer_fd:
+            self._answer += chunk
+        elif fd == self.log_fd:
+            self._log.add(chunk)
+        elif fd == self.progress_fd:
+            self.progress.add(chunk)
+        else:
+            self._read_link(chunk)
+        return chunk
 
-    def _take(self, places: int, memory: int) -> None:
-        self._running += places
-        self._promised += memory
+    def _read_link(self, chunk: bytes) -> None:
+        self._end_time = time.monotonic()
+        self._linked = bool(chunk)
+        self._link_stream += chunk
+        started, self._ended = decode_link(self._link_stream)
+        if self._started is None and started is not None:
+            self._started, self._start_time = started, self._end_time
 
-    def _next(self) -> _Ticket | None:
-        """The first call that fits, of those up to the first whose patience is at its end."""
-        for ticket in self._queue:
-            if self._fits(ticket.memory):
-                return ticket
-            if ticket.overtaken >= self.PATIENCE:
-                break
-        return None
+    def _check_bounds(self, started: Started, now: float) -> None:
+        if self._killed_for is not None:
+            if now - self._kill_time > KILL_LIMIT:
+                raise self._with_log(StageCrashed(f"process {started.pid} was killed and does not end"))
+        elif now - self._start_time > self.limits.timeout:
+            self._kill(_Bound.TIME, now)
+        elif started.pid > 0 and now - self._sample_time >= _TICK:
+            self._sample_time = now
+            own = own_memory(started.pid)
+            if not own:
+                return  # it has just ended, and its descendants are no longer below it
+            self._memory = max(0, own - started.baseline) + self._descendants.look(started.pid)
+            if self._memory > self._peak:
+                self._peak = self._memory
+                self.grown(self._peak)
+            if self._memory > self.limits.memory:
+                self._kill(_Bound.MEMORY, now)
 
-    def _fits(self, memory: int) -> bool:
-        if self._running == 0:
-            return True
-        return self._running < self._jobs and self._promised + memory <= self._memory
+    def _kill(self, bound: _Bound, now: float) -> None:
+        self._killed_for = bound
+        self._kill_time = now
+        with suppress(OSError):  # the server has closed it: the end is about to be read
+            self.process.link.shutdown(socket.SHUT_WR)
+
+    def _signalled(self, signum: int) -> StageError:
+        if signum != signal.SIGKILL:
+            reasons = runtime_reasons(self._log.content().decode(errors="replace"))
+            return StageCrashed(": ".join(filter(None, ("; ".join(reasons), f"killed by {signal_name(signum)}"))))
+        held = _mebibytes(self._memory)
+        if self._killed_for is _Bound.TIME:
+            return StageTimedOut(f"killed at its time limit of {self.limits.timeout:g} s")
+        if self._killed_for is _Bound.MEMORY:
+            return StageOutOfMemory(f"killed at its memory bound of {_mebibytes(self.limits.memory)}: it held {held}")
+        return StageOutOfMemory(
+            "killed by SIGKILL from outside, probably by the kernel because the machine was out of memory; "
+            f"it held {held} when last seen"
+        )
+
+    def _lost(self) -> StageError:
+        if self._started is not None and self._started.pid < 0:
+            return StageCrashed(f"no process could be forked for it: {os.strerror(-self._started.pid)}")
+        self._descendants.kill()  # with the server, nobody is left to adopt them
+        return self.process.server.loss(self._started.pid if self._started else None)
+
+    def _with_log(self, error: StageError) -> StageError:
+        error.log_tail = tail_lines(self._log.content()) or error.log_tail
+        return error
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"

@@ -31,28 +31,12 @@ from ..stage import Progressed
 
 
 @dataclass(frozen=True)
-class WorkerLimits:
-    """Bounds of one call; past either of them it is killed, with all processes that it started."""
-
-    timeout: float  # wall-clock seconds of the call itself, without the wait for a free place or for the warm-up
-    # bytes of anonymous memory that the call and its descendants may hold beyond those inherited from the warm server,
-    # or kept from earlier calls of its chain. Sampled: an excess of some ten milliseconds may go unnoticed.
-    memory: int
-
-    def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise ValueError(f"timeout is {self.timeout}, must be more than 0 seconds")
-        if not self.memory > 0:
-            raise ValueError(f"memory is {self.memory}, must be more than 0 bytes")
-
-
-@dataclass(frozen=True)
 class WorkerReport:
     """A call that returned."""
 
     result: Any  # the JSON value that the body returned
     seconds: float  # wall-clock time from the fork to the end of the process, or of the call in a process of a chain
-    peak_memory: int  # largest sampled memory in bytes, counted as `WorkerLimits.memory` counts it
+    peak_memory: int  # largest sampled memory in bytes, counted as `WorkerCall.limits` does
     log: bytes  # stdout and stderr of the body; only the head and the tail of a very long one
 
 
@@ -181,6 +165,35 @@ _LINES = 40  # of a log
 _NOISE = re.compile(r"\[cpuinfo_utils\.cpp:|W\d{4} \S+ \d+ torch/utils/_pytree\.py:")
 _DEPRECATED = re.compile(r"/\S+/lib/python3\.\d+/\S+:\d+: (Future|Deprecation|PendingDeprecation)Warning: ")
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+
+class CappedLog:
+    """The output of a process, at most `limit` bytes of it: half from the head and half from the tail."""
+
+    def __init__(self, limit: int = 1 << 20) -> None:
+        self._half = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+
+    def add(self, chunk: bytes) -> None:
+        free = self._half - len(self._head)
+        self._head += chunk[:free]
+        self._tail += chunk[free:]
+        if len(self._tail) > 2 * self._half:  # trimmed now and then, so that a byte is moved at most once or twice
+            self._trim()
+
+    def content(self) -> bytes:
+        """Everything, or head and tail around a line that says how many bytes were left out."""
+        self._trim()
+        gap = b"\n[... %d bytes left out ...]\n" % self._dropped if self._dropped else b""
+        return bytes(self._head) + gap + bytes(self._tail)
+
+    def _trim(self) -> None:
+        excess = len(self._tail) - self._half
+        if excess > 0:
+            del self._tail[:excess]
+            self._dropped += excess
 
 
 _RECORD = struct.Struct("=qq")  # far below PIPE_BUF, so that each is written whole or not at all

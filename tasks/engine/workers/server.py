@@ -24,7 +24,7 @@ from typing import Any, NoReturn, Self
 
 from ....errors import InputError, ObjectDamaged, ObjectMissing, from_user_code, whole_message
 from ..stage import reporter
-from .process_memory import children, own_memory
+from .memory import children, own_memory
 from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, CallRequest, Ended, ProgressWriter, Started
 
 # linux/prctl.h

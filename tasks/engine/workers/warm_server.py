@@ -18,7 +18,7 @@ from ....artifacts.files import abandoned, remove, staging_folder
 from ....errors import StageCrashed, StageError, StageFailed
 from ..keys.inputs import WORKER_VARIABLES
 from . import server
-from .protocol import CALL, READY, signal_name, tail_lines
+from .protocol import CALL, READY, STARTED_SIZE, Started, decode_link, signal_name, tail_lines
 
 _WARM_UP_LIMIT = 900.0  # seconds, so that a preload that hangs does not hang its callers
 _END_LIMIT = 5.0  # seconds for the server to kill its calls and exit
@@ -237,6 +237,42 @@ class SharedServer:
 
 
 Server: TypeAlias = WarmServer | SharedServer
+
+KILL_LIMIT = 30.0
+"""Seconds to wait for the end of a killed process, which may be stuck in the kernel."""
+
+
+class HeldProcess:
+    """A stage process as the pool holds it: `close` has the server kill it, unless it has ended."""
+
+    def __init__(self, server: Server) -> None:
+        """Starts nothing yet."""
+        self.server = server
+        self.link, self._far_link = socket.socketpair()
+        self._calls, self._far_calls = socket.socketpair()
+
+    def fork(self, call_fds: list[int]) -> None:
+        """Has the server fork it for its first call; raises StageError if the server has ended."""
+        try:
+            self.server.send([*call_fds, self._far_calls.fileno(), self._far_link.fileno()])
+        except OSError:
+            raise self.server.loss() from None
+        finally:
+            self._far_link.close()
+            self._far_calls.close()
+
+    def take(self, call_fds: list[int]) -> Started | None:
+        """Hands over a further call; None if the process has ended, or does not answer."""
+        self._calls.settimeout(KILL_LIMIT)
+        try:
+            socket.send_fds(self._calls, [CALL], call_fds)
+            return decode_link(self._calls.recv(STARTED_SIZE))[0]
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        for end in (self.link, self._far_link, self._calls, self._far_calls):
+            end.close()
 
 
 def _kill_group(pid: int) -> None:

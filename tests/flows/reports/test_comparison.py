@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from pteforge.errors import InputError
 from pteforge.flows.reports.comparison import Limit, parse_limits, regressions
-from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.results.delivered import Delivered, MethodCalls
-from pteforge.tasks.results.figures import Figures, Worst
+from pteforge.tasks.results.figures import AccuracyReport, Figures, Score, Scores, Worst
 
 FAT = (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
 GOOD = Delivered("net", "fat", "made", size=1000, delegated=FAT, toolchain={"torch": "2"})

@@ -59,14 +59,14 @@ def test_weights_of_the_program_are_stored_once(samples, store):
     from pteforge.tasks.codecs.program import save_program
 
     program = store.manifest(save_program(samples.program, kind="program/aten", store=store))
-    before = {entry.digest for entry in store.objects}
+    before = {entry.digest for entry in store}
     ref = save_payload(samples.files["portable"], store=store)
     glue, *tensors = store.manifest(ref).blobs
     assert {blob.digest for blob in tensors} == {
         hashlib.sha256(samples.weights[name]).hexdigest() for name in ("conv.weight", "linear.weight")
     }
     assert set(tensors) < set(program.blobs)
-    assert {entry.digest for entry in store.objects} - before == {ref.root.digest, glue.digest}
+    assert {entry.digest for entry in store} - before == {ref.root.digest, glue.digest}
     xnnpack = store.manifest(save_payload(samples.files["xnnpack"], store=store)).blobs
     assert hashlib.sha256(samples.weights["linear.weight"]).hexdigest() in {blob.digest for blob in xnnpack}
 
@@ -84,7 +84,7 @@ def test_trailing_and_missing_bytes(samples, store):
     """Unknown bytes after the program are kept: large ones as objects, zeros as extents. A cut file leaves nothing."""
     with pytest.raises(FileFormatError):
         save_payload(samples.files["portable"][:-1], store=store)
-    assert list(store.objects) == []
+    assert list(store) == []
     content = samples.files["portable"] + bytes(5000) + b"\1"
     assert read_payload(save_payload(content, store=store), store) == content
     content = samples.files["portable"] + bytes(range(256)) * 20

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactManifest
 from pteforge.errors import ObjectMissing, StoreError
-from pteforge.tasks.codecs.assets import KIND, asset_blobs, load_assets, save_assets
+from pteforge.tasks.codecs.payload import ASSETS_KIND, asset_blobs, load_assets, save_assets
 from pteforge.tasks.codecs.values import load_value, save_value
 from torch import Tensor
 
@@ -189,6 +189,6 @@ def test_assets(store):
 def test_hostile_manifests_of_assets(body, store):
     """Names from a store that others write to cannot lead out of a folder, nor positions out of the objects."""
     blob = store.put_bytes(b"content")
-    ref = store.put_manifest(ArtifactManifest(KIND, (blob,), body))
+    ref = store.put_manifest(ArtifactManifest(ASSETS_KIND, (blob,), body))
     with pytest.raises(StoreError):
         asset_blobs(ref, store)

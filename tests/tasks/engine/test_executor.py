@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pteforge.artifacts.digest import canonical_json, digest_bytes
 from pteforge.artifacts.ledger import StageRecord
-from pteforge.artifacts.object_folder import VERIFIED_MTIME_NS
+from pteforge.artifacts.local_store import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef
 from pteforge.artifacts.store import LocalOnlyStore, open_store
 from pteforge.configs.model import Limits
@@ -16,15 +16,15 @@ from pteforge.configs.recipe import CompileOptions
 from pteforge.errors import ObjectMissing, StageFailed
 from pteforge.tasks.engine.executor import PROCESSES_VARIABLE, Executor, predict_memory
 from pteforge.tasks.engine.runner import StageCall, StageId
-from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall
-from pteforge.tasks.results.accuracy import Score, Scores
+from pteforge.tasks.results.figures import Score, Scores
 from pteforge.tasks.stages.compile import Compile
 from pteforge.tasks.stages.edge import Edge, PassParams
 from pteforge.tasks.stages.export import Export
 from pteforge.tasks.stages.gate import Gate
 from pteforge.tasks.stages.partition import Partition
 from pteforge.tasks.stages.preprocess import Preprocess
+from pteforge.tasks.targets import TargetParams
 
 PACKAGES = Path(__file__).parents[2] / "flows" / "packages"
 XNNPACK = TargetParams(name="xnnpack")

@@ -7,10 +7,9 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
-from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
-from pteforge.tasks.results.figures import Figures, Worst
+from pteforge.tasks.results.figures import AccuracyReport, Figures, Score, Scores, Worst
 from pteforge.tasks.results.numerics import Attempt, FoundLayers, Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 

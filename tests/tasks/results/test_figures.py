@@ -4,8 +4,7 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
-from pteforge.tasks.results.figures import Case, Figures, Worst, summarize
+from pteforge.tasks.results.figures import AccuracyReport, Case, Figures, Score, Scores, Worst, summarize
 
 errors = st.floats(0, 1e6)
 cases = st.builds(

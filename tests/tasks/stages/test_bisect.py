@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.results.numerics import NodeLosses
 from pteforge.tasks.stages.bisect import Bisect
 from pteforge.tasks.stages.edge import Edge
 from pteforge.tasks.stages.quantize import Quantize
+from pteforge.tasks.targets import TargetParams
 
 FLOWS = Path(__file__).parents[2] / "flows"
 XNNPACK = TargetParams(name="xnnpack", options={"precisions": None, "force_non_static_weights_for_f32_linear": False})

@@ -80,7 +80,8 @@ from pathlib import Path
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.tasks.codecs.values import load_values
 from pteforge.tasks.quantize.pt2e import quantize
-from pteforge.tasks.engine.stage import TargetParams, Workspace
+from pteforge.tasks.engine.stage import Workspace
+from pteforge.tasks.targets import TargetParams
 from pteforge.tasks.stages.calibration import Calibration
 import torch
 zoo, folder, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

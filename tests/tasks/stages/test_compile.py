@@ -8,9 +8,9 @@ from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import PteforgeError
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.codecs.payload import read_payload
-from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.stages.report import Report
 from pteforge.tasks.stages.serialize import Serialize
+from pteforge.tasks.targets import TargetParams
 from pteforge.tests.lowering import PORTABLE, XNNPACK
 
 

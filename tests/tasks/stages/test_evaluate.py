@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from pteforge.errors import PteforgeError, SourceError
-from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.figures import AccuracyReport, Score, Scores
 from pteforge.tasks.stages.baseline import Baseline
 from pteforge.tasks.stages.evaluate import Evaluate
 from pteforge.tests.lowering import PORTABLE, recipe

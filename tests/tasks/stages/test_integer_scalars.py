@@ -7,8 +7,8 @@ import pytest
 with warnings.catch_warnings():  # these modules warn when they are imported
     warnings.simplefilter("ignore")
     import torch
-    from pteforge.tasks.engine.stage import TargetParams
     from pteforge.tasks.quantize.pt2e import quantize
+    from pteforge.tasks.targets import TargetParams
     from pteforge.tasks.targets.find import make_quantizer
     from pteforge.tests.zoo.networks import Embedded
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

@@ -7,11 +7,11 @@ import pytest
 with warnings.catch_warnings():  # these modules warn when they are imported
     warnings.simplefilter("ignore")
     import torch
-    from pteforge.tasks.engine.stage import TargetParams
     from pteforge.tasks.quantize.module_transforms import transformed
     from pteforge.tasks.quantize.pt2e import quantize
     from pteforge.tasks.quantize.reached import Asked, quantization_of
     from pteforge.tasks.quantize.torchao_configs import TorchaoParams
+    from pteforge.tasks.targets import TargetParams
     from pteforge.tests.zoo.networks import FunctionOfLayers
     from torch import nn
 

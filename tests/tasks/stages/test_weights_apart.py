@@ -9,9 +9,9 @@ from pteforge.artifacts.store import open_store
 from pteforge.errors import TargetError
 from pteforge.tasks.codecs.binding import bind, graph_of
 from pteforge.tasks.codecs.program import save_program
-from pteforge.tasks.engine.stage import TargetParams
 from pteforge.tasks.stages.edge import Edge
 from pteforge.tasks.stages.partition import Partition
+from pteforge.tasks.targets import TargetParams
 from pteforge.tasks.targets.xnnpack import Xnnpack
 from pteforge.tests.lowering import PORTABLE, XNNPACK, Lowered, recipe
 

@@ -10,7 +10,7 @@ from pteforge.tasks.upstream import SWITCH
 
 def run(code: str, **environment: str) -> str:
     """What a fresh interpreter prints for the code, after it has imported what the server imports."""
-    start = "import sys\nimport pteforge.tasks.engine.workers.preload\n"
+    start = "import sys\nimport pteforge.tasks.lowering.preload\n"
     done = subprocess.run(
         [sys.executable, "-c", start + code],
         env=os.environ | environment,

@@ -126,7 +126,7 @@ EDITS = (
     Edit(
         "tasks/results/figures.py",
         *MORE_CODE,
-        frozenset({"ladder", "bisect", "bisect_payload", "verify", "evaluate", *EXPORTING}),
+        frozenset({"ladder", "bisect", "bisect_payload", "verify", "evaluate", "baseline", "gate", *EXPORTING}),
     ),
     Edit("tasks/codecs/program.py", *MORE_CODE, STAGES - WITHOUT_PROGRAMS),
 )

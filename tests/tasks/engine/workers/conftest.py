@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, WorkerReport, Workers
+from pteforge.configs.model import Limits
+from pteforge.tasks.engine.workers import WorkerCall, WorkerReport, Workers
 
 BODIES = Path(__file__).parent / "bodies"
 
@@ -29,7 +30,7 @@ def run(shared_workers: Workers) -> Callable[..., WorkerReport]:
     def run_body(
         name: str, argument: object = None, *, timeout: float = 60, memory: int = 1 << 30, **options: Any
     ) -> WorkerReport:
-        limits = WorkerLimits(timeout, memory)
+        limits = Limits(timeout=timeout, memory=memory)
         return shared_workers.run(
             WorkerCall(f"worker_bodies:{name}", argument, limits, python_path=(str(BODIES),), **options)
         )

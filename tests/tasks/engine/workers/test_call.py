@@ -12,9 +12,10 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pteforge.configs.model import Limits
 from pteforge.errors import StageCrashed, StageFailed, StageOutOfMemory, StageTimedOut
-from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
-from pteforge.tasks.engine.workers.call import CappedLog
+from pteforge.tasks.engine.workers import WorkerCall, Workers
+from pteforge.tasks.engine.workers.protocol import CappedLog
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_malformed_function_is_refused(shared_workers):
     """A name without a colon is a mistake of the caller, found before a process is forked."""
     before = shared_workers.calls
     with pytest.raises(ValueError, match=r"must be 'package\.module:name'"):
-        shared_workers.run(WorkerCall("os.getpid", None, WorkerLimits(60, 1 << 30)))
+        shared_workers.run(WorkerCall("os.getpid", None, Limits(timeout=60, memory=1 << 30)))
     assert shared_workers.calls == before
 
 
@@ -133,7 +134,7 @@ def test_logs(run):
 def test_no_descriptors_leak(bodies):
     """After 200 calls from four threads, each with its own answer or error, no more files are open than after one."""
     with Workers(jobs=4, preload=()) as pool:
-        limits = WorkerLimits(60, 1 << 30)
+        limits = Limits(timeout=60, memory=1 << 30)
 
         def call(number: int) -> None:
             if number % 10 == 0:
@@ -163,8 +164,8 @@ def _descriptors(process: str | int) -> int:
 def test_time_limit_does_not_count_waiting():
     """Neither the warm-up nor the wait for a place counts towards a call's time limit."""
     with Workers(jobs=1, preload=("slow_preload",)) as pool, ThreadPoolExecutor() as threads:
-        hanging = threads.submit(pool.run, WorkerCall("worker_bodies:hang", None, WorkerLimits(1.5, 1 << 20)))
-        waiting = threads.submit(pool.run, WorkerCall("worker_bodies:echo", 1, WorkerLimits(1, 1 << 20)))
+        hanging = threads.submit(pool.run, WorkerCall("worker_bodies:hang", None, Limits(timeout=1.5, memory=1 << 20)))
+        waiting = threads.submit(pool.run, WorkerCall("worker_bodies:echo", 1, Limits(timeout=1, memory=1 << 20)))
         assert waiting.result().result == 1
         assert str(hanging.exception()) == "killed at its time limit of 1.5 s"
 
@@ -204,7 +205,7 @@ def test_grandchildren_end_with_their_call(run, ends, announcement):
 def test_daemons_belong_to_their_call(bodies, announcement, ends, end):
     """What forks twice and leaves its session counts as its call's memory, and ends with it, however the call ends."""
     size = 100 << 20
-    limits = WorkerLimits(1.5 if end == "limit" else 60, size // 2 if end == "memory" else 1 << 30)
+    limits = Limits(timeout=1.5 if end == "limit" else 60, memory=size // 2 if end == "memory" else 1 << 30)
     body = "worker_bodies:leave_daemon" if end == "return" else "worker_bodies:hang_beside_daemon"
     with Workers(jobs=2, preload=()) as pool, ThreadPoolExecutor() as threads:
         call = partial(pool.run, WorkerCall(body, [str(announcement), size], limits, memory=1, python_path=(bodies,)))

@@ -7,12 +7,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pteforge.configs.model import Limits
 from pteforge.errors import StageCrashed, StageFailed, StageOutOfMemory, StageTimedOut
-from pteforge.tasks.engine.workers import CallChain, WorkerCall, WorkerLimits, Workers
+from pteforge.tasks.engine.workers import CallChain, WorkerCall, Workers
 
 CHAIN = CallChain("net/xnnpack", goes_on=True)
 END = CallChain("net/xnnpack", goes_on=False)
-LIMITS = WorkerLimits(60, 1 << 30)
+LIMITS = Limits(timeout=60, memory=1 << 30)
 
 
 @pytest.fixture
@@ -156,9 +157,10 @@ def test_processes_of_a_shared_server(bodies, ends):
 
 MAIN = """\
 import os, signal, sys
-from pteforge.tasks.engine.workers import CallChain, Workers, WorkerCall, WorkerLimits
+from pteforge.configs.model import Limits
+from pteforge.tasks.engine.workers import CallChain, Workers, WorkerCall
 pool = Workers(jobs=2, preload=())
-limits = WorkerLimits(600, 1 << 30)
+limits = Limits(timeout=600, memory=1 << 30)
 chain = CallChain("net", goes_on=True)
 report = pool.run(WorkerCall("worker_bodies:environment", None, limits, python_path=(sys.argv[1],), chain=chain))
 print(report.result["pid"], flush=True)

@@ -6,10 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
+from pteforge.configs.model import Limits
 from pteforge.errors import SourceError, StageCrashed, StageFailed
-from pteforge.tasks.engine.workers import InProcess, WorkerCall, WorkerLimits, as_in_a_process
+from pteforge.tasks.engine.workers import InProcess, WorkerCall, as_in_a_process
 
-LIMITS = WorkerLimits(timeout=1, memory=1)
+LIMITS = Limits(timeout=1, memory=1)
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory_for_calls, process_memory
-from pteforge.tasks.engine.workers.pool import Admission, AdmissionClosed
+from pteforge.configs.model import Limits
+from pteforge.tasks.engine.workers import WorkerCall, Workers, memory, memory_for_calls
+from pteforge.tasks.engine.workers.memory import Admission, AdmissionClosed
 
 
 @dataclass
@@ -139,7 +140,7 @@ def test_impossible_pools_are_refused(jobs, memory):
 
 def test_pool_runs_one_after_another_with_one_job(bodies, announcement):
     """The pool asks its admission: with one job, a second call gets its process only after the first has ended."""
-    limits = WorkerLimits(60, 1 << 20)
+    limits = Limits(timeout=60, memory=1 << 20)
     with Workers(jobs=1, preload=()) as pool, ThreadPoolExecutor() as runners:
         first = runners.submit(
             pool.run, WorkerCall("worker_bodies:announce_and_wait", str(announcement), limits, python_path=(bodies,))
@@ -157,7 +158,7 @@ def test_pool_runs_one_after_another_with_one_job(bodies, announcement):
 
 def test_two_large_calls_do_not_run_at_once(bodies, announcement):
     """Calls wait for the memory that they will probably need, whatever their limits are; small ones go on meanwhile."""
-    limits, started = WorkerLimits(60, 1 << 40), []
+    limits, started = Limits(timeout=60, memory=1 << 40), []
     with Workers(jobs=8, memory=1000 << 20, preload=()) as pool, ThreadPoolExecutor() as runners:
 
         def call(function, argument, memory):
@@ -195,8 +196,8 @@ def test_memory_of_a_control_group(tmp_path, monkeypatch, limited):
     for folder in (tmp_path, group.parent, group):
         (folder / "memory.max").write_text("max\n")
     (tmp_path / limited / "memory.max").write_text(f"{64 << 20}\n")
-    monkeypatch.setattr(process_memory, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(process_memory, "_OWN_CGROUP", tmp_path / "cgroup")
-    assert process_memory.available_memory() == 64 << 20
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "cgroup")
+    assert memory.available_memory() == 64 << 20
     assert 32 << 20 < memory_for_calls() < 64 << 20
     assert Workers().memory == memory_for_calls()

@@ -1,12 +1,10 @@
 """The parent's and the process's ends of a call: progress, limits, the tail of a log."""
 
-import math
 import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pteforge.tasks.engine.workers import WorkerLimits
 from pteforge.tasks.engine.workers.protocol import ProgressReader, ProgressWriter, tail_lines
 
 
@@ -68,13 +66,6 @@ def test_tail_is_always_safe_to_print(log):
     assert all(character in "\n\t" or character.isprintable() for character in tail)
     assert len(tail.splitlines()) <= 40
     assert tail_lines("\u26a1 ok\n\x1b[31mred\n".encode() + b"\xff\n\n") == "\u26a1 ok\n\\x1b[31mred\n\ufffd"
-
-
-@pytest.mark.parametrize("limits", [(0, 1), (-1.0, 1), (math.nan, 1), (1, 0)])
-def test_bounds_must_be_positive(limits):
-    """A bound that nothing could keep is an error."""
-    with pytest.raises(ValueError, match="must be more than 0"):
-        WorkerLimits(*limits)
 
 
 def test_tails_show_what_led_to_a_traceback():

@@ -7,8 +7,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pteforge.configs.model import Limits
 from pteforge.errors import StageCrashed
-from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
+from pteforge.tasks.engine.workers import WorkerCall, Workers
 
 
 def test_surroundings(run, bodies):
@@ -40,10 +41,11 @@ def test_only_its_own_descriptors_are_open(run, announcement):
 
 MAIN = """
 import sys
-from pteforge.tasks.engine.workers import Workers, WorkerCall, WorkerLimits
+from pteforge.configs.model import Limits
+from pteforge.tasks.engine.workers import Workers, WorkerCall
 print("main runs")
 with Workers(jobs=1, preload=()) as pool:
-    limits = WorkerLimits(60, 1 << 30)
+    limits = Limits(timeout=60, memory=1 << 30)
     report = pool.run(WorkerCall("worker_bodies:environment", None, limits, python_path=(sys.argv[1],)))
 print(report.result["main"], report.log, sorted({"torch", "executorch", "prefect", "numpy"} & set(sys.modules)))
 """
@@ -61,7 +63,7 @@ def test_modules_that_are_found(shared_workers, monkeypatch, tmp_path):
     """A module that a user has just written is found, whatever the import system has cached of its folder."""
     for name in ("early", "late"):
         (tmp_path / f"{name}.py").write_text(f"def name(_): return {name!r}")
-        limits = WorkerLimits(60, 1 << 30)
+        limits = Limits(timeout=60, memory=1 << 30)
         assert shared_workers.run(WorkerCall(f"{name}:name", None, limits, python_path=(str(tmp_path),))).result == name
     monkeypatch.syspath_prepend(str(tmp_path))
     with Workers(jobs=1, preload=("early",)) as pool:

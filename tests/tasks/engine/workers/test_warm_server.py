@@ -13,16 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pteforge.configs.model import Limits
 from pteforge.errors import StageCrashed, StageFailed
-from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
+from pteforge.tasks.engine.workers import WorkerCall, Workers
 
-LIMITS = WorkerLimits(60, 1 << 30)
+LIMITS = Limits(timeout=60, memory=1 << 30)
 MAIN = """\
 import sys, threading
-from pteforge.tasks.engine.workers import Workers, WorkerCall, WorkerLimits
+from pteforge.configs.model import Limits
+from pteforge.tasks.engine.workers import Workers, WorkerCall
 pool = Workers(jobs=2, preload=tuple(sys.argv[3:]))
 pool.start()
-limits = WorkerLimits(600, 1 << 30)
+limits = Limits(timeout=600, memory=1 << 30)
 pool.run(WorkerCall("worker_bodies:hang_beside_daemon", [sys.argv[1], 1], limits, python_path=(sys.argv[2],)))
 """
 
@@ -184,8 +186,9 @@ def test_interrupted_call_is_killed(bodies, announcement, ends):
 
 BORROWER = """\
 import sys
-from pteforge.tasks.engine.workers import Workers, WorkerCall, WorkerLimits
-limits = WorkerLimits(600, 1 << 30)
+from pteforge.configs.model import Limits
+from pteforge.tasks.engine.workers import Workers, WorkerCall
+limits = Limits(timeout=600, memory=1 << 30)
 borrower = Workers(jobs=1, preload=("no_such_module",), address=sys.argv[1])
 call = WorkerCall("worker_bodies:announce_grandchild_and_hang", sys.argv[2], limits, python_path=(sys.argv[3],))
 borrower.run(call)

@@ -1,11 +1,15 @@
-"""The memory of processes, from /proc; elsewhere from psutil, which only knows the resident size."""
+"""The memory of processes, from /proc or else from psutil, which only knows the resident size; and who may use it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,6 +17,7 @@ import psutil
 _LINUX = sys.platform == "linux"
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+_SHARE = 0.8  # of the machine's memory; the rest is for the server, the pool and other programs
 
 
 def own_memory(pid: int) -> int:
@@ -107,3 +112,101 @@ def _threads(pid: int) -> list[str]:
         return os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - as above
     except OSError:
         return []
+
+
+def memory_for_calls() -> int:
+    """Bytes of this machine, or of this process's control group, that calls may need together."""
+    return int(_SHARE * available_memory())
+
+
+class AdmissionClosed(Exception):
+    """No call is admitted any more."""
+
+
+@dataclass(eq=False)
+class _Ticket:
+    """A call: the bytes it needs, and how many that came later were admitted before it."""
+
+    memory: int
+    overtaken: int = 0
+
+
+class Admission:
+    """First come, first served, except that calls that fit may overtake larger ones that do not, a few times each.
+
+    A call that exceeds the whole memory is admitted when nothing else runs.
+    """
+
+    PATIENCE = 16  # how many calls may overtake a waiting one
+
+    def __init__(self, jobs: int, memory: int) -> None:
+        if jobs < 1:
+            raise ValueError(f"jobs is {jobs}, must be at least 1")
+        if memory < 1:
+            raise ValueError(f"memory is {memory}, must be at least 1 byte")
+        self._jobs = jobs
+        self._memory = memory
+        self._running = 0
+        self._promised = 0
+        self._queue: list[_Ticket] = []
+        self._changed = threading.Condition()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @contextmanager
+    def place(self, memory: int, *, first: bool = False) -> Iterator[Callable[[int], None]]:
+        """Waits for a place with so many bytes, and frees it at the end; raises AdmissionClosed after `close`.
+
+        A call that comes `first` goes to the head of the queue, since a process waits for it. Yields a function to call
+        with what the call really takes: where that is more, others wait for more.
+        """
+        ticket = _Ticket(memory)
+        with self._changed:
+            self._queue.insert(0 if first else len(self._queue), ticket)
+            try:
+                self._changed.wait_for(lambda: self._closed or self._next() is ticket)
+                if self._closed:
+                    raise AdmissionClosed
+                for earlier in self._queue[: self._queue.index(ticket)]:
+                    earlier.overtaken += 1
+                self._take(1, memory)
+            finally:
+                self._queue.remove(ticket)
+                self._changed.notify_all()  # the next in the queue may fit as well
+        try:
+            yield partial(self._grow, ticket)
+        finally:
+            with self._changed:
+                self._take(-1, -ticket.memory)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _grow(self, ticket: _Ticket, memory: int) -> None:
+        with self._changed:
+            self._take(0, max(0, memory - ticket.memory))
+            ticket.memory = max(ticket.memory, memory)
+
+    def _take(self, places: int, memory: int) -> None:
+        self._running += places
+        self._promised += memory
+
+    def _next(self) -> _Ticket | None:
+        """The first call that fits, of those up to the first whose patience is at its end."""
+        for ticket in self._queue:
+            if self._fits(ticket.memory):
+                return ticket
+            if ticket.overtaken >= self.PATIENCE:
+                break
+        return None
+
+    def _fits(self, memory: int) -> bool:
+        if self._running == 0:
+            return True
+        return self._running < self._jobs and self._promised + memory <= self._memory

@@ -11,8 +11,8 @@ import importlib
 import pkgutil
 from contextlib import nullcontext
 
-from ...upstream import lean_lowering, saves_time
-from ...upstream.imports import without_unused_imports
+from ..upstream import lean_lowering, saves_time
+from ..upstream.imports import without_unused_imports
 
 shorter_imports = without_unused_imports if saves_time() else nullcontext
 with shorter_imports():
@@ -20,10 +20,10 @@ with shorter_imports():
     import torch.hub
     from executorch.exir import to_edge_transform_and_lower
 
-    from ... import explain, export, lower, quantize, stages, usercode, verify
-    from ...targets.find import find_target
-    from .. import executor
-    from . import entry
+    from .. import explain, export, lower, quantize, stages, usercode, verify
+    from ..engine import executor
+    from ..engine.workers import entry
+    from ..targets.find import find_target
 
 __all__ = ["entry", "executor"]
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pteforge.configs.model import Limits
 from pteforge.tasks.engine.keys.builder import LOADED_PACKAGES
-from pteforge.tasks.engine.workers import WorkerCall, WorkerLimits, Workers
+from pteforge.tasks.engine.workers import WorkerCall, Workers
 
-BODIES = Path(__file__).parent / "bodies"
-LIMITS = WorkerLimits(timeout=300, memory=1 << 30)
+BODIES = Path(__file__).parents[1] / "engine" / "workers" / "bodies"
+LIMITS = Limits(timeout=300, memory=1 << 30)
 
 pytestmark = pytest.mark.slow
 
