@@ -46,8 +46,8 @@ def bisect_recipe(
     Only stages that are not cached run. Verification is skipped, so bisect also works on a file that fails it.
     """
     from ...tasks.results.numerics import DROP_DB
+    from ..prefect.run_flow import open_configured
     from ..run.examine import bisect, check_plot, write_plot
-    from ..run.session import open_session
     from .progress import observe
 
     model, _, recipe = name.partition("/")
@@ -57,7 +57,7 @@ def bisect_recipe(
         check_plot(plot)
     request = request.model_copy(update={"models": model, "recipes": recipe})
     try:
-        with open_session(request, writes=False) as session, observe(session, quiet=as_json):
+        with open_configured(request, writes=False) as session, observe(session, quiet=as_json):
             bisection = bisect(session, drop or DROP_DB)
     except KeyboardInterrupt:
         leave_interrupted()

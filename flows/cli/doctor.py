@@ -41,12 +41,12 @@ def doctor(
     if request is None:
         _check_server(as_json=as_json)
         return
+    from ..prefect.run_flow import open_configured
     from ..run.examine import examine
-    from ..run.session import open_session
     from .progress import observe
 
     try:
-        with open_session(request, writes=False) as session, observe(session, quiet=as_json):
+        with open_configured(request, writes=False) as session, observe(session, quiet=as_json):
             diagnoses = examine(session)
     except KeyboardInterrupt:
         leave_interrupted()

@@ -37,22 +37,20 @@ def export(
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
+    from ..prefect.run_flow import open_configured, run_flow
     from ..reports.page import NAME
-    from ..run.session import open_session
     from ..run.zoo import find_models
     from .progress import Failures, observe, print_failures, print_published, print_summary
 
     if dry_run:
         show_plan(request, as_json=as_json)
     try:
-        with open_session(request) as session, session.recorded():
+        with open_configured(request) as session, session.recorded():
             find_models(session)
             failures = Failures(None if request.until else session.out / NAME)
             if session.complete and not server_configured():
                 outcome = session.outcome()
             else:
-                from ..prefect.run_flow import run_flow
-
                 with observe(session, failures, quiet=as_json):
                     outcome = run_flow(session)
             with suppress(PteforgeError):  # raised again below, after what was made
@@ -101,9 +99,9 @@ def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
 
 def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
     """Prints the plan of a run, and exits."""
-    from ..run.session import open_session
+    from ..prefect.run_flow import open_configured
 
-    with open_session(request, writes=False) as session:
+    with open_configured(request, writes=False) as session:
         cached, will_run, may_run = _plan(session)
     if as_json:
         stages = [_due_json(due) for due in will_run]

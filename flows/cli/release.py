@@ -54,6 +54,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
     from ...configs.load import load_zoo
     from ..releases.contents import find_results, find_results_of, merge_results, read_contents
     from ..releases.publish import Publication
+    from ..run.select import select_models
     from .progress import print_published
 
     zoos = {path: load_zoo(path) for path in results if not path.is_dir()}
@@ -62,7 +63,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
         _settings(list(zoos.values()), {name: v for name, v in given.items() if v is not None})
     )
     results_of = merge_results(
-        [find_results_of(zoos[path], out) if path in zoos else find_results(path) for path in results]
+        [find_results_of(select_models(zoos[path]), out) if path in zoos else find_results(path) for path in results]
     )
     name = next(iter(zoos.values())).zoo.name if zoos else results[0].absolute().name
     with open_existing_store(store) as opened:
@@ -205,7 +206,7 @@ def reproduce_file(
     Nothing is taken from your store. Versions and a git commit that differ are reported before any work.
     """
     from ..releases.releases import open_release
-    from ..releases.reproduction import reproduce
+    from ..run.reproduction import reproduce
     from .progress import observe
 
     releases, release = open_release(manifest)

@@ -130,7 +130,7 @@ def _transfer(source: Store, target: Store, *, as_json: bool) -> None:
 @app.command()
 def rekey(*, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Sign a shared store with another key: PTEFORGE_NEW_SIGNING_KEY in place of PTEFORGE_SIGNING_KEY."""
-    from ..run.session import store_url
+    from ..prefect.settings import store_url
 
     url = store_url(store) or ""
     if "://" not in url or url.startswith(("file:", "local:", "memory:")):

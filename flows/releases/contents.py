@@ -14,12 +14,11 @@ from ...artifacts.digest import Digest, digest_bytes, digest_file
 from ...artifacts.files import read_sidecar
 from ...artifacts.runs import RunRecord
 from ...configs.base import NAME_PATTERN
-from ...configs.load import LoadedZoo
 from ...errors import InputError, convert_os_errors
+from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered
 from ..reports.comparison import compared, read_delivered
 from ..reports.figures_text import format_db, format_error, format_score, markdown_table
-from ..run.select import select_models
 from .records import Content, ReleasedFile, ReleasedModel, files_of
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
@@ -92,11 +91,11 @@ def find_results(out: Path) -> Found:
     return files
 
 
-def find_results_of(loaded: LoadedZoo, out: Path) -> Found:
-    """The files of a zoo's models and recipes below a folder; raises InputError if one is missing."""
+def find_results_of(models: Iterable[PlannedModel], out: Path) -> Found:
+    """The files of models and their recipes below a folder; raises InputError if one is missing."""
     files = {
         model.name: {recipe.name: out / model.name / f"{recipe.name}.pte" for recipe in model.recipes}
-        for model in select_models(loaded)
+        for model in models
         if model.recipes
     }
     if missing := [str(path) for paths in files.values() for path in paths.values() if not path.is_file()]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from ...artifacts.known_files import KnownFiles
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import ReleaseOutcome, RunRecord
 from ...artifacts.store import Store
-from ...configs.load import LoadedZoo
 from ...configs.zoo import PublishConfig
 from ...errors import InputError, StoreUnusable, convert_os_errors
 from ...tasks.codecs.assets import asset_blobs
@@ -27,8 +26,6 @@ from ...tasks.codecs.payload import payload_sha256, write_payload
 from ...tasks.results.delivered import Delivered
 from ...tasks.results.numerics import FoundLayers
 from ..reports.figures_text import FOUND
-from ..run.outcome import ZooOutcome
-from ..run.request import ExportRequest, absolute_place
 
 if TYPE_CHECKING:  # these import fsspec and readers of files, which runs without a release do without
     from ..reports.comparison import Limit
@@ -244,37 +241,15 @@ class Publication:
         """The same, where none could be made."""
         return ReleaseOutcome(self.url, self.channel, reasons=(reason,))
 
-    def publish_results(self, outcome: ZooOutcome, record: RunRecord) -> Published | None:
+    def publish_results(self, results: Sequence[Delivered], record: RunRecord) -> Published | None:
         """Releases the files of a run that made all of them, else logs why not. Raises as `publish`."""
-        if reason := self.skipped or (outcome.failures and _INCOMPLETE):
+        if reason := self.skipped or (_INCOMPLETE if any(made.failure for made in results) else ""):
             _log.warning("nothing is published: %s", reason)
             return None
         from .contents import read_contents  # noqa: PLC0415 - see above
 
         files: dict[str, dict[str, Path]] = {}
-        for made in outcome.recipes:
+        for made in results:
             if made.path:
                 files.setdefault(made.model, {})[made.recipe] = made.path
         return self.publish(read_contents(record.zoo, files, [record]))
-
-
-def publication_of(loaded: LoadedZoo, request: ExportRequest) -> Publication | None:
-    """What a run publishes. Only a whole run does so without being asked.
-
-    Raises InputError, before any work, if that cannot be done.
-    """
-    config, url = loaded.zoo.publish, request.publish and absolute_place(request.publish)
-    if url:
-        config = config.model_copy(update={"url": url}) if config else PublishConfig(url=url)
-    if config is None:
-        return None
-    parts = [name for name in ("models", "recipes") if getattr(request, name) != "*"]
-    parts += [name for name in ("until", "debug") if getattr(request, name)]
-    if parts and not url:
-        return Publication(
-            config.url, skipped=f"it was not a whole run ({', '.join(parts)}); use --publish URL to do so"
-        )
-    try:
-        return Publication.of(config)
-    except InputError as error:
-        raise loaded.locations.error(str(error), ("publish",)) from error

@@ -7,7 +7,7 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,13 +31,12 @@ from ...tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory_fo
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.recipe_checks import torchao_calls
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
-from ..prefect.settings import refresh_configured
-from ..releases.publish import Publication, check_folders, known_results, publication_of
+from ..releases.publish import Publication, check_folders, known_results
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace, expected_stages
-from .request import BLOCK, ExportRequest
-from .select import select_models
+from .request import ExportRequest
+from .select import publication_of, select_models
 from .whole import WholeModels
 
 if TYPE_CHECKING:
@@ -331,7 +330,9 @@ class Session:
         if self.publication and not self._tried_to_publish:
             self._tried_to_publish = True
             try:
-                self._published = self.publication.publish_results(self.outcome(), self.describe("completed"))
+                self._published = self.publication.publish_results(
+                    [*self.outcome().recipes], self.describe("completed")
+                )
                 self.release = self.publication.outcome(self._published)
             except PteforgeError as error:
                 self._published, self.release = error, self.publication.failed(first_line(error))
@@ -379,15 +380,6 @@ class Session:
         }
 
 
-def store_url(store: str | None) -> str | None:
-    """The URL of a store that may be named by a Prefect block."""
-    if store is None or not store.startswith(BLOCK):
-        return store
-    from ..prefect.blocks import open_block  # noqa: PLC0415 - imports Prefect, which is slow
-
-    return open_block(store.removeprefix(BLOCK))
-
-
 def stage_memory(place: RunConfig) -> int | None:
     """Bytes that the stages of one process may need together; None for the default of the machine it is on."""
     if place.processes is None:
@@ -404,16 +396,21 @@ def load(request: ExportRequest) -> LoadedZoo:
 
 
 @contextmanager
-def open_session(request: ExportRequest, *, writes: bool = True) -> Iterator[Session]:
+def open_session(
+    request: ExportRequest,
+    *,
+    writes: bool = True,
+    store_url: Callable[[str | None], str | None] = lambda store: store,
+) -> Iterator[Session]:
     """Loads a zoo and checks everything that needs no work; the session's processes end with the context.
 
     The zoo is a zoo file, or a builder in the folder that it is imported from; then recipes are of the shipped ones.
-    Prefect's setting of that name does what `refresh` does. Raises InputError if the request or the zoo cannot be used,
-    or if files are to be written, and the folder for them cannot.
+    `store_url` finds the URL of a store as the request names it. Raises InputError if the request or the zoo cannot be
+    used, or if files are to be written, and the folder for them cannot.
     """
     loaded = load(request)
     shipped = {"recipes": ",".join(recipe_names(request.recipes))} if split_source(request.zoo) else {}
-    request = request.model_copy(update={**shipped, "refresh": request.refresh or refresh_configured()})
+    request = request.model_copy(update=shipped)
     selected = select_models(loaded, request.models, request.recipes)
     if request.until:
         selected = tuple(model.ending_with(request.until) for model in selected)

@@ -23,14 +23,14 @@ from ...tasks.engine.executor import Executor
 from ...tasks.engine.keys.search import distribution_versions, host_capability
 from ...tasks.engine.workers import Workers
 from ...tasks.lowering.graph import STAGES
-from ..run.origin import Origin, git_commit, git_folder
-from ..run.request import ExportRequest
-from ..run.select import select_models
-from ..run.session import Session
-from ..run.zoo import lower_rest
-from .difference import File, FileDifference, compare_files
-from .records import ReleasedFile
-from .releases import Releases
+from ..releases.difference import File, FileDifference, compare_files
+from ..releases.records import ReleasedFile
+from ..releases.releases import Releases
+from .origin import Origin, git_commit, git_folder
+from .request import ExportRequest
+from .select import select_models
+from .session import Session
+from .zoo import lower_rest
 
 Observe = Callable[[Session], AbstractContextManager[None]]
 """Shows the progress of a session while a context is open."""
