@@ -88,9 +88,13 @@ def live_source(
                 raise SourceError(f"method {name!r} is exported already; its dynamic shapes are those of the program")
             if name in named:
                 raise SourceError(f"method {name!r} is exported already; its keyword inputs are those of the program")
-            positional, keywords[name] = _own_inputs(name, module)
+            if module.example_inputs is None:
+                raise SourceError(
+                    f"the program of method {name!r} holds no example inputs, so nothing could be verified"
+                )
+            positional, keywords[name] = own_tensors(module.example_inputs)
             programs[name] = module
-            given = _examples(name, examples[name]) if name in examples else [positional]
+            given = _examples(name, examples[name]) if name in examples else [tuple(positional)]
             methods[name] = MethodDefinition(module.module(), given)
         else:
             if name not in examples and name not in named:
@@ -248,10 +252,3 @@ def _keywords(name: str, given: Any) -> list[Mapping[str, Any]]:
         f"example_kwarg_inputs of method {name!r} is a {type(given).__name__}; give a mapping of keyword arguments, "
         "such as {'mask': mask}, or a list of such mappings"
     )
-
-
-def _own_inputs(name: str, program: ExportedProgram) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    if program.example_inputs is None:
-        raise SourceError(f"the program of method {name!r} holds no example inputs, so nothing could be verified")
-    positional, keywords = own_tensors(program.example_inputs)
-    return tuple(positional), keywords

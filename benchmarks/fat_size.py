@@ -10,11 +10,11 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cold import arguments_of, export, temporary_folder
+from measuring import HERE, arguments_of, export, temporary_folder
 from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.reader import read_pte
 
-ZOO = Path(__file__).with_name("fat_size.yaml")
+ZOO = HERE / "fat_size.yaml"
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,15 @@ class Sizes:
         return max(self.payloads.values())
 
 
-def make(folder: Path) -> list[Path]:
-    """Lowers the zoo; returns the fat files."""
-    export(ZOO, folder)
-    return sorted((folder / "out").glob("*/*.pte"))
+def payloads_of(file: Path) -> dict[str, bytes | memoryview]:
+    """The payloads of a fat file, as separate files."""
+    container = open_fat(file).container
+    return {payload.name: container.rebuild(payload) for payload in container.payloads}
 
 
 def measure(file: Path) -> Sizes:
     """Sizes of a fat file and of its payloads."""
-    container = open_fat(file).container
-    contents = {payload.name: container.rebuild(payload) for payload in container.payloads}
+    contents = payloads_of(file)
     unique: dict[bytes, int] = {}
     rest = 0
     for content in contents.values():
@@ -69,7 +68,8 @@ def main() -> None:
     """Measures and prints."""
     arguments = arguments_of(__doc__).parse_args()
     with temporary_folder() as folder:
-        sizes = {file.parent.name: measure(file) for file in make(folder)}
+        export(ZOO, folder)
+        sizes = {file.parent.name: measure(file) for file in sorted((folder / "out").glob("*/*.pte"))}
     if arguments.json:
         derived = {name: {"sum": size.sum, "largest": size.largest} for name, size in sizes.items()}
         print(json.dumps({name: asdict(size) | derived[name] for name, size in sizes.items()}, indent=2))

@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from breadth import sources
+from measuring import exporting, markdown, temporary_folder, write_zoo
 
 DEFAULT = "bert,convbert,gpt2,t5,mamba,convnext,regnet,whisper,wav2vec2,speech_to_text"
 RECIPES = "xnnpack-fp32,xnnpack-int8-dynamic,xnnpack-int8-static"
@@ -49,14 +48,9 @@ def measure(names: list[str], recipes: list[str], folder: Path) -> Figures:
     """Lowers the models with the recipes."""
     (folder / "recurrent.py").write_text(RECURRENT, encoding="utf-8")
     models: dict[str, Any] = {name: {"builder": "recurrent:make", "kwargs": kwargs} for name, kwargs in KINDS.items()}
-    models |= {name: source for _, name, source in sources("*") if name in names}
-    zoo = {
-        "version": 1,
-        "models": {name: {"source": made, "recipes": recipes} for name, made in models.items() if name in names},
-    }
-    (folder / "zoo.yaml").write_text(json.dumps(zoo), encoding="utf-8")
-    command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--json", "--store", "store"]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=False)
+    models |= {name: source for _, name, source in sources("*", "xnnpack-fp32") if name in names}
+    zoo = write_zoo(folder, {name: {"source": models[name], "recipes": recipes} for name in names})
+    done = subprocess.run([*exporting(zoo, folder), "--json"], cwd=folder, stdout=subprocess.PIPE, check=False)
     return {
         model: {recipe: _figures(outcome) for recipe, outcome in by_recipe.items()}
         for model, by_recipe in json.loads(done.stdout)["models"].items()
@@ -75,8 +69,7 @@ def _figures(outcome: dict[str, Any]) -> dict[str, Any]:
 def table(figures: Figures, before: Figures) -> str:
     """A row for each model: share and size relative to fp32's file, by recipe; those before to the left of an arrow."""
     recipes = [recipe for recipe in next(iter(figures.values())) if recipe != "xnnpack-fp32"]
-    lines = ["model", "fp32, bytes", *(f"{recipe}: {what}" for recipe in recipes for what in ("share", "size / fp32"))]
-    rows = [lines, ["---", *("---:" for _ in lines[1:])]]
+    rows = [["model", "fp32, bytes", *(f"{name}: {what}" for name in recipes for what in ("share", "size / fp32"))]]
     for model, of_model in figures.items():
         plain = of_model["xnnpack-fp32"].get("size")
         cells = [model, f"{plain:,}" if plain else "failed"]
@@ -86,7 +79,7 @@ def table(figures: Figures, before: Figures) -> str:
             sizes = [f"{made['size'] / plain:.2f}" if plain and "size" in made else "-" for made in of_recipe]
             cells.append(" → ".join(sizes))
         rows.append(cells)
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return markdown(rows)
 
 
 def main() -> None:
@@ -97,8 +90,8 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        figures = measure(options.only.split(","), options.recipes.split(","), Path(folder))
+    with temporary_folder() as folder:
+        figures = measure(options.only.split(","), options.recipes.split(","), folder)
     if options.save:
         options.save.write_text(json.dumps(figures), encoding="utf-8")
     print(table(figures, json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}))

@@ -156,6 +156,9 @@ _PASSES_OF = {
 }
 """Fields of a lowering recipe -> the stages that read them."""
 
+_LAST = {StageType.TO_BACKEND, StageType.TO_EDGE_TRANSFORM_AND_LOWER, StageType.TO_EXECUTORCH}
+"""Stages after those over whole Edge programs."""
+
 
 def _last_stage(given: ExportRecipe) -> str | None:
     stages = given.pipeline_stages
@@ -173,7 +176,7 @@ def _last_stage(given: ExportRecipe) -> str | None:
             known = ", ".join(each.value for each in _AFTER[stage]) or "none"
             raise untranslatable("pipeline_stages", f"{stage.value} cannot {where}; stages before it are: {known}")
     for field, readers in _PASSES_OF.items():
-        if getattr(given.lowering_recipe, field, None) and _lowers(stages) and readers.isdisjoint(stages):
+        if getattr(given.lowering_recipe, field, None) and stages[-1] in _LAST and readers.isdisjoint(stages):
             names = " or ".join(sorted(stage.value for stage in readers))
             raise untranslatable("pipeline_stages", f"they leave out {names}, and there are {field}")
     last = stages[-1]
@@ -182,11 +185,6 @@ def _last_stage(given: ExportRecipe) -> str | None:
     if last not in _UNTIL:
         raise untranslatable("pipeline_stages", f"nothing is lowered by {last.value} alone")
     return _UNTIL[last]
-
-
-def _lowers(stages: Sequence[StageType]) -> bool:
-    """Whether the pipeline goes on after its stages over whole Edge programs."""
-    return stages[-1] in {StageType.TO_BACKEND, StageType.TO_EDGE_TRANSFORM_AND_LOWER, StageType.TO_EXECUTORCH}
 
 
 _FIELD = "executorch_backend_config"

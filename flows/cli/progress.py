@@ -70,7 +70,9 @@ def _table(rows: Sequence[Delivered], console: Console) -> Table:
         table = open_table(("model", "recipe", "status"), numbers)
         for made in rows:
             said = cells(made)
-            table.add_row(made.model, made.recipe, _status(made), *(said[name] for name in numbers if said))
+            at = f" at {made.failure.step.partition('/')[0]}" if made.failure else ""  # all of it is above the table
+            status = Text(made.status + at, _STYLES[made.status], overflow="fold")
+            table.add_row(made.model, made.recipe, status, *(said[name] for name in numbers if said))
         if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
             break
     return table
@@ -174,11 +176,6 @@ def print_published(published: Published) -> None:
         console.print(Text(f"{rolled_back}; {accept}", "yellow"), soft_wrap=True)
     if published.removed:
         console.print(Text(f"{len(published.removed)} old releases are removed"))
-
-
-def _status(recipe: Delivered) -> Text:
-    at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # all of it is above the table
-    return Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
 
 
 _KEEPS_FILES = "gate"  # the stage whose failures are printed when the model is done, with where its file is kept

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ...artifacts.store import Store
     from ...configs.verification import VerifyBounds
     from ...formats.pte.contents import Method, ValueSpec
-    from ...runtime import LoadedProgram
     from ...tasks.results.figures import Figures
 
 
@@ -98,16 +97,11 @@ def run_file(  # noqa: PLR0913 - one parameter per option
         )
         return
     typer.echo(f"load {load_time:.3f} ms, {printable(method)} {run_time:.3f} ms", err=True)
-    _print_report(loaded)
-    typer.echo("\n".join(map(_line, described)))
-
-
-def _print_report(loaded: LoadedProgram) -> None:
-    """Names the payload that ran, and why those before it did not."""
-    if loaded.payload is not None:
+    if loaded.payload is not None:  # which ran, and why those before it did not
         passed_over = [line for line in loaded.report if ": passed over: " in line]
         for line in (*passed_over, f"{loaded.payload}: ran"):
             typer.echo(printable(line), err=True)
+    typer.echo("\n".join(map(_line, described)))
 
 
 def _random_inputs(method: Method, seed: int) -> list[Any]:
@@ -220,7 +214,10 @@ def verify_files(
     The inputs and eager's outputs come from the store that the files were made with. One that fails does not keep the
     others from being verified.
     """
-    command = _words(device)
+    try:
+        command = shlex.split(device)
+    except ValueError as error:
+        raise InputError(f"--device {device!r}: {error}") from error
     several = len(files) > 1 or files[0].is_dir()
     made = [_read_made(file) for file in _expanded(files)]
     with open_existing_store(store) as opened:
@@ -275,13 +272,6 @@ def _expanded(paths: Sequence[Path]) -> list[Path]:
             raise InputError(f"there is no .pte file in {path}")
         files += inside
     return list(dict.fromkeys(files))
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise InputError(f"--device {command!r}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ...errors import InputError, ObjectDamaged, ObjectMissing
 from ...tasks.results.delivered import Delivered, delivered_by
 from ..reports.comparison import Limit, compared, regressions, weight_files
 from ..reports.snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
-from .publish import known_results, publish
+from .publish import Results
 from .records import ReleasedFile, names_release
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ def find_side(text: str, open_store: Callable[[], Store]) -> Side:
     """
     path = Path(text)
     if names_release(text):
-        return _release_side(text)
+        from .releases import open_release  # noqa: PLC0415 - imports fsspec
+
+        releases, release = open_release(text)
+        files = releases.manifest(release).files
+        return Side(text, {name: File.of_release(releases, released) for name, released in files})
     if path.is_dir():
         return _folder_side(text, path)
     if path.exists():
@@ -200,14 +204,6 @@ def _folder_side(title: str, folder: Path) -> Side:
     return Side(title, {name: File.at(path) for name, path in paths.items()})
 
 
-def _release_side(title: str) -> Side:
-    from .releases import open_release  # noqa: PLC0415 - imports fsspec
-
-    releases, name = open_release(title)
-    files = releases.manifest(name).files
-    return Side(title, {name: File.of_release(releases, released) for name, released in files})
-
-
 def _run_side(title: str, run: RunRecord, store: Store) -> Side:
     files: dict[str, File] = {}
     absent: dict[str, str] = {}
@@ -254,6 +250,6 @@ def _rebuild(store: Store, made: Delivered, folder: Path) -> Path | None:
     try:
         store.fetch(report)
         provenance = json.loads(store.local.read_artifact(report))
-        return publish(store, replace(made, recipe="file"), provenance, folder, known_results(store, folder)).path
+        return Results(store, folder).publish(replace(made, recipe="file"), provenance).path
     except (ObjectMissing, ObjectDamaged):
         return None

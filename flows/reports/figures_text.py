@@ -210,7 +210,9 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
             last = path[-1]
             top1 = _format_top1(last.figures) if last.figures else ""
             ratios = {rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path}
-            rows.append((f"{file}{_format_suffix(last)}", ratios | ({"top-1": top1} if top1 else {})))
+            payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
+            method = "" if last.method == "forward" else f" {last.method}"
+            rows.append((f"{file}{payload}{method}", ratios | ({"top-1": top1} if top1 else {})))
     columns = [name for name in (*_RUNGS, "top-1") if any(name in cells for _, cells in rows)]
     table = open_table(["SQNR against eager"], columns)
     for name, cells in rows:
@@ -229,9 +231,3 @@ def _format_accuracy(made: Delivered) -> str:
 def _format_top1(worst: Worst) -> str:
     """A percentage; empty if no output is a classifier's."""
     return "" if worst.top1 is None else f"{100 * worst.top1:.1f} %"
-
-
-def _format_suffix(last: Rung) -> str:
-    """Distinguishes the rows of a file: specializations of a fat one, and methods other than `forward`."""
-    payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
-    return payload if last.method == "forward" else f"{payload} {last.method}"

@@ -187,7 +187,11 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
     )
     environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short}
     delivered = delivered_by(record)
-    models = [_model(record, name, made.values(), earlier, out) for name, made in delivered.items()]
+    models = []
+    for name, recipes in delivered.items():
+        files = {made.recipe: _file(made, earlier, out) if made.path else FileReport(made) for made in recipes.values()}
+        stages = sorted(record.models.get(name, ()), key=lambda stage: -stage.seconds)
+        models.append(ModelReport(name, files, tuple(stages)))
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=Markup(mark),  # noqa: S704 - a digest
@@ -202,14 +206,6 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
         width=_WIDTH,
         height=_HEIGHT,
     )
-
-
-def _model(
-    record: RunRecord, name: str, recipes: Iterable[Delivered], earlier: Sequence[RunRecord], out: Path
-) -> ModelReport:
-    files = {made.recipe: _file(made, earlier, out) if made.path else FileReport(made) for made in recipes}
-    stages = sorted(record.models.get(name, ()), key=lambda stage: -stage.seconds)
-    return ModelReport(name, files, tuple(stages))
 
 
 def _file(made: Delivered, earlier: Sequence[RunRecord], out: Path) -> FileReport:

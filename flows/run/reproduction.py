@@ -124,17 +124,13 @@ def _recorded(released: ReleasedFile, what: str) -> _Run:
 
 def _prepare(recorded: _Run, released: ReleasedFile, name: str, source: Path) -> LoadedZoo:
     """The zoo to lower; raises InputError with everything that is not as it was, and how to get it."""
-    folder = _zoo_folder(recorded, source)
+    below = git_folder(source.absolute()) if recorded.commit else None
+    root = (source.absolute(), *source.absolute().parents)[len(Path(below or "").parts)]
+    folder = root / recorded.request.folder
     problems = [*_other_sources(recorded, folder), *_other_versions(recorded, released.provenance["toolchain"])]
     if problems:
         raise InputError("\n  ".join((f"{name} was not made with what is here, and nothing was built:", *problems)))
     return recorded.request.load(folder)
-
-
-def _zoo_folder(recorded: _Run, source: Path) -> Path:
-    below = git_folder(source.absolute()) if recorded.commit else None
-    root = (source.absolute(), *source.absolute().parents)[len(Path(below or "").parts)]
-    return root / recorded.request.folder
 
 
 def _other_sources(recorded: _Run, folder: Path) -> Iterator[str]:

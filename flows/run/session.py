@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ... import __version__
 from ...artifacts.digest import digest_json
 from ...artifacts.files import remove_abandoned_files
-from ...artifacts.known_files import KnownFiles
 from ...artifacts.runs import ReleaseOutcome, RunRecord, RunStatus, StageOutcome, run_lease
 from ...artifacts.store import Store, open_store
 from ...configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split_source
@@ -31,7 +30,7 @@ from ...tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory_fo
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.recipe_checks import torchao_calls
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
-from ..releases.publish import Publication, check_folders, known_results
+from ..releases.publish import Publication, Results, check_folders
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace, expected_stages
@@ -256,7 +255,7 @@ class Session:
         try:
             with self._recording:
                 self.store.runs.write(record)
-            self.known_files.save()
+            self.results.known.save()
             self.store.inputs.save()
             self.whole_models.save()
         except StoreError as error:
@@ -357,9 +356,9 @@ class Session:
         return Origin.of(self.loaded, model, debug=self.request.debug).to_json() if self.loaded else None
 
     @cached_property
-    def known_files(self) -> KnownFiles:
-        """What is known of the files in the folder for results."""
-        return known_results(self.store, self.out)
+    def results(self) -> Results:
+        """The folder for results."""
+        return Results(self.store, self.out)
 
     @cached_property
     def whole_models(self) -> WholeModels:
