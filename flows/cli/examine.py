@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import InputError, first_line, printable
+from ...errors import InputError, convert_os_errors, first_line, printable
 from ..prefect.settings import quiet_console, server_configured
 from ..reports.figures_text import format_error, format_sqnr, open_table, rungs_table
 from ..run.interrupt import leave_interrupted
@@ -54,7 +54,7 @@ def bisect_recipe(
     """
     from ...tasks.results.numerics import DROP_DB
     from ..prefect.run_flow import open_configured
-    from ..run.examine import bisect, check_plot, write_plot
+    from ..run.examine import bisect, check_plot, draw
     from .progress import observe
 
     model, _, recipe = name.partition("/")
@@ -69,7 +69,8 @@ def bisect_recipe(
     except KeyboardInterrupt:
         leave_interrupted()
     if plot:
-        write_plot(bisection, plot)
+        with convert_os_errors(InputError, f"the plot cannot be written to {plot}"):
+            plot.write_bytes(draw(bisection))
     if server_configured():
         _publish(bisection)
     if as_json:
@@ -204,7 +205,7 @@ def _check_server(*, as_json: bool) -> None:
     if not server_configured():
         raise InputError("there is no Prefect server to look at; set PREFECT_API_URL")
     quiet_console()
-    from ..prefect.server_health import check_server
+    from ..prefect.server import check_server
 
     checks = check_server()
     if as_json:

@@ -19,13 +19,12 @@ import typer
 from ... import __version__
 from ...errors import InputError, PteforgeError
 from ..run.interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
-from .diff import diff
 from .examine import bisect_recipe, doctor
 from .export import deploy, export, init, plan, serve
 from .fat import extract_payload, merge_files, thin_file
 from .inspect import inspect_file, show_metadata
 from .release import app as release_app
-from .release import publish, reproduce_file
+from .release import diff, publish, reproduce_file
 from .run import run_file, verify_files
 from .store import app as store_app
 from .store import runs, why

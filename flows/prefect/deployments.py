@@ -34,7 +34,7 @@ from ..run.request import ExportRequest
 from ..run.select import publication_of, select_models
 from ..run.session import load
 from .pool import model_deployment
-from .server_health import wait_for_schedule
+from .server import wait_for_schedule
 from .zoo_flow import export_model, export_zoo
 
 ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_zoo"  # with dots: a path of modules, not of a file

@@ -71,7 +71,7 @@ def store_url(store: str | None) -> str | None:
     """The URL of a store that may be named by a Prefect block."""
     if store is None or not store.startswith(BLOCK):
         return store
-    from .blocks import open_block  # noqa: PLC0415 - imports Prefect, which is slow
+    from .server import open_block  # noqa: PLC0415 - imports Prefect, which is slow
 
     return open_block(store.removeprefix(BLOCK))
 
