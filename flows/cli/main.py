@@ -168,16 +168,12 @@ def _common(
 ) -> None:
     """Options before the subcommand."""
     del version
-    _log_to_stderr(logging.INFO if verbose else logging.WARNING)
-
-
-def _log_to_stderr(level: int) -> None:
-    """Shows pteforge's log only: Prefect logs to its server, and stages' output is captured."""
+    # only pteforge's log is shown: Prefect logs to its server, and stages' output is captured
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     ours = logging.getLogger("pteforge")
     ours.handlers = [handler]
-    ours.setLevel(level)
+    ours.setLevel(logging.INFO if verbose else logging.WARNING)
     ours.propagate = False
 
 

@@ -74,12 +74,22 @@ def runs(
     from rich import box
     from rich.table import Table
 
+    from ...tasks.results.delivered import delivered_by
+
     with open_existing_store(store) as opened:
         shown_runs = list(islice(opened.runs, limit))
         statuses = _statuses(opened, shown_runs)
     if as_json:
         shown = [
-            {**run.to_json(), "status": statuses[run.id], "models": _counts(run), "files": _described(run)}
+            {
+                **run.to_json(),
+                "status": statuses[run.id],
+                "models": _counts(run),
+                "files": {
+                    model: {recipe: made.described() for recipe, made in recipes.items()}  # as `export --json` says it
+                    for model, recipes in delivered_by(run).items()
+                },
+            }
             for run in shown_runs
         ]
         print_json({"runs": shown})
@@ -113,16 +123,6 @@ def _statuses(store: Store, known: Sequence[RunRecord]) -> dict[str, str]:
             held = store.leases.held(store.clock())
             statuses |= {run.id: "lost" for run in known if run.status == "running" and not lives(run, held)}
     return statuses
-
-
-def _described(run: RunRecord) -> dict[str, Any]:
-    """What it made of each model and recipe, as ``pteforge export --json`` says it."""
-    from ...tasks.results.delivered import delivered_by
-
-    return {
-        model: {recipe: made.described() for recipe, made in recipes.items()}
-        for model, recipes in delivered_by(run).items()
-    }
 
 
 def _counts(run: RunRecord) -> dict[str, Counter[str]]:

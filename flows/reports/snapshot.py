@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -122,45 +121,34 @@ def _numerics(worst: Worst, prefix: str) -> Iterator[tuple[Item, Value]]:
     yield Item("numerics", f"{prefix}max abs error"), worst.max_abs_error
 
 
-@contextmanager
-def _plain_files(path: Path) -> Iterator[Mapping[str, Path]]:
-    """Payload name to a plain `.pte`, rebuilt in a temporary folder; a plain file itself has the name ``""``.
+def _contents(path: Path) -> Facts:
+    """The metadata of a file, and the contents of a plain one or the payloads of a fat one.
 
     Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
     """
-    if not is_fat(open_pte(path)):
-        yield {"": path}
-        return
-    container = open_fat(path, weight_files(path)).container
-    with TemporaryDirectory(prefix="pteforge-") as folder:
-        files = {payload.name: Path(folder) / f"{index}.pte" for index, payload in enumerate(container.payloads)}
-        for payload in container.payloads:
-            container.write(payload, files[payload.name])
-        yield files
-
-
-def _contents(path: Path) -> Facts:
-    """The metadata of a file, and the contents of a plain one or the payloads of a fat one."""
     metadata = {
         Item("metadata", key): ", ".join(map(str, value)) if isinstance(value, list) else value
         for key, value in metadata_json(read_metadata(path)).items()
     }
-    contents = _inside(path)
+    contents = _fat(path) if is_fat(open_pte(path)) else _plain(path, "", weight_files(path))
     return replace(contents, known={**contents.known, **metadata})
 
 
-def _inside(path: Path) -> Facts:
-    """The contents of a plain file, or the payloads of a fat one."""
+def _fat(path: Path) -> Facts:
+    """The payloads of a fat file, each rebuilt in a temporary folder."""
     known: dict[Item, Value] = {}
-    with _plain_files(path) as files:
-        if "" in files:
-            return _plain(path, "", weight_files(path))
-        for weights in weight_files(path):
-            known[Item("file", "weights (.ptd)")] = Content(weights.stat().st_size, digest_file(weights))
-        known[Item("payloads", "by preference")] = ", ".join(files)
-        for name, file in files.items():
+    parts: dict[str, Facts] = {}
+    for weights in weight_files(path):
+        known[Item("file", "weights (.ptd)")] = Content(weights.stat().st_size, digest_file(weights))
+    container = open_fat(path, weight_files(path)).container
+    known[Item("payloads", "by preference")] = ", ".join(dict.fromkeys(payload.name for payload in container.payloads))
+    with TemporaryDirectory(prefix="pteforge-") as folder:
+        for index, payload in enumerate(container.payloads):
+            file, name = Path(folder) / f"{index}.pte", payload.name
+            container.write(payload, file)
             known[Item("payloads", name)] = Content(file.stat().st_size, digest_file(file))
-        return Facts(known, parts={f"payload {name}": _plain(file, f"{name}: ", ()) for name, file in files.items()})
+            parts[f"payload {name}"] = _plain(file, f"{name}: ", ())
+    return Facts(known, parts=parts)
 
 
 def _plain(path: Path, prefix: str, weights: Sequence[Path]) -> Facts:

@@ -182,7 +182,7 @@ def _make(loaded: LoadedZoo, origin: Origin, name: str, folder: Path, observe: O
     with open_store(str(folder / "store")) as store, Workers(jobs=jobs) as workers:
         executor = Executor(store, workers)
         asked = ExportRequest(zoo=loaded.files[0], out=folder / "out", debug=origin.debug)
-        session = Session(loaded.zoo.name, models, executor, workers, asked, workers.jobs)
+        session = Session(loaded, models, executor, workers, asked)
         with observe(session):
             session.check_names()
             asyncio.run(lower_rest(session, session.local_runner()))

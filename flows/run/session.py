@@ -65,15 +65,11 @@ class NullZooObserver(NullObserver):
 class Session:
     """One run."""
 
-    zoo: str
+    loaded: LoadedZoo
     models: tuple[PlannedModel, ...]
     executor: Executor
     workers: Workers  # processes for stages; started when the first stage has to run
     request: ExportRequest  # what was asked for
-    jobs: int  # stages at once, in each process that runs stages
-    place: RunConfig = field(default_factory=RunConfig)  # where they run
-    zoo_digest: str = ""  # SHA-256 of the zoo after includes and overrides
-    loaded: LoadedZoo | None = None  # the zoo, if there is a file of it
     publication: Publication | None = None  # what becomes of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=NullZooObserver)
@@ -94,6 +90,16 @@ class Session:
     _ended: Event = field(default_factory=Event)  # set before the last record is written
 
     @property
+    def zoo(self) -> str:
+        """The zoo's name."""
+        return self.loaded.zoo.name
+
+    @property
+    def place(self) -> RunConfig:
+        """Where stages run."""
+        return self.loaded.zoo.run
+
+    @property
     def store(self) -> Store:
         return self.executor.store
 
@@ -109,7 +115,7 @@ class Session:
     @property
     def at_once(self) -> int:
         """Stages that run at once, of all processes that are known."""
-        return self.jobs * (self.place.processes or 1)
+        return self.workers.jobs * (self.place.processes or 1)
 
     @property
     def submitted_at_once(self) -> int:
@@ -119,7 +125,7 @@ class Session:
 
     @property
     def _submitted_here(self) -> int:
-        return 2 * self.jobs + 2
+        return 2 * self.workers.jobs + 2
 
     def local_runner(self) -> LocalRunner:
         """Runs stages in this machine's workers, without Prefect."""
@@ -302,8 +308,7 @@ class Session:
             file, copied = Path(other.zoo_file), other.parameters.get("store") != record.parameters.get("store")
             return not copied and file.is_file() and not file.samefile(record.zoo_file)
         models = {*other.models, *other.files}
-        known = {*self.loaded.zoo.models} if self.loaded else {model.name for model in self.models}
-        return bool(models) and not models & known
+        return bool(models) and models.isdisjoint(self.loaded.zoo.models)
 
     def describe(self, status: RunStatus) -> RunRecord:
         """The run's record as of now."""
@@ -351,9 +356,9 @@ class Session:
         except Exception as error:  # noqa: BLE001 - the files are made, whatever is wrong with the page
             _log.warning("the page about the run is not written: %s: %s", type(error).__name__, first_line(error))
 
-    def origin(self, model: str) -> dict[str, Any] | None:
+    def origin(self, model: str) -> dict[str, Any]:
         """The JSON of what a model's files are made from."""
-        return Origin.of(self.loaded, model, debug=self.request.debug).to_json() if self.loaded else None
+        return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
 
     @cached_property
     def results(self) -> Results:
@@ -363,7 +368,7 @@ class Session:
     @cached_property
     def whole_models(self) -> WholeModels:
         """The models that the ledger had whole the last time."""
-        return WholeModels(self.executor, str(self.loaded.files[0] if self.loaded else self.zoo))
+        return WholeModels(self.executor, str(self.loaded.files[0]))
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -374,8 +379,8 @@ class Session:
             "started": self.began.isoformat(timespec="milliseconds"),
             "host": platform.node(),
             "version": __version__,
-            "commit": git_commit(self.loaded.files[0].parent) if self.loaded else "",
-            "zoo_digest": self.zoo_digest,
+            "commit": git_commit(self.loaded.files[0].parent),
+            "zoo_digest": digest_json(self.loaded.zoo.model_dump(mode="json", exclude={"run", "publish"})),
         }
 
 
@@ -423,16 +428,5 @@ def open_session(
         jobs = max(1, (os.cpu_count() or 1) // place.processes)
     workers = Workers(jobs=jobs, memory=stage_memory(place))
     with open_store(store_url(request.store)) as opened, workers:
-        yield Session(
-            zoo=loaded.zoo.name,
-            models=selected,
-            executor=Executor(opened, workers, refresh=run if request.refresh else ""),
-            workers=workers,
-            request=request,
-            jobs=workers.jobs,
-            place=place,
-            zoo_digest=digest_json(loaded.zoo.model_dump(mode="json", exclude={"run", "publish"})),
-            loaded=loaded,
-            publication=publication,
-            id=run,
-        )
+        executor = Executor(opened, workers, refresh=run if request.refresh else "")
+        yield Session(loaded, selected, executor, workers, request, publication, id=run)
