@@ -23,8 +23,6 @@ class Payload:
     """One payload of one recipe's file.
 
     Attributes:
-        recipe: name of the recipe.
-        payload: name of the payload.
         accuracy: share of test images that are classified correctly.
         drop: eager's accuracy minus this.
         size: bytes of the payload as a separate file.

@@ -89,21 +89,13 @@ BACKENDS = {"vulkan": ("VulkanBackend",), "xnnpack": ("XnnpackBackend",), "porta
 
 @dataclass(frozen=True)
 class FatModel:
-    """A fat file, and its payload that runs on this machine.
-
-    Attributes:
-        model: name of the model.
-        payload: name of the payload.
-        file: the fat file.
-        bare: the payload as a separate file.
-        inputs: input arguments for nfat_run.
-    """
+    """A fat file, and its payload that runs on this machine."""
 
     model: str
     payload: str
     file: Path
-    bare: Path
-    inputs: tuple[str, ...]
+    bare: Path  # the payload as a separate file
+    inputs: tuple[str, ...]  # arguments for nfat_run
 
 
 def weights(folder: Path) -> Iterator[FatModel]:

@@ -19,27 +19,13 @@ ZOO = HERE / "fat_size.yaml"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of one model's files.
+    """Bytes of one model's files."""
 
-    Attributes:
-        payloads: of each payload as a separate file.
-        segments: of all payloads, if equal segments were stored once.
-        fat: of the fat file.
-    """
-
-    payloads: dict[str, int]
-    segments: int
+    payloads: dict[str, int]  # as separate files
+    segments: int  # of all payloads, if equal segments were stored once
     fat: int
-
-    @property
-    def sum(self) -> int:
-        """Size of all payloads as separate files."""
-        return sum(self.payloads.values())
-
-    @property
-    def largest(self) -> int:
-        """Size of the largest payload: about the lower bound for a file with all payloads."""
-        return max(self.payloads.values())
+    sum: int  # of all payloads
+    largest: int  # of the payloads: about the lower bound for a file with all of them
 
 
 def payloads_of(file: Path) -> dict[str, bytes | memoryview]:
@@ -57,11 +43,9 @@ def measure(file: Path) -> Sizes:
         pieces = [content[segment.offset : segment.offset + segment.size] for segment in read_pte(content).segments]
         unique |= {hashlib.sha256(piece).digest(): len(piece) for piece in pieces}
         rest += len(content) - sum(map(len, pieces))
-    return Sizes(
-        payloads={name: len(content) for name, content in contents.items()},
-        segments=sum(unique.values()) + rest,
-        fat=file.stat().st_size,
-    )
+    sizes = {name: len(content) for name, content in contents.items()}
+    segments, fat = sum(unique.values()) + rest, file.stat().st_size
+    return Sizes(sizes, segments, fat, sum(sizes.values()), max(sizes.values()))
 
 
 def main() -> None:
@@ -71,8 +55,7 @@ def main() -> None:
         export(ZOO, folder)
         sizes = {file.parent.name: measure(file) for file in sorted((folder / "out").glob("*/*.pte"))}
     if arguments.json:
-        derived = {name: {"sum": size.sum, "largest": size.largest} for name, size in sizes.items()}
-        print(json.dumps({name: asdict(size) | derived[name] for name, size in sizes.items()}, indent=2))
+        print(json.dumps({name: asdict(size) for name, size in sizes.items()}, indent=2))
         return
     print(f"{'bytes':<20}{'payloads':<32}{'sum':>12}{'segments':>12}{'fat':>12}{'largest':>12}{'fat/largest':>13}")
     for name, size in sizes.items():

@@ -22,19 +22,12 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Zoo:
-    """A zoo file, and what it names.
-
-    Attributes:
-        file: the zoo file.
-        builders: by name of the model.
-        recipes: of every model, for the peer.
-        files: names of the files that pteforge makes of every model: those of the recipes, or one fat file.
-    """
+    """A zoo file, and what it names."""
 
     file: Path
-    builders: Mapping[str, str]
-    recipes: tuple[str, ...]
-    files: tuple[str, ...]
+    builders: Mapping[str, str]  # by name of the model
+    recipes: tuple[str, ...]  # of every model, for the peer
+    files: tuple[str, ...]  # that pteforge makes of every model: those of the recipes, or one fat file
 
 
 STARTER = {
@@ -56,20 +49,13 @@ ZOOS = {
 
 @dataclass(frozen=True)
 class Lowering:
-    """One file to make.
-
-    Attributes:
-        file: path of the result in the output folder, the same as pteforge's.
-        module: the eager module, in eval mode.
-        example_inputs: positional arguments to trace with.
-        partitioners: for delegation, as the target of the recipe has them; None for the portable one.
-    """
+    """One file to make."""
 
     recipe: str
-    file: Path
-    module: Any
+    file: Path  # of the result in the output folder, the same as pteforge's
+    module: Any  # eager, in eval mode
     example_inputs: tuple[Any, ...]
-    partitioners: Sequence[Any] | None
+    partitioners: Sequence[Any] | None  # as the target of the recipe has them; None for the portable one
 
 
 def lowerings(zoo: str) -> Iterator[Lowering]:

@@ -27,7 +27,7 @@ from ...tasks.stages.edge_manager_passes import EdgeManagerPasses
 from ...tasks.stages.export import Export
 from ...tasks.stages.preprocess import Preprocess
 from ...tasks.stages.quantize import Quantize
-from .lowering import edge_options, import_path, manager_passes, specialization, untranslatable
+from .lowering import edge_options, import_path, import_paths, manager_passes, specialization, untranslatable
 from .quantization import quantize, source_transforms
 
 _BOUNDS = {"quantize": 20.0, "source_transforms": 12.0}
@@ -112,8 +112,7 @@ def translate(given: ExportRecipe) -> Translated:
             output=Output(external_data=external_data(given.executorch_backend_config)),
             specializations=(payload,),
             aten_passes=tuple(
-                AtenPass(callable=import_path(function, f"aten_transform_passes[{position}]"))
-                for position, function in enumerate(given.aten_transform_passes or ())
+                AtenPass(callable=path) for path in import_paths(given.aten_transform_passes, "aten_transform_passes")
             ),
             fold_batch_norms=not reads,
             edge=edge_options(lowering, stages),

@@ -8,11 +8,12 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from ... import __version__
 from ...artifacts.records import Record
@@ -92,7 +93,10 @@ def reproduce(
     released = files[name]
     recorded = _recorded(released, f"{name} of the release {release}")
     loaded = _prepare(recorded, released, name, source)
-    with TemporaryDirectory(prefix="pteforge-reproduce-") as folder, _own_cache(Path(folder) / "cache"):
+    with (
+        TemporaryDirectory(prefix="pteforge-reproduce-") as folder,
+        patch.dict(os.environ, PTEFORGE_CACHE=f"{folder}/cache"),  # of this process, and of workers that it starts
+    ):
         made = _make(loaded, recorded.request, name, Path(folder), observe, jobs)
         before, after = File.of_release(releases, released), File.at(made)
         sha256 = released.file.sha256
@@ -159,19 +163,6 @@ def _other_versions(recorded: _Run, toolchain: Mapping[str, str]) -> Iterator[st
             number = version.partition(" ")[0]
             build = ", from the same wheel" if (present or "").partition(" ")[0] == number else ""
             yield f"{name} {version}: here is {present or 'none'}; pip install '{name}=={number}'{build}"
-
-
-@contextmanager
-def _own_cache(folder: Path) -> Iterator[None]:
-    """Gives this process, and the workers that it starts, another cache folder."""
-    before = os.environ.get("PTEFORGE_CACHE")
-    os.environ["PTEFORGE_CACHE"] = str(folder)
-    try:
-        yield
-    finally:
-        del os.environ["PTEFORGE_CACHE"]
-        if before is not None:
-            os.environ["PTEFORGE_CACHE"] = before
 
 
 def _make(loaded: LoadedZoo, origin: Origin, name: str, folder: Path, observe: Observe, jobs: int | None) -> Path:
