@@ -86,7 +86,9 @@ def runs(
                 "status": statuses[run.id],
                 "models": _counts(run),
                 "files": {
-                    model: {recipe: made.described() for recipe, made in recipes.items()}  # as `export --json` says it
+                    model: {
+                        recipe: result.described() for recipe, result in recipes.items()
+                    }  # as `export --json` says it
                     for model, recipes in delivered_by(run).items()
                 },
             }

@@ -57,16 +57,16 @@ class Results:
         self.known = KnownFiles(store.local.root, f"published/{digest_bytes(str(out).encode())}")
         self._store = store
 
-    def publish(self, made: Delivered, provenance: Mapping[str, Any]) -> Delivered:
+    def publish(self, result: Delivered, provenance: Mapping[str, Any]) -> Delivered:
         """Writes `.pte`, `.ptd`, `.json`, `.found.yaml` and assets; returns where they are, and their digests.
 
         Removes an earlier rejected file. `provenance` has the run under ``run``; if an earlier run wrote the same of
         the same file, its provenance stays. Creates the folder if needed; raises StoreUnusable if it cannot be written.
         """
-        recipe, parts, folder = made.recipe, made.parts, self.out / made.model
+        recipe, parts, folder = result.recipe, result.parts, self.out / result.model
         path, rejected = folder / f"{recipe}.pte", folder / f"{recipe}.rejected.pte"
         without_run = {name: value for name, value in provenance.items() if name != "run"}  # it decides nothing
-        digests = {**made.digests, "json": digest_json(without_run)}
+        digests = {**result.digests, "json": digest_json(without_run)}
         with _write_errors(path):
             self._write_files(parts["file"], parts.get("data"), path)
             if "assets" in parts:
@@ -77,8 +77,8 @@ class Results:
             _write_provenance(path.with_suffix(".json"), provenance)
             self.known.note(path.with_suffix(".json"), digests["json"])
             without_search = folder / f"{recipe}{FOUND}"
-            if made.search:
-                content = found_recipe(made, made.search)
+            if result.search:
+                content = found_recipe(result, result.search)
                 digests[FOUND[1:]] = digest_bytes(content)
                 if self.known.sha256(without_search) != digests[FOUND[1:]]:
                     replace_file(without_search, content, folder)
@@ -87,7 +87,7 @@ class Results:
         for outdated in (rejected, rejected.with_suffix(".ptd")):
             with convert_os_errors(StoreUnusable, f"cannot remove {outdated}, which is out of date"):
                 outdated.unlink(missing_ok=True)
-        return replace(made, path=path, digests=digests)
+        return replace(result, path=path, digests=digests)
 
     def has(self, model: str, recipes: Iterable[Delivered]) -> bool:
         """Whether the files of a model's recipes and their assets are there, and no other files of these recipes."""
@@ -96,11 +96,11 @@ class Results:
             names = os.listdir(folder)  # noqa: PTH208 - a rerun looks at thousands of files: no `Path`
         except OSError:
             return False
-        for made in recipes:
-            files = {f"{made.recipe}.{ending}": digest for ending, digest in made.digests.items()}
-            if {name for name in names if name.startswith(f"{made.recipe}.")} != files.keys():
+        for result in recipes:
+            files = {f"{result.recipe}.{ending}": digest for ending, digest in result.digests.items()}
+            if {name for name in names if name.startswith(f"{result.recipe}.")} != files.keys():
                 return False
-            if not all(self.known.knows(f"{folder}/{name}", of) for name, of in {**files, **made.assets}.items()):
+            if not all(self.known.knows(f"{folder}/{name}", of) for name, of in {**files, **result.assets}.items()):
                 return False
         return True
 
@@ -111,7 +111,7 @@ class Results:
             self._write_files(file, data, path)
         return path
 
-    def publish_debug_files(self, made: Delivered, payloads: Iterable[str]) -> None:
+    def publish_debug_files(self, result: Delivered, payloads: Iterable[str]) -> None:
         """Writes ``<recipe>.etrecord`` and ``<recipe>.debug.json``; for fat files ``<recipe>.<payload>.etrecord`` each.
 
         Earlier files that are not written again are removed: an ETRecord does not name the file that it describes.
@@ -119,12 +119,12 @@ class Results:
         `payloads` are all names that payloads of the recipe may have. Raises StoreUnusable if the folder cannot be
         written.
         """
-        store, start = self._store, self.out / made.model / made.recipe
+        store, start = self._store, self.out / result.model / result.recipe
         records = {payload: Path(f"{start}{payload and '.'}{payload}.etrecord") for payload in ("", *payloads)}
         maps_path = Path(f"{start}.debug.json")
         maps: dict[str, dict[str, Any]] = {}
         with convert_os_errors(StoreUnusable, f"cannot write next to {start}.pte"):
-            for payload, outputs in made.debugging.items():
+            for payload, outputs in result.debugging.items():
                 record = outputs.pop("etrecord")
                 path = records.pop(payload)
                 for ref in outputs.values():
@@ -149,13 +149,13 @@ class Results:
                     write_payload(payload, self._store.local, target)
 
 
-def found_recipe(made: Delivered, search: FoundLayers) -> bytes:
+def found_recipe(result: Delivered, search: FoundLayers) -> bytes:
     """YAML of a recipe that makes the file that a search has found, without searching again."""
     passes = sum(attempt.passes for attempt in search.attempts)
-    comment = f"Found for {made.model!r}: {len(search.attempts)} files were scored, {passes} of them passed."
+    comment = f"Found for {result.model!r}: {len(search.attempts)} files were scored, {passes} of them passed."
     quantize = {"search": None, "exclude": list(search.exclude)}
     written = yaml.safe_dump(
-        {"recipes": {f"{made.recipe}-found": {"extends": made.recipe, "quantize": quantize}}}, sort_keys=False
+        {"recipes": {f"{result.recipe}-found": {"extends": result.recipe, "quantize": quantize}}}, sort_keys=False
     )
     return f"# {comment}\n{written}".encode()
 
@@ -226,13 +226,13 @@ class Publication:
 
     def publish_results(self, results: Sequence[Delivered], record: RunRecord) -> Published | None:
         """Releases the files of a run that made all of them, else logs why not. Raises as `publish`."""
-        if reason := self.skipped or (_INCOMPLETE if any(made.failure for made in results) else ""):
+        if reason := self.skipped or (_INCOMPLETE if any(result.failure for result in results) else ""):
             _log.warning("nothing is published: %s", reason)
             return None
         from .contents import read_contents  # noqa: PLC0415 - see above
 
         files: dict[str, dict[str, Path]] = {}
-        for made in results:
-            if made.path:
-                files.setdefault(made.model, {})[made.recipe] = made.path
+        for result in results:
+            if result.path:
+                files.setdefault(result.model, {})[result.recipe] = result.path
         return self.publish(read_contents(record.zoo, files, [record]))

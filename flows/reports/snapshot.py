@@ -80,7 +80,7 @@ CONTENTS, PROVENANCE = "contents", "provenance"
 class Snapshot:
     """A file at one time."""
 
-    made: Delivered
+    result: Delivered
     facts: Facts
 
     @classmethod
@@ -89,29 +89,29 @@ class Snapshot:
         return cls.of(read_delivered(path)).with_contents(_contents(path))
 
     @classmethod
-    def of(cls, made: Delivered) -> Snapshot:
+    def of(cls, result: Delivered) -> Snapshot:
         """What is known of a file without reading it."""
-        known: dict[Item, Value] = {Item("file", "size"): Size(made.size), Item("file", "SHA-256"): made.sha256}
-        return cls(made, Facts(known, parts={PROVENANCE: Facts(dict(_recorded(made)))} if made.figures else {}))
+        known: dict[Item, Value] = {Item("file", "size"): Size(result.size), Item("file", "SHA-256"): result.sha256}
+        return cls(result, Facts(known, parts={PROVENANCE: Facts(dict(_recorded(result)))} if result.figures else {}))
 
     def with_contents(self, contents: Facts) -> Snapshot:
         """The same with other facts about what is in the file; with empty ones, contents never differ."""
         return replace(self, facts=replace(self.facts, parts={**self.facts.parts, CONTENTS: contents}))
 
 
-def _recorded(made: Delivered) -> Iterator[tuple[Item, Value]]:
+def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
     """What its provenance says of a file."""
-    for name, text in made.toolchain.items():
+    for name, text in result.toolchain.items():
         yield Item("toolchain", name), text
-    if measured := made.figures:
+    if measured := result.figures:
         yield from _numerics(measured.overall, "")
         for name, worst in measured.methods.items() if len(measured.methods) > 1 else ():
             yield from _numerics(worst, f"method {name}: ")
         for name, worst in measured.payloads.items():
             yield from _numerics(worst, f"{name}: ")
-    if made.accuracy:
-        yield Item("accuracy", "score"), made.accuracy.worst
-        for score in made.accuracy.file.scores:
+    if result.accuracy:
+        yield Item("accuracy", "score"), result.accuracy.worst
+        for score in result.accuracy.file.scores:
             if score.payload:
                 yield Item("accuracy", score.payload), score.score
 

@@ -321,7 +321,8 @@ class Session:
             status=status,
             parameters=self.request.parameters(),
             files={
-                model.model: {made.recipe: made.to_json() for made in model.recipes} for model in self.outcome().models
+                model.model: {recipe.recipe: recipe.to_json() for recipe in model.recipes}
+                for model in self.outcome().models
             },
             release=self.release,
         )

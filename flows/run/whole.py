@@ -78,7 +78,9 @@ class WholeModels:
             if not all(done.cached for part in run.all() for done in part.done.values()):  # as the next run will see it
                 run = ModelRun(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
                 results = run_without_loop(lower_model(run))
-            self._changes[run.model.name] = self._describe(run, results, {made.recipe: made for made in outcomes})
+            self._changes[run.model.name] = self._describe(
+                run, results, {delivered.recipe: delivered for delivered in outcomes}
+            )
         except (NotCached, PteforgeError):
             self._changes[run.model.name] = None
 
@@ -95,9 +97,9 @@ class WholeModels:
     def _describe(self, run: ModelRun, results: Results, outcomes: Mapping[str, Delivered]) -> ModelRecord | None:
         recipes = [
             replace(outcomes[name], status="cached", path=None)
-            for name, made in results.items()
-            if not isinstance(made, Exception)
-            and made.provenance == outcomes[name].parts.get("provenance")
+            for name, outputs in results.items()
+            if not isinstance(outputs, Exception)
+            and outputs.provenance == outcomes[name].parts.get("provenance")
             and not outcomes[name].debugging
         ]
         histories = tuple(run.all())
@@ -108,13 +110,13 @@ class WholeModels:
         sources = tuple(
             SourceRecord(json.loads(source), watched, digest) for (source, watched), digest in run.sources.items()
         )
-        parts = [ref for made in recipes for ref in made.parts.values()]
+        parts = [ref for recipe in recipes for ref in recipe.parts.values()]
         return ModelRecord(
             self._key(run.model, distributions),
             distributions,
             sources,
             History(run).outcomes(),
-            tuple(json.loads(made.encode()) for made in recipes),
+            tuple(json.loads(recipe.encode()) for recipe in recipes),
             tuple(dict.fromkeys(blob for ref in parts for blob in self._store.objects_of(ref))),
         )
 

@@ -110,12 +110,15 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
     if record is None:
         return False
     folder = session.out / model.name
-    recipes = [replace(made, path=folder / f"{made.recipe}.pte") for made in map(Delivered.from_json, record.recipes)]
+    recipes = [
+        replace(delivered, path=folder / f"{delivered.recipe}.pte")
+        for delivered in map(Delivered.from_json, record.recipes)
+    ]
     if not session.results.has(model.name, recipes):
         planned = {recipe.name: recipe for recipe in model.recipes}
         try:
-            for made in recipes:
-                _publish(session, model, planned[made.recipe], made.parts["provenance"])
+            for delivered in recipes:
+                _publish(session, model, planned[delivered.recipe], delivered.parts["provenance"])
         except (ObjectMissing, ObjectDamaged):
             return False
     _add(session, model, recipes, record.stages)
@@ -139,8 +142,8 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
         if isinstance(result, Exception) and not isinstance(result, CutShort):
             recipes.append(_failed_elsewhere(session, run, recipe.name, there, problem))
         else:
-            made = _conclude_recipe(session, run, recipe.name, result)
-            recipes.append(replace(made, status="cached" if there and there.status == "cached" else "made"))
+            delivered = _conclude_recipe(session, run, recipe.name, result)
+            recipes.append(replace(delivered, status="cached" if there and there.status == "cached" else "made"))
     _add(session, model, recipes, record.models.get(model.name, ()) if record else (), run)
 
 
@@ -199,19 +202,19 @@ def _conclude_recipe(
     seconds = sum(done.seconds for done in run.done.values())
     if isinstance(result, CutShort):
         return Delivered(model.name, recipe, status, seconds=seconds, until=run.plan.until or "")
-    made = _publish(session, model, run.plan, result.provenance)
-    return replace(made, status=status, seconds=seconds, left_out=run.why_left_out(made.left_out))
+    delivered = _publish(session, model, run.plan, result.provenance)
+    return replace(delivered, status=status, seconds=seconds, left_out=run.why_left_out(delivered.left_out))
 
 
 def _publish(session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef) -> Delivered:
     """Writes the files that a provenance describes, and the provenance with this run added."""
     session.store.fetch(report)
     provenance = json.loads(session.store.local.read_artifact(report))
-    made = Delivered.of_provenance(provenance)
+    delivered = Delivered.of_provenance(provenance)
     provenance["run"] = {**session.identity, "request": session.origin(model.name)}
-    made = session.results.publish(made, provenance)
-    session.results.publish_debug_files(made, [spec.name for spec in recipe.specializations])
-    return replace(made, parts={**made.parts, "provenance": report})
+    delivered = session.results.publish(delivered, provenance)
+    session.results.publish_debug_files(delivered, [spec.name for spec in recipe.specializations])
+    return replace(delivered, parts={**delivered.parts, "provenance": report})
 
 
 def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) -> Delivered:
