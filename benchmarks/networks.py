@@ -114,6 +114,25 @@ def mobilenet_v2() -> Built:
     return nn.Sequential(*stem, *blocks, *head), (torch.randn(1, 3, 224, 224),)
 
 
+class Recurrent(nn.Module):
+    """Recurrent layers over 12 frames of sound, after a convolution of each frame or of five, and a classifier."""
+
+    def __init__(self, kind: type[nn.Module], *, convolution: bool) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv1d(40, 64, 5, padding=2), nn.ReLU()) if convolution else nn.Conv1d(40, 64, 1)
+        self.layers, self.last = kind(64, 96, 2, batch_first=True), nn.Linear(96, 12)
+
+    def forward(self, sound: torch.Tensor) -> torch.Tensor:
+        """[n, 40, 12] to [n, 12]."""
+        return self.last(self.layers(self.first(sound).mT)[0][:, -1])
+
+
+def recurrent(kind: str, convolution: bool = False) -> Built:
+    """Two layers of a kind, such as ``LSTM``."""
+    torch.manual_seed(0)
+    return Recurrent(getattr(nn, kind), convolution=convolution), (torch.randn(2, 40, 12),)
+
+
 @dataclass(frozen=True)
 class Llama:
     """Sizes of a Llama with a vocabulary of 32,000."""

@@ -19,25 +19,6 @@ from measuring import exporting, markdown, temporary_folder, write_zoo
 
 DEFAULT = "bert,convbert,gpt2,t5,mamba,convnext,regnet,whisper,wav2vec2,speech_to_text"
 RECIPES = "xnnpack-fp32,xnnpack-int8-dynamic,xnnpack-int8-static"
-RECURRENT = """
-import torch
-from torch import nn
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind, convolution):
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv1d(40, 64, 5, padding=2), nn.ReLU()) if convolution else nn.Conv1d(40, 64, 1)
-        self.layers, self.last = kind(64, 96, 2, batch_first=True), nn.Linear(96, 12)
-
-    def forward(self, x):
-        return self.last(self.layers(self.first(x).mT)[0][:, -1])
-
-
-def make(kind, convolution=False):
-    torch.manual_seed(0)
-    return Recurrent(getattr(nn, kind), convolution), (torch.randn(2, 40, 12),)
-"""
 KINDS = {"lstm": {"kind": "LSTM"}, "gru": {"kind": "GRU"}, "keywords": {"kind": "LSTM", "convolution": True}}
 
 Figures = dict[str, dict[str, dict[str, Any]]]
@@ -46,8 +27,9 @@ Figures = dict[str, dict[str, dict[str, Any]]]
 
 def measure(names: list[str], recipes: list[str], folder: Path) -> Figures:
     """Lowers the models with the recipes."""
-    (folder / "recurrent.py").write_text(RECURRENT, encoding="utf-8")
-    models: dict[str, Any] = {name: {"builder": "recurrent:make", "kwargs": kwargs} for name, kwargs in KINDS.items()}
+    models: dict[str, Any] = {
+        name: {"builder": "networks:recurrent", "kwargs": kwargs} for name, kwargs in KINDS.items()
+    }
     models |= {name: source for _, name, source in sources("*", "xnnpack-fp32") if name in names}
     zoo = write_zoo(folder, {name: {"source": models[name], "recipes": recipes} for name in names})
     done = subprocess.run([*exporting(zoo, folder), "--json"], cwd=folder, stdout=subprocess.PIPE, check=False)
