@@ -16,7 +16,7 @@ from ...errors import InputError, ObjectDamaged, ObjectMissing
 from ...tasks.results.delivered import Delivered, delivered_by
 from ..reports.comparison import Limit, compared, regressions, weight_files
 from ..reports.snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
-from .publish import Results
+from .publish import ResultsFolder
 from .records import ReleasedFile, names_release
 
 if TYPE_CHECKING:
@@ -250,6 +250,6 @@ def _rebuild(store: Store, result: Delivered, folder: Path) -> Path | None:
     try:
         store.fetch(report)
         provenance = json.loads(store.local.read_artifact(report))
-        return Results(store, folder).publish(replace(result, recipe="file"), provenance).path
+        return ResultsFolder(store, folder).publish(replace(result, recipe="file"), provenance).path
     except (ObjectMissing, ObjectDamaged):
         return None

@@ -48,7 +48,7 @@ def check_folders(folders: Iterable[Path]) -> None:
             raise InputError(f"results cannot be written to {folder}: {place} is read-only; choose another --out")
 
 
-class Results:
+class ResultsFolder:
     """The folder for results, in which each model has one of its name, and what is known of the files in it."""
 
     def __init__(self, store: Store, out: Path) -> None:

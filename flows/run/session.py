@@ -30,7 +30,7 @@ from ...tasks.engine.workers import WorkerCall, WorkerLimits, Workers, memory_fo
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.recipe_checks import torchao_calls
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
-from ..releases.publish import Publication, Results, check_folders
+from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace, expected_stages
@@ -362,9 +362,9 @@ class Session:
         return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
 
     @cached_property
-    def results(self) -> Results:
+    def results(self) -> ResultsFolder:
         """The folder for results."""
-        return Results(self.store, self.out)
+        return ResultsFolder(self.store, self.out)
 
     @cached_property
     def whole_models(self) -> WholeModels:
