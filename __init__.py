@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .api.recipes import recipe_from_executorch
     from .api.result import Exported
     from .configs.model import MethodCall, MethodDefinition, ModelDefinition
-    from .flows.prefect.blocks import PteforgeStore
+    from .flows.prefect.server import PteforgeStore
 
 __version__ = "0.1.0.dev0"
 
@@ -35,7 +35,7 @@ _LAZY = {
     "MethodCall": "configs.model",
     "MethodDefinition": "configs.model",
     "ModelDefinition": "configs.model",
-    "PteforgeStore": "flows.prefect.blocks",
+    "PteforgeStore": "flows.prefect.server",
     "export": "api.export",
     "recipe_from_executorch": "api.recipes",
 }

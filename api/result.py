@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,20 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ..artifacts.files import replace_file
+from ..artifacts.local_store import LocalStore
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import StageOutcome
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
 from ..runtime.host import LoadedProgram, load
 from ..runtime.selection import scratch_folder
+from ..tasks.codecs.delegates import load_delegates
 from ..tasks.codecs.payload import load_assets, payload_sha256, read_payload, write_payload
-from ..tasks.engine.runner import Done
+from ..tasks.codecs.program import load_program
+from ..tasks.codecs.values import load_value, load_values
+from ..tasks.engine.runner import Done, StageId
 from ..tasks.engine.stage import from_roles
+from ..tasks.lowering.graph import check_stage
 from ..tasks.lowering.runs import RecipeRun
 from ..tasks.results.delivered import Delivered
 from ..tasks.results.figures import Figures
@@ -33,7 +39,6 @@ from ..tasks.stages.export import Export
 from ..tasks.stages.partition import Partition
 from ..tasks.stages.report import Report
 from ..tasks.stages.verify import Verify
-from .artifacts import find_step, load_artifact, output_of
 from .source import LiveSource
 
 if TYPE_CHECKING:
@@ -158,7 +163,12 @@ class Exported:
             raise InputError(
                 f"inputs are a {type(inputs).__name__}; give a tuple of positional arguments, such as (x,)"
             )
-        flat = self._first_example(method) if inputs is None else pytree.tree_leaves(tuple(inputs))
+        if inputs is not None:
+            flat = pytree.tree_leaves(tuple(inputs))
+        elif method in self.methods:  # including keyword arguments
+            flat = self.artifact(Export.name, method=method, role="examples")["inputs"][0]
+        else:
+            flat = []  # a constant method takes none
         return self.load().run(method, flat)
 
     def example_inputs(self, method: str = "forward") -> tuple[tuple[Any, ...], ...]:
@@ -177,7 +187,7 @@ class Exported:
 
         Returns:
             An ExportedProgram for `export`, `quantize`, `edge` and `partition`, bytes for files, and so on: see
-            `pteforge.api.artifacts.load_artifact`. Each call loads a new copy, so you may change it.
+            `load_artifact`. Each call loads a new copy, so you may change it.
 
         Raises:
             InputError: there is no such output, or the arguments are ambiguous.
@@ -301,21 +311,41 @@ class Exported:
         for name, reason in made.left_out.items():
             yield f"without {name}", reason
 
-    def _first_example(self, method: str) -> list[Any]:
-        """Flat inputs, including keyword arguments; empty for constant methods."""
-        if method not in self.methods:
-            return []
-        flat: list[Any] = self.artifact(Export.name, method=method, role="examples")["inputs"][0]
-        return flat
-
     def _check_method(self, method: str) -> None:
         if method not in self.methods:
             raise InputError(f"the model has no method {method!r}; it has {', '.join(map(repr, self.methods))}")
 
     def _result(self, stage: str, method: str = "", specialization: str = "") -> Done:
+        """The result of one of the recipe's stage calls; an empty `method` or `specialization` matches all of them.
+
+        Raises InputError if no call matches, or several do, or the call failed.
+        """
         if method:
             self._check_method(method)
-        return find_step(self._run, self.methods[0], stage, method, specialization)
+        check_stage(stage)
+        steps = [*self._run.done, *self._run.failed]
+        of_stage = [step for step in steps if step.stage == stage]
+        if not of_stage:
+            stages = dict.fromkeys(step.stage for step in steps)
+            raise InputError(f"there is no stage {stage!r} in this run; it has {', '.join(stages)}")
+        matching = [
+            step for step in of_stage if method in ("", self._method_of(step)) and specialization in ("", step.payload)
+        ]
+        if len(matching) != 1:
+            problem = "say which" if matching else "there is no such call"
+            raise InputError(f"stage {stage!r}: {problem}; there are {', '.join(map(self._arguments_of, of_stage))}")
+        (step,) = matching
+        if step in self._run.failed:
+            raise InputError(f"{step} was not made: {self._run.failed[step]}")
+        return self._run.done[step]
+
+    def _method_of(self, step: StageId) -> str:
+        return self.methods[0] if step.stage == Export.name and not step.method else step.method
+
+    def _arguments_of(self, step: StageId) -> str:
+        """What to give for a stage call."""
+        named = {"method": self._method_of(step), "specialization": step.payload}
+        return " ".join(f"{key}={value!r}" for key, value in named.items() if value) or "one for all"
 
     @property
     def _main_file(self) -> ArtifactRef:
@@ -333,3 +363,43 @@ def _line(stage: StageOutcome) -> str:
     changed = ", ".join(change.field for change in stage.telling)
     reason = f"changed: {changed}" if changed else stage.message
     return f"{stage.status:<7} {stage.step:<40} {reason}".rstrip()
+
+
+_MAIN_ROLES = ("program", "file", "payload")
+
+
+def output_of(result: Done, role: str) -> ArtifactRef:
+    """One output of a stage; for an empty role its program or file, or the only one. Raises InputError."""
+    outputs = result.roles
+    mains = [main for main in _MAIN_ROLES if main in outputs] or (list(outputs) if len(outputs) == 1 else [])
+    chosen = role or next(iter(mains), "")
+    if chosen not in outputs:
+        raise InputError(f"stage {result.call.stage.name!r} returns {', '.join(outputs)}; name one of them as `role`")
+    return outputs[chosen]
+
+
+def load_artifact(ref: ArtifactRef, store: LocalStore) -> Any:
+    """Loads an artifact by its kind.
+
+    Returns:
+        An ExportedProgram for programs; `Delegates`; a tree of tensors and plain values for examples and constants, an
+        iterator of them for samples; bytes by name for assets; the value of JSON for reports; bytes for files and
+        everything else.
+    """
+    load = _LOADERS.get(ref.kind) or _LOADERS.get(ref.kind.partition("/")[0])
+    return load(ref, store) if load else store.read_artifact(ref)
+
+
+_LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
+    "program": load_program,
+    "delegates": load_delegates,
+    "payload": read_payload,
+    "examples": load_value,
+    "model/constants": load_value,
+    "model/assets": load_assets,
+    "samples": load_values,
+    "debug/etrecord": lambda ref, store: store.read_artifact(ref),
+    **dict.fromkeys(
+        ("program/state", "model", "report", "debug"), lambda ref, store: json.loads(store.read_artifact(ref))
+    ),
+}

@@ -88,9 +88,13 @@ def live_source(
                 raise SourceError(f"method {name!r} is exported already; its dynamic shapes are those of the program")
             if name in named:
                 raise SourceError(f"method {name!r} is exported already; its keyword inputs are those of the program")
-            positional, keywords[name] = _own_inputs(name, module)
+            if module.example_inputs is None:
+                raise SourceError(
+                    f"the program of method {name!r} holds no example inputs, so nothing could be verified"
+                )
+            positional, keywords[name] = own_tensors(module.example_inputs)
             programs[name] = module
-            given = _examples(name, examples[name]) if name in examples else [positional]
+            given = _examples(name, examples[name]) if name in examples else [tuple(positional)]
             methods[name] = MethodDefinition(module.module(), given)
         else:
             if name not in examples and name not in named:
@@ -228,30 +232,20 @@ def method_inputs(given: Any, methods: tuple[str, ...], what: str) -> dict[str, 
 
 
 def _examples(name: str, given: Any) -> list[tuple[Any, ...]]:
-    if isinstance(given, tuple):
-        return [given]
-    if isinstance(given, list) and given and all(isinstance(example, tuple) for example in given):
-        return given
-    kind = "an empty list" if isinstance(given, list) and not given else f"a {type(given).__name__}"
-    raise SourceError(
-        f"example_inputs of method {name!r} is {kind}; give a tuple of positional arguments, "
-        "such as (x,), or a list of such tuples"
-    )
+    what = "a tuple of positional arguments, such as (x,), or a list of such tuples"
+    return _one_or_several(f"example_inputs of method {name!r}", given, tuple, what)
 
 
 def _keywords(name: str, given: Any) -> list[Mapping[str, Any]]:
-    if isinstance(given, Mapping):
+    what = "a mapping of keyword arguments, such as {'mask': mask}, or a list of such mappings"
+    return _one_or_several(f"example_kwarg_inputs of method {name!r}", given, Mapping, what)
+
+
+def _one_or_several(name: str, given: Any, kind: type, what: str) -> list[Any]:
+    """What is given of a kind, as a list; raises SourceError, which says what to give."""
+    if isinstance(given, kind):
         return [given]
-    if isinstance(given, list) and given and all(isinstance(example, Mapping) for example in given):
+    if isinstance(given, list) and given and all(isinstance(one, kind) for one in given):
         return given
-    raise SourceError(
-        f"example_kwarg_inputs of method {name!r} is a {type(given).__name__}; give a mapping of keyword arguments, "
-        "such as {'mask': mask}, or a list of such mappings"
-    )
-
-
-def _own_inputs(name: str, program: ExportedProgram) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    if program.example_inputs is None:
-        raise SourceError(f"the program of method {name!r} holds no example inputs, so nothing could be verified")
-    positional, keywords = own_tensors(program.example_inputs)
-    return tuple(positional), keywords
+    is_empty = isinstance(given, list) and not given
+    raise SourceError(f"{name} is {'an empty list' if is_empty else f'a {type(given).__name__}'}; give {what}")

@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from measuring import exporting, markdown, write_zoo
 
 PAGE = Path(__file__).parents[1] / "docs" / "models-by-name.md"
 
@@ -127,13 +128,10 @@ def sources(only: str, recipe: str) -> Iterator[tuple[str, str, dict[str, Any]]]
 def ours(models: Mapping[str, Any], recipe: str, folder: Path) -> dict[str, str]:
     """Model to the problem."""
     of_each = {"recipes": [recipe], "limits": {"timeout": LIMIT}}
-    made = {name: {"source": source, **of_each, **calibrated(source, recipe)} for name, source in models.items()}
-    zoo = {"version": 1, "models": made}
-    (folder / "zoo.yaml").write_text(json.dumps(zoo), encoding="utf-8")
-    command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--json", "--store", folder / "store"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}  # of `samples`
+    of_model = {name: {"source": source, **of_each, **calibrated(source, recipe)} for name, source in models.items()}
+    command = [*exporting(write_zoo(folder, of_model), folder), "--json"]
     with (folder / "log").open("ab") as log:
-        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log, check=False)
+        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, check=False)
     outcomes = {model: of_recipes[recipe] for model, of_recipes in json.loads(done.stdout)["models"].items()}
     return {model: "" if outcome.get("file") else problem_of(outcome) for model, outcome in outcomes.items()}
 
@@ -275,7 +273,7 @@ def measure(models: Mapping[str, Any], recipe: str, side: str, record: Record) -
 
 def section(recipe: str, kinds: Mapping[str, str], sides: Results) -> str:
     """A recipe in docs/models-by-name.md: how many of those that were run came out verified, and the failures."""
-    rows = [["models", *sides], ["---", *("---:" for _ in sides)]]
+    rows = [["models", *sides]]
     for kind in (*dict.fromkeys(kinds.values()), "all"):
         chosen = [name for name in kinds if kind in (kinds[name], "all")]
         cells = []
@@ -285,8 +283,7 @@ def section(recipe: str, kinds: Mapping[str, str], sides: Results) -> str:
         rows.append([kind, *cells])
     rates = [100 * [*problems.values()].count("") / len(problems) for problems in sides.values()]
     rows.append(["rate", *(f"{rate:.1f} %" for rate in rates)])
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return f"### {recipe}\n\n{table}" + "".join(failures(side, problems, kinds) for side, problems in sides.items())
+    return "".join([f"### {recipe}\n\n{markdown(rows)}", *(failures(*each, kinds) for each in sides.items())])
 
 
 def failures(side: str, problems: Mapping[str, str], kinds: Mapping[str, str]) -> str:

@@ -11,8 +11,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cold import arguments_of, prepared_folder, run
-from zoos import ZOOS
+from measuring import arguments_of, exporting, prepared_folder, run
+from peer import ZOOS
 
 LIMIT = 0.02
 """Share of the CPU time that digests may take in the starter zoo. Larger weights take more."""
@@ -70,9 +70,7 @@ def measure(zoo: str, folder: Path, environment: dict[str, str]) -> Digests:
         "PYTHONPATH": os.pathsep.join(paths),
         "DIGESTS_LOG": str(log),
     }
-    pteforge = Path(sys.executable).with_name("pteforge")
-    command = [pteforge, "export", ZOOS[zoo].file, "--store", folder / "store", "--out", folder / "out"]
-    seconds = run(command, environment, folder / "log")
+    seconds = run(exporting(ZOOS[zoo].file, folder), environment, folder / "log")
     calls = [tuple(map(int, line.split())) for line in log.read_text(encoding="utf-8").splitlines()]
     times, sizes = zip(*calls, strict=True)
     return Digests(seconds.cpu, sum(times) / 1e9, len(calls), sum(sizes))
@@ -80,9 +78,8 @@ def measure(zoo: str, folder: Path, environment: dict[str, str]) -> Digests:
 
 def main() -> int:
     """Measures and prints; 1 if digests take more than they may."""
-    parser = arguments_of(__doc__)
+    parser = arguments_of(__doc__, repeat="runs; the median counts")
     parser.add_argument("--zoo", choices=list(ZOOS), default="starter", help="which one (%(default)s)")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs; the median counts (%(default)s)")
     arguments = parser.parse_args()
     with prepared_folder() as (folder, environment):
         runs = [measure(arguments.zoo, folder / str(number), environment) for number in range(arguments.repeat)]

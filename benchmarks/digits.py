@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cold import arguments_of, export, temporary_folder
-from pteforge.formats.nfat.container import open_fat
+from fat_size import payloads_of
+from measuring import HERE, arguments_of, export, temporary_folder
 from pteforge.formats.pte.reader import read_pte
 
-ZOO = Path(__file__).parents[1] / "examples" / "digits" / "digits.yaml"
+ZOO = HERE.parent / "examples" / "digits" / "digits.yaml"
 REFERENCE = "fp32"
 
 
@@ -23,8 +23,6 @@ class Payload:
     """One payload of one recipe's file.
 
     Attributes:
-        recipe: name of the recipe.
-        payload: name of the payload.
         accuracy: share of test images that are classified correctly.
         drop: eager's accuracy minus this.
         size: bytes of the payload as a separate file.
@@ -64,7 +62,7 @@ def lower(folder: Path) -> dict[str, Any]:
 
 def measure(recipes: dict[str, Any]) -> Digits:
     """Measures the files."""
-    contents = {name: _payloads(Path(recipe["file"])) for name, recipe in recipes.items()}
+    contents = {name: payloads_of(Path(recipe["file"])) for name, recipe in recipes.items()}
     payloads = []
     for name, recipe in recipes.items():
         for scored in recipe["accuracy"]["file"]["scores"]:
@@ -87,11 +85,6 @@ def measure(recipes: dict[str, Any]) -> Digits:
         payloads=tuple(payloads),
         files={name: recipe["size"] for name, recipe in recipes.items()},
     )
-
-
-def _payloads(file: Path) -> dict[str, bytes | memoryview]:
-    container = open_fat(file).container
-    return {payload.name: container.rebuild(payload) for payload in container.payloads}
 
 
 def main() -> None:

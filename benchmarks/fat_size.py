@@ -10,69 +10,52 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cold import arguments_of, export, temporary_folder
+from measuring import HERE, arguments_of, export, temporary_folder
 from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.reader import read_pte
 
-ZOO = Path(__file__).with_name("fat_size.yaml")
+ZOO = HERE / "fat_size.yaml"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of one model's files.
+    """Bytes of one model's files."""
 
-    Attributes:
-        payloads: of each payload as a separate file.
-        segments: of all payloads, if equal segments were stored once.
-        fat: of the fat file.
-    """
-
-    payloads: dict[str, int]
-    segments: int
+    payloads: dict[str, int]  # as separate files
+    segments: int  # of all payloads, if equal segments were stored once
     fat: int
-
-    @property
-    def sum(self) -> int:
-        """Size of all payloads as separate files."""
-        return sum(self.payloads.values())
-
-    @property
-    def largest(self) -> int:
-        """Size of the largest payload: about the lower bound for a file with all payloads."""
-        return max(self.payloads.values())
+    sum: int  # of all payloads
+    largest: int  # of the payloads: about the lower bound for a file with all of them
 
 
-def make(folder: Path) -> list[Path]:
-    """Lowers the zoo; returns the fat files."""
-    export(ZOO, folder)
-    return sorted((folder / "out").glob("*/*.pte"))
+def payloads_of(file: Path) -> dict[str, bytes | memoryview]:
+    """The payloads of a fat file, as separate files."""
+    container = open_fat(file).container
+    return {payload.name: container.rebuild(payload) for payload in container.payloads}
 
 
 def measure(file: Path) -> Sizes:
     """Sizes of a fat file and of its payloads."""
-    container = open_fat(file).container
-    contents = {payload.name: container.rebuild(payload) for payload in container.payloads}
+    contents = payloads_of(file)
     unique: dict[bytes, int] = {}
     rest = 0
     for content in contents.values():
         pieces = [content[segment.offset : segment.offset + segment.size] for segment in read_pte(content).segments]
         unique |= {hashlib.sha256(piece).digest(): len(piece) for piece in pieces}
         rest += len(content) - sum(map(len, pieces))
-    return Sizes(
-        payloads={name: len(content) for name, content in contents.items()},
-        segments=sum(unique.values()) + rest,
-        fat=file.stat().st_size,
-    )
+    sizes = {name: len(content) for name, content in contents.items()}
+    segments, fat = sum(unique.values()) + rest, file.stat().st_size
+    return Sizes(sizes, segments, fat, sum(sizes.values()), max(sizes.values()))
 
 
 def main() -> None:
     """Measures and prints."""
     arguments = arguments_of(__doc__).parse_args()
     with temporary_folder() as folder:
-        sizes = {file.parent.name: measure(file) for file in make(folder)}
+        export(ZOO, folder)
+        sizes = {file.parent.name: measure(file) for file in sorted((folder / "out").glob("*/*.pte"))}
     if arguments.json:
-        derived = {name: {"sum": size.sum, "largest": size.largest} for name, size in sizes.items()}
-        print(json.dumps({name: asdict(size) | derived[name] for name, size in sizes.items()}, indent=2))
+        print(json.dumps({name: asdict(size) for name, size in sizes.items()}, indent=2))
         return
     print(f"{'bytes':<20}{'payloads':<32}{'sum':>12}{'segments':>12}{'fat':>12}{'largest':>12}{'fat/largest':>13}")
     for name, size in sizes.items():

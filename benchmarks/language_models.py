@@ -7,13 +7,11 @@ and a cache in int8. Then the files take turns to continue a text by one token.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
+
+from measuring import export, temporary_folder, write_zoo
 
 FORMS = {
     "torch's attention": {},
@@ -36,10 +34,7 @@ def lower(folder: Path, context: int, layers: int, width: int) -> list[Path]:
     }
     shared = {"huggingface": "llama", "task": "text-generation", "sequence": context, "config": config}
     models = {f"m{number}": {"source": {**shared, **form}} for number, form in enumerate(FORMS.values())}
-    zoo = folder / "zoo.yaml"
-    zoo.write_text(json.dumps({"version": 1, "models": models, "defaults": {"recipes": [RECIPE]}}))
-    command = [Path(sys.executable).with_name("pteforge"), "export", zoo, "--store", folder / "store"]
-    subprocess.run([*command, "--out", folder / "out"], check=True, stdout=subprocess.DEVNULL)
+    export(write_zoo(folder, models, defaults={"recipes": [RECIPE]}), folder)
     return [folder / "out" / model / f"{RECIPE}.pte" for model in models]
 
 
@@ -75,8 +70,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256, help="a multiple of 64")
     parser.add_argument("--tokens", type=int, default=50, help="to generate")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pteforge-bench-") as folder:
-        files = lower(Path(folder), arguments.context, arguments.layers, arguments.width)
+    with temporary_folder() as folder:
+        files = lower(folder, arguments.context, arguments.layers, arguments.width)
         planned, seconds = measure(files, arguments.context, arguments.tokens)
     print(f"{'':<20}{'planned memory':>16}{'ratio':>8}{'time per token':>16}{'ratio':>8}")
     for name, size, taken in zip(FORMS, planned, seconds, strict=True):

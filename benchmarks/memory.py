@@ -11,10 +11,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
-from cold import arguments_of, peak_of, prepared_folder, size_of
+from measuring import arguments_of, exporting, peak_of, prepared_folder, size_of, write_zoo
 from networks import LLAMAS
 from pteforge.artifacts.store import open_store
 
@@ -50,28 +49,14 @@ class Peaks:
         return any(peak > self.bound(step) for step, peak in steps)
 
 
-def write_zoo(folder: Path, model: str, recipes: list[str]) -> Path:
-    """A zoo of one model with random weights."""
-    fat = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
-    zoo: dict[str, Any] = {
-        "version": 1,
-        "python_path": [str(Path(__file__).parent)],
-        "models": {model: {"source": {"builder": "networks:llama", "kwargs": {"size": model}}, "recipes": recipes}},
-        "recipes": {"fat": fat},
-    }
-    if model.endswith("bf16"):
-        zoo["models"][model]["verify"] = {"min_sqnr_db": 20}
-    file = folder / "zoo.yaml"
-    file.write_text(json.dumps(zoo))
-    return file
-
-
 def measure(model: str, recipes: list[str], folder: Path, environment: dict[str, str]) -> Peaks:
     """Lowers a model from nothing, one stage at a time."""
-    command = [str(Path(sys.executable).with_name("pteforge")), "export", str(write_zoo(folder, model, recipes))]
-    command += ["--store", str(folder / "store"), "--out", str(folder / "out"), "--jobs", "1"]
+    fat = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"target": "portable"}]}
+    of_model = {"source": {"builder": "networks:llama", "kwargs": {"size": model}}, "recipes": recipes}
+    of_model |= {"verify": {"min_sqnr_db": 20}} if model.endswith("bf16") else {}
+    command = exporting(write_zoo(folder, {model: of_model}, recipes={"fat": fat}), folder, "--jobs", "1")
     with (folder / "log").open("wb") as log:
-        process = psutil.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        process = psutil.Popen([*map(str, command)], env=environment, stdout=log, stderr=subprocess.STDOUT)
         resident = peak_of(process)
     if process.returncode:
         sys.exit(f"{(folder / 'log').read_text()}\npteforge ended with {process.returncode}")

@@ -1,11 +1,13 @@
-"""Networks of well-known shapes with random weights, at full size, without a package of models."""
+"""Networks with random weights: of well-known shapes, at full size, and any number of small ones for zoos."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import write_zoo
 from torch import nn
 
 Built = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -112,6 +114,25 @@ def mobilenet_v2() -> Built:
     return nn.Sequential(*stem, *blocks, *head), (torch.randn(1, 3, 224, 224),)
 
 
+class Recurrent(nn.Module):
+    """Recurrent layers over 12 frames of sound, after a convolution of each frame or of five, and a classifier."""
+
+    def __init__(self, kind: type[nn.Module], *, convolution: bool) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv1d(40, 64, 5, padding=2), nn.ReLU()) if convolution else nn.Conv1d(40, 64, 1)
+        self.layers, self.last = kind(64, 96, 2, batch_first=True), nn.Linear(96, 12)
+
+    def forward(self, sound: torch.Tensor) -> torch.Tensor:
+        """[n, 40, 12] to [n, 12]."""
+        return self.last(self.layers(self.first(sound).mT)[0][:, -1])
+
+
+def recurrent(kind: str, convolution: bool = False) -> Built:
+    """Two layers of a kind, such as ``LSTM``."""
+    torch.manual_seed(0)
+    return Recurrent(getattr(nn, kind), convolution=convolution), (torch.randn(2, 40, 12),)
+
+
 @dataclass(frozen=True)
 class Llama:
     """Sizes of a Llama with a vocabulary of 32,000."""
@@ -154,3 +175,58 @@ def llama(size: str) -> Built:
     finally:
         torch.set_default_dtype(default)
     return model, (torch.randint(32000, (1, 8)),)
+
+
+def encoder(layers: int, width: int, seed: int) -> Built:
+    """An encoder without dropout, for 8 tokens: with more, verifying it on portable kernels takes most of the time."""
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), (torch.randn(1, 8, width),)
+
+
+def write_generated(folder: Path, models: int, *, alignment: int = 128, **changes: dict[str, Any]) -> Path:
+    """Writes a zoo of so many small models, no two of them alike, with recipes for portable kernels and for XNNPACK.
+
+    `changes` are arguments of `generated` by name of the model, `alignment` is an option of the recipe for XNNPACK.
+    """
+    sources = {}
+    for number in range(models):
+        name = f"model{number:04}"
+        sources[name] = {"builder": "networks:generated", "kwargs": {"number": number, **changes.get(name, {})}}
+    xnnpack = {"specializations": [{"target": "xnnpack"}], "compile": {"segment_alignment": alignment}}
+    return write_zoo(
+        folder,
+        {name: {"source": source} for name, source in sources.items()},
+        defaults={"recipes": ["portable-fp32", "xnnpack"]},
+        recipes={"xnnpack": xnnpack},
+    )
+
+
+def generated(number: int, seed: int = 0, width: int = 0) -> Built:
+    """A convolutional network, a perceptron, a transformer layer or an LSTM, by `number`.
+
+    Args:
+        number: decides what it is, and how wide and deep.
+        seed: of its weights.
+        width: how much wider it is.
+    """
+    torch.manual_seed(seed)
+    size, depth = 16 + 4 * (number // 4 % 16) + width, 2 + number // 64 % 4
+    match number % 4:
+        case 0:
+            blocks = [
+                layer
+                for block in range(2 * depth)
+                for layer in (nn.Conv2d(size if block else 3, size, 3, padding=1), nn.BatchNorm2d(size), nn.ReLU())
+            ]
+            return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(size, 10)), (
+                torch.randn(1, 3, 32, 32),
+            )
+        case 1:
+            layers = [layer for _ in range(2 * depth) for layer in (nn.Linear(4 * size, 4 * size), nn.ReLU())]
+            return nn.Sequential(*layers), (torch.randn(1, 4 * size),)
+        case 2:
+            layer = nn.TransformerEncoderLayer(4 * size, 4, 8 * size, batch_first=True)
+            return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False), (torch.randn(1, 16, 4 * size),)
+        case _:
+            return nn.LSTM(size, size, depth, batch_first=True), (torch.randn(1, 8, size),)

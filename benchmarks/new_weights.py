@@ -1,48 +1,27 @@
 """Lowers a transformer, and then the same one with other weights, and compares the CPU time of the two runs.
 
-`benchmarks/README.md` explains the figures. Also the module with the model's builder.
+`benchmarks/README.md` explains the figures.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from cold import Seconds, prepared_folder, run
+from measuring import Seconds, exporting, prepared_folder, run, write_zoo
 from pteforge.artifacts.store import open_store
 from pteforge.tasks.upstream import SWITCH
 
 RECIPES = ("portable-fp32", "xnnpack-fp32")
 
 
-def build(layers: int, width: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
-    """An encoder without dropout, for 8 tokens: with more, verifying it on portable kernels takes most of the time."""
-    import torch
-    from torch import nn
-
-    torch.manual_seed(seed)
-    layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), (torch.randn(1, 8, width),)
-
-
 def export(folder: Path, recipe: str, environment: dict[str, str], **kwargs: int) -> Seconds:
     """One run of `pteforge export`, with the store in `folder`."""
-    source = {"builder": f"{Path(__file__).stem}:build", "kwargs": kwargs}
-    zoo = {
-        "version": 1,
-        "python_path": [str(Path(__file__).parent)],
-        "models": {"transformer": {"source": source, "recipes": [recipe]}},
-    }
-    folder.mkdir(exist_ok=True)
-    file = folder / "zoo.yaml"
-    file.write_text(json.dumps(zoo))
-    command = [Path(sys.executable).with_name("pteforge"), "export", file, "--store", folder / "store"]
-    return run([*command, "--out", folder / "out"], environment, folder / "log")
+    source = {"builder": "networks:encoder", "kwargs": kwargs}
+    zoo = write_zoo(folder, {"transformer": {"source": source, "recipes": [recipe]}})
+    return run(exporting(zoo, folder), environment, folder / "log")
 
 
 def seconds_of_stages(folder: Path) -> dict[str, float]:
@@ -84,8 +63,8 @@ def main() -> None:
                         cold = export(Path(place), recipe, plain, seed=2 * number, **size).cpu
                     to_plain[recipe].append(new / cold)
                     print(f"{'  unpatched':<16}{cold:>24.1f}{'':>22}{new / cold:>8.2f}", flush=True)
-        for what, found in (("median", ratios), ("median, to unpatched", to_plain)):
-            for recipe, each in found.items():
+        for what, by_recipe in (("median", ratios), ("median, to unpatched", to_plain)):
+            for recipe, each in by_recipe.items():
                 if each:
                     print(f"{recipe:<16}{what:>46}{median(each):>8.2f}")
         print(f"\n{'wall seconds of stages':<32}{'nothing cached':>16}{'new weights':>16}")

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from cold import arguments_of, prepared_folder
-from generated import write_zoo
+from measuring import arguments_of, exporting, prepared_folder
+from networks import write_generated
 from pteforge.artifacts.store import open_store
 
 KINDS = ("stages", "worker server", "command")
@@ -45,9 +45,7 @@ class Overhead:
 
 def measure(folder: Path, models: int, environment: dict[str, str], before: Sequence[str] = ()) -> Overhead:
     """Lowers so many generated models from nothing; the command line comes after what is to stand `before` it."""
-    zoo = write_zoo(folder / "zoo", models)
-    command = [*before, str(Path(sys.executable).with_name("pteforge")), "export", str(zoo)]
-    command += ["--store", str(folder / "store"), "--out", str(folder / "out")]
+    command = [*before, *map(str, exporting(write_generated(folder / "zoo", models), folder))]
     cpu: dict[str, float] = {}
     first = 0.0
     with (folder / "log").open("wb") as log:

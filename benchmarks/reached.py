@@ -11,34 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from breadth import sources
+from measuring import exporting, markdown, temporary_folder, write_zoo
 
 DEFAULT = "bert,convbert,gpt2,t5,mamba,convnext,regnet,whisper,wav2vec2,speech_to_text"
 RECIPES = "xnnpack-fp32,xnnpack-int8-dynamic,xnnpack-int8-static"
-RECURRENT = """
-import torch
-from torch import nn
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind, convolution):
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv1d(40, 64, 5, padding=2), nn.ReLU()) if convolution else nn.Conv1d(40, 64, 1)
-        self.layers, self.last = kind(64, 96, 2, batch_first=True), nn.Linear(96, 12)
-
-    def forward(self, x):
-        return self.last(self.layers(self.first(x).mT)[0][:, -1])
-
-
-def make(kind, convolution=False):
-    torch.manual_seed(0)
-    return Recurrent(getattr(nn, kind), convolution), (torch.randn(2, 40, 12),)
-"""
 KINDS = {"lstm": {"kind": "LSTM"}, "gru": {"kind": "GRU"}, "keywords": {"kind": "LSTM", "convolution": True}}
 
 Figures = dict[str, dict[str, dict[str, Any]]]
@@ -47,16 +27,12 @@ Figures = dict[str, dict[str, dict[str, Any]]]
 
 def measure(names: list[str], recipes: list[str], folder: Path) -> Figures:
     """Lowers the models with the recipes."""
-    (folder / "recurrent.py").write_text(RECURRENT, encoding="utf-8")
-    models: dict[str, Any] = {name: {"builder": "recurrent:make", "kwargs": kwargs} for name, kwargs in KINDS.items()}
-    models |= {name: source for _, name, source in sources("*") if name in names}
-    zoo = {
-        "version": 1,
-        "models": {name: {"source": made, "recipes": recipes} for name, made in models.items() if name in names},
+    models: dict[str, Any] = {
+        name: {"builder": "networks:recurrent", "kwargs": kwargs} for name, kwargs in KINDS.items()
     }
-    (folder / "zoo.yaml").write_text(json.dumps(zoo), encoding="utf-8")
-    command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--json", "--store", "store"]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=False)
+    models |= {name: source for _, name, source in sources("*", "xnnpack-fp32") if name in names}
+    zoo = write_zoo(folder, {name: {"source": models[name], "recipes": recipes} for name in names})
+    done = subprocess.run([*exporting(zoo, folder), "--json"], cwd=folder, stdout=subprocess.PIPE, check=False)
     return {
         model: {recipe: _figures(outcome) for recipe, outcome in by_recipe.items()}
         for model, by_recipe in json.loads(done.stdout)["models"].items()
@@ -75,8 +51,7 @@ def _figures(outcome: dict[str, Any]) -> dict[str, Any]:
 def table(figures: Figures, before: Figures) -> str:
     """A row for each model: share and size relative to fp32's file, by recipe; those before to the left of an arrow."""
     recipes = [recipe for recipe in next(iter(figures.values())) if recipe != "xnnpack-fp32"]
-    lines = ["model", "fp32, bytes", *(f"{recipe}: {what}" for recipe in recipes for what in ("share", "size / fp32"))]
-    rows = [lines, ["---", *("---:" for _ in lines[1:])]]
+    rows = [["model", "fp32, bytes", *(f"{name}: {what}" for name in recipes for what in ("share", "size / fp32"))]]
     for model, of_model in figures.items():
         plain = of_model["xnnpack-fp32"].get("size")
         cells = [model, f"{plain:,}" if plain else "failed"]
@@ -86,7 +61,7 @@ def table(figures: Figures, before: Figures) -> str:
             sizes = [f"{made['size'] / plain:.2f}" if plain and "size" in made else "-" for made in of_recipe]
             cells.append(" → ".join(sizes))
         rows.append(cells)
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return markdown(rows)
 
 
 def main() -> None:
@@ -97,8 +72,8 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        figures = measure(options.only.split(","), options.recipes.split(","), Path(folder))
+    with temporary_folder() as folder:
+        figures = measure(options.only.split(","), options.recipes.split(","), folder)
     if options.save:
         options.save.write_text(json.dumps(figures), encoding="utf-8")
     print(table(figures, json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cold import arguments_of, peak_of, prepared_folder, run
-from generated import write_zoo
+from measuring import SCRIPTS, arguments_of, peak_of, prepared_folder, run
+from networks import write_generated
 
 SIZES = (10, 100)
 
@@ -32,7 +32,7 @@ class Run:
 
 
 def changes(models: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """What changes from run to run: its name, how many models there are, and other arguments of `write_zoo`."""
+    """What changes from run to run: its name, how many models there are, and other arguments of `write_generated`."""
     yield "nothing cached", models, {}
     yield "nothing changed", models, {}
     yield "nothing changed, again", models, {}
@@ -45,7 +45,7 @@ def changes(models: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
 def measure(models: int, folder: Path, environment: dict[str, str], store: str | None) -> Iterator[Run]:
     """The runs of one size, in new folders under `folder`."""
     for change, count, options in changes(models):
-        zoo = write_zoo(folder / "zoo", count, **options)
+        zoo = write_generated(folder / "zoo", count, **options)
         command = [sys.executable, __file__, "--export", zoo, store or folder / "store", folder / "out"]
         seconds = run([*command, folder / "memory"], environment, folder / "log")
         yield Run(models, change, seconds.wall, seconds.cpu, int((folder / "memory").read_text()))
@@ -53,7 +53,7 @@ def measure(models: int, folder: Path, environment: dict[str, str], store: str |
 
 def export(zoo: str, store: str, out: str, memory: str) -> int:
     """Runs the command, and writes the peak of its own process's resident bytes to a file."""
-    command = [Path(sys.executable).with_name("pteforge"), "export", zoo, "--store", store, "--out", out]
+    command = [SCRIPTS / "pteforge", "export", zoo, "--store", store, "--out", out]
     process = psutil.Popen(command)
     Path(memory).write_text(str(peak_of(process)))
     return int(process.returncode)

@@ -46,7 +46,7 @@ def specialization(given: list[Partitioner] | dict[str, list[Partitioner]] | Non
         return _PORTABLE
     if isinstance(given, dict):
         return Specialization(target="portable", methods={name: _of_method(name, own) for name, own in given.items()})
-    return _chained([_target_of(own, f"{_FIELD}[{index}]") for index, own in enumerate(given)], _FIELD)
+    return _chained(given, _FIELD)
 
 
 def manager_passes(lowering: LoweringRecipe, stages: Sequence[StageType]) -> tuple[EdgeManagerPass, ...]:
@@ -57,23 +57,22 @@ def manager_passes(lowering: LoweringRecipe, stages: Sequence[StageType]) -> tup
 
     Raises ConfigError for a pass that cannot be imported by its name.
     """
-    functions = lowering.edge_manager_transform_passes or ()
+    functions = lowering.edge_manager_transform_passes
     if StageType.EDGE_PROGRAM_MANAGER_TRANSFORM not in stages and (stages or not functions):
         return ()
     before: Any = "partition" if StageType.TO_EDGE in stages else "compile"
+    edge_passes = import_paths(lowering.edge_transform_passes, _PASSES)
     return (
-        *(EdgeManagerPass(callable=path, takes_program=True, before=before) for path in _edge_passes(lowering)),
-        *(
-            EdgeManagerPass(callable=import_path(function, f"{_MANAGER_PASSES}[{index}]"), before=before)
-            for index, function in enumerate(functions)
-        ),
+        *(EdgeManagerPass(callable=path, takes_program=True, before=before) for path in edge_passes),
+        *(EdgeManagerPass(callable=path, before=before) for path in import_paths(functions, _MANAGER_PASSES)),
     )
 
 
 def edge_options(lowering: LoweringRecipe, stages: Sequence[StageType]) -> EdgeOptions:
     """The options of Edge programs; raises ConfigError for a pass that cannot be imported by its name."""
     whole = StageType.TO_EDGE not in stages
-    passes = tuple(EdgePass(callable=path, takes_program=True) for path in _edge_passes(lowering)) if whole else ()
+    paths = import_paths(lowering.edge_transform_passes, _PASSES) if whole else ()
+    passes = tuple(EdgePass(callable=path, takes_program=True) for path in paths)
     config = lowering.edge_compile_config
     if config is None:
         return EdgeOptions(passes=passes, preserve_for_target=whole)
@@ -88,31 +87,26 @@ def edge_options(lowering: LoweringRecipe, stages: Sequence[StageType]) -> EdgeO
     )
 
 
-def _edge_passes(lowering: LoweringRecipe) -> list[str]:
-    return [import_path(made, f"{_PASSES}[{index}]") for index, made in enumerate(lowering.edge_transform_passes or ())]
-
-
 def _of_method(name: str, given: Sequence[Partitioner]) -> MethodOptions:
     if not given:
         return MethodOptions(delegate=False)
-    field = f"{_FIELD}[{name!r}]"
-    made = _chained([_target_of(own, f"{field}[{index}]") for index, own in enumerate(given)], field)
-    return MethodOptions(target=made.target, options=made.options)
+    chained = _chained(given, f"{_FIELD}[{name!r}]")
+    return MethodOptions(target=chained.target, options=chained.options)
 
 
-def _chained(made: Sequence[Specialization], field: str) -> Specialization:
+def _chained(given: Sequence[Partitioner], field: str) -> Specialization:
     """One target that partitions as these do, one after another."""
-    distinct = list({spec.target: spec for spec in reversed(made)}.values())[::-1]
-    for spec in distinct:
-        for index, other in enumerate(made):
-            if other.target == spec.target and other != spec:
-                raise untranslatable(
-                    f"{field}[{index}]", f"another partitioner of target {spec.target!r} has other options"
-                )
-    if len(distinct) == 1:
-        return distinct[0]
-    names = TARGET_SEPARATOR.join(spec.target for spec in distinct)
-    return Specialization(target=names, options={spec.target: spec.options for spec in distinct})
+    by_target: dict[str, Specialization] = {}
+    for index, own in enumerate(given):
+        spec = _target_of(own, f"{field}[{index}]")
+        if by_target.setdefault(spec.target, spec) != spec:
+            raise untranslatable(
+                f"{field}[{index}]", f"another partitioner of target {spec.target!r} has other options"
+            )
+    if len(by_target) == 1:
+        return next(iter(by_target.values()))
+    options = {target: spec.options for target, spec in by_target.items()}
+    return Specialization(target=TARGET_SEPARATOR.join(by_target), options=options)
 
 
 def _target_of(given: Partitioner, field: str) -> Specialization:
@@ -250,12 +244,17 @@ def import_path(given: Callable[..., Any], field: str) -> str:
     module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
     path = f"{module}:{name}"
     try:
-        found = pkgutil.resolve_name(path) if module != "__main__" else None
+        imported = pkgutil.resolve_name(path) if module != "__main__" else None
     except (ValueError, ImportError, AttributeError):
-        found = None
-    if found is not given:
+        imported = None
+    if imported is not given:
         raise untranslatable(
             field,
             f"{given!r} cannot be imported by its name, as a key needs for its code; put it at the top of a module",
         )
     return path
+
+
+def import_paths(given: Sequence[Callable[..., Any]] | None, field: str) -> list[str]:
+    """The names of the functions of a field that lists some; raises as `import_path`."""
+    return [import_path(function, f"{field}[{position}]") for position, function in enumerate(given or ())]

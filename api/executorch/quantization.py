@@ -16,7 +16,7 @@ from torchao.quantization.pt2e.quantizer import ComposableQuantizer, Quantizer
 from ...configs.quantize import PASS_FIELDS, GraphPass, Quantize, QuantizerChoice, TorchaoTransform
 from ...tasks.quantize.torchao_configs import snake_case
 from ...tasks.targets.find import find_quantizer_options, find_target_class
-from .lowering import check_overrides, import_path, operator_name, untranslatable
+from .lowering import check_overrides, import_path, import_paths, operator_name, untranslatable
 
 _QAT = "training comes first; give the module that prepare_qat_pt2e made once you have trained it: it is converted"
 _NOT_OURS = {"is_qat": _QAT, "train_fn": _QAT}
@@ -52,8 +52,7 @@ def quantize(given: QuantizationRecipe | None) -> Quantize | None:
     chosen: dict[str, Any] = {"quantizers": tuple(found)} if listed else found[0].model_dump(exclude={"filter_fn"})
     passes = {
         field: tuple(
-            GraphPass(callable=import_path(function, f"quantization_recipe.{field}[{position}]"))
-            for position, function in enumerate(getattr(given, field) or ())
+            GraphPass(callable=path) for path in import_paths(getattr(given, field), f"quantization_recipe.{field}")
         )
         for field in PASS_FIELDS
     }

@@ -27,7 +27,7 @@ from ...tasks.stages.edge_manager_passes import EdgeManagerPasses
 from ...tasks.stages.export import Export
 from ...tasks.stages.preprocess import Preprocess
 from ...tasks.stages.quantize import Quantize
-from .lowering import edge_options, import_path, manager_passes, specialization, untranslatable
+from .lowering import edge_options, import_path, import_paths, manager_passes, specialization, untranslatable
 from .quantization import quantize, source_transforms
 
 _BOUNDS = {"quantize": 20.0, "source_transforms": 12.0}
@@ -112,8 +112,7 @@ def translate(given: ExportRecipe) -> Translated:
             output=Output(external_data=external_data(given.executorch_backend_config)),
             specializations=(payload,),
             aten_passes=tuple(
-                AtenPass(callable=import_path(function, f"aten_transform_passes[{position}]"))
-                for position, function in enumerate(given.aten_transform_passes or ())
+                AtenPass(callable=path) for path in import_paths(given.aten_transform_passes, "aten_transform_passes")
             ),
             fold_batch_norms=not reads,
             edge=edge_options(lowering, stages),
@@ -156,6 +155,9 @@ _PASSES_OF = {
 }
 """Fields of a lowering recipe -> the stages that read them."""
 
+_LAST = {StageType.TO_BACKEND, StageType.TO_EDGE_TRANSFORM_AND_LOWER, StageType.TO_EXECUTORCH}
+"""Stages after those over whole Edge programs."""
+
 
 def _last_stage(given: ExportRecipe) -> str | None:
     stages = given.pipeline_stages
@@ -173,7 +175,7 @@ def _last_stage(given: ExportRecipe) -> str | None:
             known = ", ".join(each.value for each in _AFTER[stage]) or "none"
             raise untranslatable("pipeline_stages", f"{stage.value} cannot {where}; stages before it are: {known}")
     for field, readers in _PASSES_OF.items():
-        if getattr(given.lowering_recipe, field, None) and _lowers(stages) and readers.isdisjoint(stages):
+        if getattr(given.lowering_recipe, field, None) and stages[-1] in _LAST and readers.isdisjoint(stages):
             names = " or ".join(sorted(stage.value for stage in readers))
             raise untranslatable("pipeline_stages", f"they leave out {names}, and there are {field}")
     last = stages[-1]
@@ -182,11 +184,6 @@ def _last_stage(given: ExportRecipe) -> str | None:
     if last not in _UNTIL:
         raise untranslatable("pipeline_stages", f"nothing is lowered by {last.value} alone")
     return _UNTIL[last]
-
-
-def _lowers(stages: Sequence[StageType]) -> bool:
-    """Whether the pipeline goes on after its stages over whole Edge programs."""
-    return stages[-1] in {StageType.TO_BACKEND, StageType.TO_EDGE_TRANSFORM_AND_LOWER, StageType.TO_EXECUTORCH}
 
 
 _FIELD = "executorch_backend_config"

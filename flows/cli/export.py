@@ -1,22 +1,25 @@
-"""`pteforge export` and `plan`."""
+"""`pteforge init`, `export`, `plan`, `deploy` and `serve`: from a builder to runs of its zoo."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from ...errors import PteforgeError, printable
-from ..prefect.settings import server_configured
+from ...errors import InputError, PteforgeError, convert_os_errors, printable
+from ..prefect.settings import quiet_console, server_configured
 from ..reports.figures_text import format_size
 from ..run.interrupt import leave, leave_interrupted
 from ..run.request import ExportRequest
-from .options import AS_JSON, takes_request
+from . import completion
+from .options import AS_JSON, option, takes_request
+from .store import format_change
 from .terminal import open_console, print_json
-from .why import format_change
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from ...artifacts.ledger import StageRecord
     from ...artifacts.runs import FieldChange
     from ...tasks.engine.runner import StageCall
+    from ..prefect.deployments import ZooDeployment
     from ..run.session import Session
 
 
@@ -37,22 +41,20 @@ def export(
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
+    from ..prefect.run_flow import open_configured, run_flow
     from ..reports.page import NAME
-    from ..run.session import open_session
     from ..run.zoo import find_models
     from .progress import Failures, observe, print_failures, print_published, print_summary
 
     if dry_run:
         show_plan(request, as_json=as_json)
     try:
-        with open_session(request) as session, session.recorded():
+        with open_configured(request) as session, session.recorded():
             find_models(session)
             failures = Failures(None if request.until else session.out / NAME)
             if session.complete and not server_configured():
                 outcome = session.outcome()
             else:
-                from ..prefect.run_flow import run_flow
-
                 with observe(session, failures, quiet=as_json):
                     outcome = run_flow(session)
             with suppress(PteforgeError):  # raised again below, after what was made
@@ -101,9 +103,9 @@ def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
 
 def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
     """Prints the plan of a run, and exits."""
-    from ..run.session import open_session
+    from ..prefect.run_flow import open_configured
 
-    with open_session(request, writes=False) as session:
+    with open_configured(request, writes=False) as session:
         cached, will_run, may_run = _plan(session)
     if as_json:
         stages = [_due_json(due) for due in will_run]
@@ -178,3 +180,100 @@ def _due_json(due: Due) -> dict[str, Any]:
         "last_peak_memory": due.last and due.last.peak_memory,
         "predicted_memory": due.predicted_memory,
     }
+
+
+def init(
+    builder: Annotated[str, typer.Argument(metavar="PACKAGE.MODULE:BUILDER", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="The zoo file to write.")] = Path("zoo.yaml"),
+    *,
+    recipe: Annotated[
+        list[str] | None,
+        option("A shipped recipe; may be given again.", "NAME", "xnnpack-fp32", complete=completion.shipped_recipes),
+    ] = None,
+) -> None:
+    """Write a zoo file for a builder, the name of a model or a .pt2 file, with comments that say how to go on."""
+    from ...configs.load import DEFAULT_RECIPE, zoo_text
+    from ...configs.sources import expand_source
+
+    folder, (kind, _) = file.absolute().parent, expand_source(builder)
+    if kind == "program" and not (folder / builder).is_file():
+        raise InputError(f"{builder!r} is no file in {folder}")
+    optional, needed = _arguments(builder, folder) if kind == "builder" else ([], [])
+    text = zoo_text(builder, recipe or [DEFAULT_RECIPE], optional, needed)
+    if file.exists():
+        raise InputError(f"{file} is there already, and is not overwritten; name another file")
+    with convert_os_errors(InputError, f"{file} cannot be written"), file.open("x", encoding="utf-8") as opened:
+        opened.write(text)
+    typer.echo(f"wrote {file}; lower it with: pteforge export {file}")
+
+
+def _arguments(builder: str, folder: Path) -> tuple[Sequence[str], Sequence[str]]:
+    """What a builder takes, and what it needs; raises InputError if there is no such builder."""
+    from ...configs.base import check_object_reference
+    from ...tasks.engine.keys.builder import find_builder, find_signature
+    from ...tasks.engine.keys.search import ModuleSearch
+
+    try:
+        check_object_reference(builder)
+    except ValueError as error:
+        raise InputError(f"{builder!r} is not written as package.module:builder") from error
+    search = ModuleSearch((folder,))
+    find_builder(builder, search)
+    signature = find_signature(builder, search)
+    needed = signature.needed if signature else ()
+    return [name for name in signature.names if name not in needed] if signature else [], needed
+
+
+NAME = Annotated[str, option("Name of the deployment.", "NAME")]
+CRON = Annotated[str | None, option('When to run, such as "0 2 * * *".', "CRON", "no schedule")]
+TIMEZONE = Annotated[str | None, option("Time zone of the schedule.", "ZONE", "UTC")]
+
+
+@takes_request()
+def deploy(
+    request: ExportRequest,
+    *,
+    pool: Annotated[str, option("Work pool whose workers run it.", "POOL", False)],
+    name: NAME = "nightly",
+    cron: CRON = None,
+    timezone: TIMEZONE = None,
+    alerts: Annotated[
+        str | None,
+        option(
+            "Notification block of Prefect that reports failed, crashed and missing runs, and releases that were "
+            "held back, such as slack-webhook/nights.",
+            "TYPE/NAME",
+            "no alerts",
+        ),
+    ] = None,
+) -> None:
+    """Create or update a deployment of a zoo on your Prefect server; it runs one at a time, later runs wait."""
+    if request.on == "pool":
+        request = request.model_copy(update={"overrides": (f"run.pool={pool}", *request.overrides)})
+    deployed = _deployment(request, name, cron, timezone, alerts).apply(pool)
+    typer.echo(f"{deployed.change}: {deployed.name}; start a run with: prefect deployment run {deployed.name}")
+    for alert in deployed.alerts:
+        typer.echo(f"alert: {alert}")
+
+
+@takes_request()
+def serve(request: ExportRequest, *, name: NAME = "nightly", cron: CRON = None, timezone: TIMEZONE = None) -> None:
+    """Run a zoo on a schedule in this process, without workers; Ctrl-C ends it."""
+    deployment = _deployment(request, name, cron, timezone)
+    from ..prefect.deployments import serve as serve_deployment
+
+    typer.echo(f"serving export-zoo/{name}; Ctrl-C ends it")
+    serve_deployment(deployment)
+
+
+def _deployment(
+    request: ExportRequest, name: str, cron: str | None, timezone: str | None, alerts: str | None = None
+) -> ZooDeployment:
+    if not server_configured():
+        raise InputError(
+            "there is no Prefect server to deploy to; start one with `prefect server start`, and set PREFECT_API_URL"
+        )
+    quiet_console()
+    from ..prefect.deployments import ZooDeployment
+
+    return ZooDeployment(request, name, cron, timezone, alerts)

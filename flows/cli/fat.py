@@ -163,7 +163,10 @@ def _open(argument: str) -> _Source:
     from ...formats.pte.ptd import external_weights
     from ...formats.pte.reader import map_file, read_pte
 
-    name, path = _name_and_path(argument)
+    name, separator, file = argument.partition("=")
+    path = Path(file)
+    if not separator or Path(argument).exists():  # a file name may contain an equals sign
+        name, path = Path(argument).stem, Path(argument)
     content = map_file(path)
     try:
         pte = read_pte(content)
@@ -196,13 +199,6 @@ def _without_metadata(source: _Source, path: Path) -> _Source:
         write_metadata(source.path, {}, path, constant_methods=False, segment_alignment=alignment)
     content = map_file(path)
     return replace(source, content=content, pte=read_pte(content))
-
-
-def _name_and_path(argument: str) -> tuple[str, Path]:
-    name, separator, path = argument.partition("=")
-    if not separator or Path(argument).exists():  # a file name may contain an equals sign
-        return Path(argument).stem, Path(argument)
-    return name, Path(path)
 
 
 def _check_distinct(sources: Sequence[_Source]) -> None:

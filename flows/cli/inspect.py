@@ -214,7 +214,9 @@ def show_metadata(file: Annotated[Path, argument("A .pte file.")], *, as_json: A
     if not metadata:
         typer.echo(f"{printable(str(file))} has no metadata", err=True)
     elif origin:
-        typer.echo(f"made from: {_made_from(origin)}")
+        toolchain = ", ".join(f"{name} {version}" for name, version in (origin.get("toolchain") or {}).items())
+        named = f"model {origin.get('model')}, recipe {origin.get('recipe')}"
+        typer.echo(printable(f"made from: {named}, with {toolchain}"))
 
 
 def metadata_lines(metadata: Mapping[str, MetadataValue], limit: int | None = None) -> Iterator[str]:
@@ -250,9 +252,3 @@ def _origin(file: Path, digest: object) -> Any | None:
             f"{path} was changed: the SHA-256 of its `origin` is {digest_json(origin)}, and {file} says {digest}"
         )
     return origin
-
-
-def _made_from(origin: Any) -> str:
-    named = {name: origin.get(name) for name in ("model", "recipe")}
-    toolchain = ", ".join(f"{name} {version}" for name, version in (origin.get("toolchain") or {}).items())
-    return printable(f"model {named['model']}, recipe {named['recipe']}, with {toolchain}")

@@ -19,21 +19,16 @@ import typer
 from ... import __version__
 from ...errors import InputError, PteforgeError
 from ..run.interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
-from .bisect import bisect_recipe
-from .deploy import deploy, serve
-from .diff import diff
-from .doctor import doctor
-from .export import export, plan
+from .examine import bisect_recipe, doctor
+from .export import deploy, export, init, plan, serve
 from .fat import extract_payload, merge_files, thin_file
-from .init import init
 from .inspect import inspect_file, show_metadata
 from .release import app as release_app
-from .release import publish, reproduce_file
-from .run import run_file
+from .release import diff, publish, reproduce_file
+from .run import run_file, verify_files
 from .store import app as store_app
+from .store import runs, why
 from .terminal import guard_streams, print_json
-from .verify import verify_files
-from .why import runs, why
 
 _Options = ParamSpec("_Options")
 
@@ -173,16 +168,12 @@ def _common(
 ) -> None:
     """Options before the subcommand."""
     del version
-    _log_to_stderr(logging.INFO if verbose else logging.WARNING)
-
-
-def _log_to_stderr(level: int) -> None:
-    """Shows pteforge's log only: Prefect logs to its server, and stages' output is captured."""
+    # only pteforge's log is shown: Prefect logs to its server, and stages' output is captured
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     ours = logging.getLogger("pteforge")
     ours.handlers = [handler]
-    ours.setLevel(level)
+    ours.setLevel(logging.INFO if verbose else logging.WARNING)
     ours.propagate = False
 
 

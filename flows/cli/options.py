@@ -100,7 +100,7 @@ def takes_request(*without: str, optional: bool = False) -> Callable[[Callable[.
 def open_existing_store(url: str | None) -> Store:
     """The store, for commands that must not create one; raises InputError if it does not exist."""
     from ...artifacts.store import open_store
-    from ..run.session import store_url
+    from ..prefect.settings import store_url
 
     url = store_url(url)
     if url and "://" not in url and not Path(url).exists():

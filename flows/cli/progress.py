@@ -68,9 +68,13 @@ def _table(rows: Sequence[Delivered], console: Console) -> Table:
     """A row per file, without the figures that matter least where all of them would not fit."""
     for numbers in column_choices(rows):
         table = open_table(("model", "recipe", "status"), numbers)
-        for made in rows:
-            said = cells(made)
-            table.add_row(made.model, made.recipe, _status(made), *(said[name] for name in numbers if said))
+        for recipe in rows:
+            said = cells(recipe)
+            at = (
+                f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""
+            )  # all of it is above the table
+            status = Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
+            table.add_row(recipe.model, recipe.recipe, status, *(said[name] for name in numbers if said))
         if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
             break
     return table
@@ -81,22 +85,22 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
     for model in outcome.models:
         if model.unwatched:
             yield Text(_unwatched(model), "yellow")
-        if assets := dict.fromkeys(name for made in model.recipes for name in made.assets):
+        if assets := dict.fromkeys(name for recipe in model.recipes for name in recipe.assets):
             yield Text(f"next to the files of {model.model}: {', '.join(assets)}", "dim")
-    for note in dict.fromkeys(note for made in outcome.recipes for note in notes(made)):
+    for note in dict.fromkeys(note for recipe in outcome.recipes for note in notes(recipe)):
         yield Text(note.text, "yellow" if note.telling else "dim")
 
 
-def _unwatched(made: ModelOutcome) -> str:
+def _unwatched(model: ModelOutcome) -> str:
     """What a model has read that is not watched, and what to do about it."""
-    files = [printable(str(_homely(Path(name)))) for name in made.unwatched if name != ALL_VARIABLES]
+    files = [printable(str(_homely(Path(name)))) for name in model.unwatched if name != ALL_VARIABLES]
     named = files[:_FILES] + ([f"{len(files) - _FILES} more files"] if len(files) > _FILES else [])
     advice = ["declare files under `files`"] if files else []
-    if ALL_VARIABLES in made.unwatched:
+    if ALL_VARIABLES in model.unwatched:
         named.append("all environment variables at once")
         advice.append("look variables up by name")
     what = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
-    return f"{made.model} read {what}, so a change there is not noticed: {', '.join(advice)}"
+    return f"{model.model} read {what}, so a change there is not noticed: {', '.join(advice)}"
 
 
 def _homely(path: Path) -> Path:
@@ -165,20 +169,15 @@ def print_published(published: Published) -> None:
         errors.print(Text(f"to accept this: {published.acceptance}"), soft_wrap=True)
     for name in published.missing:
         console.print(Text(f"{name} was in {published.channel!r}, and is not in this release", "yellow"))
-    made = "released" if published.new else "nothing new to release:"
+    news = "released" if published.new else "nothing new to release:"
     state = "is kept" if published.reasons else f"is {published.channel!r}{'' if published.moved else ' already'}"
-    console.print(Text(f"{made} {published.release} at {published.url}, which {state}"), soft_wrap=True)
+    console.print(Text(f"{news} {published.release} at {published.url}, which {state}"), soft_wrap=True)
     if published.withdrawn:
         rolled_back = f"{published.channel!r} stays at {published.current}: it was rolled back from these files"
         accept = f"to release them all the same: {published.acceptance}"
         console.print(Text(f"{rolled_back}; {accept}", "yellow"), soft_wrap=True)
     if published.removed:
         console.print(Text(f"{len(published.removed)} old releases are removed"))
-
-
-def _status(recipe: Delivered) -> Text:
-    at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # all of it is above the table
-    return Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
 
 
 _KEEPS_FILES = "gate"  # the stage whose failures are printed when the model is done, with where its file is kept

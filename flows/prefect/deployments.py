@@ -30,12 +30,11 @@ from ...artifacts.remote_files import missing_bucket, public_url
 from ...configs.load import LoadedZoo
 from ...errors import InputError, PteforgeError, printable
 from ...tasks.lowering.graph import STAGES
-from ..releases.publish import publication_of
 from ..run.request import ExportRequest
-from ..run.select import select_models
+from ..run.select import publication_of, select_models
 from ..run.session import load
 from .pool import model_deployment
-from .server_health import wait_for_schedule
+from .server import wait_for_schedule
 from .zoo_flow import export_model, export_zoo
 
 ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_zoo"  # with dots: a path of modules, not of a file

@@ -116,7 +116,7 @@ def _summary(outcome: ZooOutcome, release: ReleaseOutcome | None) -> Iterator[st
     recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
     yield from _table(
         [
-            {"model": model.model} | dict.fromkeys(recipes) | {made.recipe: _cell(made) for made in model.recipes}
+            {"model": model.model} | dict.fromkeys(recipes) | {recipe.recipe: _cell(recipe) for recipe in model.recipes}
             for model in outcome.models
         ]
     )

@@ -1,4 +1,4 @@
-"""Running a session as a run of the zoo's flow."""
+"""Opening a session with Prefect's settings, and running it as a run of the zoo's flow."""
 
 from __future__ import annotations
 
@@ -12,21 +12,36 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..run.interrupt import prompt_interrupt
 from ..run.outcome import ZooOutcome
-from ..run.session import Session
+from ..run.request import ExportRequest
+from ..run.session import Session, open_session
 from ..run.zoo import lower_rest
 from .machines import check_place
-from .settings import local_run, quiet_console, send_what_is_queued, server_configured, set_embedded_defaults
+from .settings import (
+    local_run,
+    quiet_console,
+    refresh_configured,
+    send_what_is_queued,
+    server_configured,
+    set_embedded_defaults,
+    store_url,
+)
 
 if TYPE_CHECKING:
     from .embedded_server import EmbeddedServer
 
 _log = logging.getLogger(__name__)
 _M_ARENA_MAX = -8  # malloc.h
+
+
+def open_configured(request: ExportRequest, *, writes: bool = True) -> AbstractContextManager[Session]:
+    """As `open_session`; the store may be named by a Prefect block, and Prefect's setting also asks for `refresh`."""
+    request = request.model_copy(update={"refresh": request.refresh or refresh_configured()})
+    return open_session(request, writes=writes, store_url=store_url)
 
 
 def run_flow(session: Session) -> ZooOutcome:

@@ -221,9 +221,9 @@ class PrefectRunner(SharingRunner):
         self._stage_tasks = cluster or self._flow_tasks
         # states by id of results, which Prefect keeps to find dependencies: here, `_makers` has them
         self._linked = flow_run.run_results
-        memory = stage_memory(session.place)
-        server = session.workers.address
-        self._site = Site(session.store.url, session.jobs, memory, session.id, session.executor.refresh, server)
+        memory, workers = stage_memory(session.place), session.workers
+        refresh = session.executor.refresh
+        self._site = Site(session.store.url, workers.jobs, memory, session.id, refresh, workers.address)
         self._places = DepthFirst(session.submitted_at_once)
         self._limits = _StageLimits()
         # how the task that made an artifact ended, for the edges of the graph in the UI

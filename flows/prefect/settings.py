@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...artifacts.files import replace_file
+from ..run.request import BLOCK
 
 _EMBEDDED = {
     # by default the task run recorder writes one row per transaction, which keeps SQLite busy for many seconds
@@ -64,6 +65,15 @@ def refresh_configured() -> bool:
     """Whether Prefect's setting asks to run again what is cached; does not import Prefect."""
     asked = _configured("PREFECT_TASKS_REFRESH_CACHE", "tasks", "refresh_cache")
     return asked.lower() in ("true", "1", "t", "yes", "y", "on")
+
+
+def store_url(store: str | None) -> str | None:
+    """The URL of a store that may be named by a Prefect block."""
+    if store is None or not store.startswith(BLOCK):
+        return store
+    from .server import open_block  # noqa: PLC0415 - imports Prefect, which is slow
+
+    return open_block(store.removeprefix(BLOCK))
 
 
 def _configured(variable: str, *path: str) -> str:

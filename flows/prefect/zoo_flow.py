@@ -32,11 +32,12 @@ from ...errors import InputError, ReleaseHeldBack, StoreAway, StoreError, ZooFai
 from ...tasks.lowering.model import PlannedModel
 from ..run.interrupt import prompt_termination
 from ..run.request import ExportRequest, describe, joined
-from ..run.session import Session, open_session
+from ..run.session import Session
 from ..run.zoo import find_models, lower_one, lower_rest
 from .machines import check_place, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
 from .pool import lower_in_pool
+from .run_flow import open_configured
 from .runner import PrefectRunner, add_tags, runner_of
 from .settings import redact_workspaces
 
@@ -95,7 +96,7 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
         stack.push_async_exit(_refuse_to_retry)
         stack.push_async_exit(wait_for_server)
         redact_workspaces()
-        session = stack.enter_context(open_session(ExportRequest(**asked)))
+        session = stack.enter_context(open_configured(ExportRequest(**asked)))
         session.id = UUID(flow_run.id).hex
         if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
             session.executor.refresh = session.id

@@ -14,12 +14,11 @@ from ...artifacts.digest import Digest, digest_bytes, digest_file
 from ...artifacts.files import read_sidecar
 from ...artifacts.runs import RunRecord
 from ...configs.base import NAME_PATTERN
-from ...configs.load import LoadedZoo
 from ...errors import InputError, convert_os_errors
+from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered
 from ..reports.comparison import compared, read_delivered
 from ..reports.figures_text import format_db, format_error, format_score, markdown_table
-from ..run.select import select_models
 from .records import Content, ReleasedFile, ReleasedModel, files_of
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
@@ -73,8 +72,8 @@ def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[Ru
     wanted = [(model, recipe, file.file.sha256) for model in files for recipe, file in files[model].items()]
 
     def has_made(run: RunRecord, model: str, recipe: str, sha256: str) -> bool:
-        made = Delivered.of_run(run, model, recipe)
-        return made is not None and made.sha256 == sha256
+        result = Delivered.of_run(run, model, recipe)
+        return result is not None and result.sha256 == sha256
 
     return next((run for run in runs if all(has_made(run, *each) for each in wanted)), None)
 
@@ -92,11 +91,11 @@ def find_results(out: Path) -> Found:
     return files
 
 
-def find_results_of(loaded: LoadedZoo, out: Path) -> Found:
-    """The files of a zoo's models and recipes below a folder; raises InputError if one is missing."""
+def find_results_of(models: Iterable[PlannedModel], out: Path) -> Found:
+    """The files of models and their recipes below a folder; raises InputError if one is missing."""
     files = {
         model.name: {recipe.name: out / model.name / f"{recipe.name}.pte" for recipe in model.recipes}
-        for model in select_models(loaded)
+        for model in models
         if model.recipes
     }
     if missing := [str(path) for paths in files.values() for path in paths.values() if not path.is_file()]:
@@ -125,9 +124,9 @@ def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets
     for recipe, released in recipes.items():
         notes.append(_listed(f"{recipe}.pte", released.file))
         notes += [_listed(f"{recipe}.ptd", released.data)] if released.data else []
-        notes += [f"  - without the payload `{name}`" for name in released.made.left_out]
+        notes += [f"  - without the payload `{name}`" for name in released.result.left_out]
     notes += [_listed(name, content) for name, content in assets.items()]
-    toolchain = next(iter(recipes.values())).made.toolchain
+    toolchain = next(iter(recipes.values())).result.toolchain
     versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
     return f"""# {model}
 
@@ -151,11 +150,11 @@ def _listed(name: str, content: Content) -> str:
 
 
 def _cells(recipe: str, released: ReleasedFile) -> list[str]:
-    made = released.made
-    error = format_error(made.figures.overall.max_abs_error) if made.figures else ""
-    score = "" if made.score is None else format_score(made.score)
-    backends, methods = ", ".join(made.backends) or "portable kernels", ", ".join(made.methods)
-    return [f"`{recipe}`", backends, methods, f"{released.size} bytes", format_db(made.sqnr_db), error, score]
+    result = released.result
+    error = format_error(result.figures.overall.max_abs_error) if result.figures else ""
+    score = "" if result.score is None else format_score(result.score)
+    backends, methods = ", ".join(result.backends) or "portable kernels", ", ".join(result.methods)
+    return [f"`{recipe}`", backends, methods, f"{released.size} bytes", format_db(result.sqnr_db), error, score]
 
 
 def _read_file(path: Path) -> ReleasedFile:
@@ -164,12 +163,12 @@ def _read_file(path: Path) -> ReleasedFile:
         text = read_sidecar(described)
     try:
         provenance = json.loads(text)
-        made = Delivered.of_provenance(provenance)
+        result = Delivered.of_provenance(provenance)
     except NO_PROVENANCE as error:
         raise InputError(f"{described} is not a file's provenance: {error}; run `pteforge export` again") from error
-    if not all(re.fullmatch(NAME_PATTERN, name) for name in made.assets):
-        raise InputError(f"the provenance of {made.name} names assets that are no names of files")
-    files = {ending: _content(path.with_suffix(f".{ending}"), digest) for ending, digest in made.digests.items()}
+    if not all(re.fullmatch(NAME_PATTERN, name) for name in result.assets):
+        raise InputError(f"the provenance of {result.name} names assets that are no names of files")
+    files = {ending: _content(path.with_suffix(f".{ending}"), digest) for ending, digest in result.digests.items()}
     return ReleasedFile(files["pte"], files.get("ptd"), compared(read_delivered(path)), provenance)
 
 
@@ -177,7 +176,7 @@ def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping
     """The assets of a model, which are those of all its files; raises InputError if there are two of one name."""
     contents: dict[str, tuple[Path, Content]] = {}
     for recipe, released in recipes.items():
-        for name, digest in released.made.assets.items():
+        for name, digest in released.result.assets.items():
             path = paths[recipe].with_name(name)
             content = _content(path, digest)
             if contents.setdefault(name, (path, content))[1] != content:

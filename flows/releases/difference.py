@@ -16,7 +16,7 @@ from ...errors import InputError, ObjectDamaged, ObjectMissing
 from ...tasks.results.delivered import Delivered, delivered_by
 from ..reports.comparison import Limit, compared, regressions, weight_files
 from ..reports.snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
-from .publish import known_results, publish
+from .publish import ResultsFolder
 from .records import ReleasedFile, names_release
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class File:
                 return Snapshot.of_file(releases.fetch_file(released, Path(folder) / "file.pte"))
 
         return cls(
-            read, lambda: tuple(content.sha256 for content in released.contents), lambda: Snapshot.of(released.made)
+            read, lambda: tuple(content.sha256 for content in released.contents), lambda: Snapshot.of(released.result)
         )
 
     def outline(self) -> Snapshot:
@@ -85,7 +85,11 @@ def find_side(text: str, open_store: Callable[[], Store]) -> Side:
     """
     path = Path(text)
     if names_release(text):
-        return _release_side(text)
+        from .releases import open_release  # noqa: PLC0415 - imports fsspec
+
+        releases, release = open_release(text)
+        files = releases.manifest(release).files
+        return Side(text, {name: File.of_release(releases, released) for name, released in files})
     if path.is_dir():
         return _folder_side(text, path)
     if path.exists():
@@ -152,8 +156,8 @@ def compare(before: Side, after: Side, limits: Sequence[Limit] = ()) -> Iterator
             note = (before if new else after).absent.get(name)
             yield FileDifference(
                 name,
-                old.outline().made if old else None,
-                new.outline().made if new else None,
+                old.outline().result if old else None,
+                new.outline().result if new else None,
                 notes=() if note is None else (note,),
             )
 
@@ -173,13 +177,13 @@ def _compare(name: str, old: Snapshot, new: Snapshot, limits: Sequence[Limit]) -
         for which, side in (("earlier", old), ("new", new))
         for problem in _incomplete(side.facts)
     ]
-    exceeded = regressions(old.made, new.made, limits)
+    exceeded = regressions(old.result, new.result, limits)
     known = CONTENTS in old.facts.parts and CONTENTS in new.facts.parts
     if not known and any(limit.kind == "delegation" for limit in limits):
-        exceeded.append(f"{new.made.name}: delegation cannot be compared: a file does not exist any more")
-    title = name or " and ".join(dict.fromkeys((old.made.name, new.made.name)))
+        exceeded.append(f"{new.result.name}: delegation cannot be compared: a file does not exist any more")
+    title = name or " and ".join(dict.fromkeys((old.result.name, new.result.name)))
     found = changes(old.facts, new.facts)
-    return FileDifference(title, old.made, new.made, found, tuple(notes), tuple(exceeded))
+    return FileDifference(title, old.result, new.result, found, tuple(notes), tuple(exceeded))
 
 
 def _incomplete(facts: Facts) -> Iterator[str]:
@@ -200,60 +204,52 @@ def _folder_side(title: str, folder: Path) -> Side:
     return Side(title, {name: File.at(path) for name, path in paths.items()})
 
 
-def _release_side(title: str) -> Side:
-    from .releases import open_release  # noqa: PLC0415 - imports fsspec
-
-    releases, name = open_release(title)
-    files = releases.manifest(name).files
-    return Side(title, {name: File.of_release(releases, released) for name, released in files})
-
-
 def _run_side(title: str, run: RunRecord, store: Store) -> Side:
     files: dict[str, File] = {}
     absent: dict[str, str] = {}
-    for made in (made for recipes in delivered_by(run).values() for made in recipes.values()):
-        if made.path:
-            files[made.name] = _recorded_file(store, made, made.path)
+    for result in (result for recipes in delivered_by(run).values() for result in recipes.values()):
+        if result.path:
+            files[result.name] = _recorded_file(store, result, result.path)
         else:
-            absent[made.name] = _absence(made)
+            absent[result.name] = _absence(result)
     if not files:
         raise InputError(f"the run {run.id[:8]} of {run.zoo} recorded no files; `pteforge why` says what it did")
     return Side(title, files, absent)
 
 
-def _absence(made: Delivered) -> str:
+def _absence(result: Delivered) -> str:
     """Why there is no file."""
-    if made.failure:
-        return f"failed at {made.failure.step}"
-    return f"{made.status}: {made.reason}" if made.reason else "the run made no file"
+    if result.failure:
+        return f"failed at {result.failure.step}"
+    return f"{result.status}: {result.reason}" if result.reason else "the run made no file"
 
 
-def _recorded_file(store: Store, made: Delivered, path: Path) -> File:
+def _recorded_file(store: Store, result: Delivered, path: Path) -> File:
     """Reads a file where the run wrote it, else from the store, else only what the run recorded of it."""
     written = File.at(path)
 
     def is_there() -> bool:
-        return path.is_file() and digest_file(path) == made.sha256
+        return path.is_file() and digest_file(path) == result.sha256
 
     def read() -> Snapshot:
         if is_there():
             return written.read()
         with TemporaryDirectory(prefix="pteforge-") as folder:
-            if rebuilt := _rebuild(store, made, Path(folder)):
+            if rebuilt := _rebuild(store, result, Path(folder)):
                 return Snapshot.of_file(rebuilt)
-        return Snapshot.of(made)
+        return Snapshot.of(result)
 
     return File(read, lambda: written.sha256() if is_there() else ())
 
 
-def _rebuild(store: Store, made: Delivered, folder: Path) -> Path | None:
+def _rebuild(store: Store, result: Delivered, folder: Path) -> Path | None:
     """Writes a file as the run published it; None if the store lacks a part of it."""
-    report = made.parts.get("provenance")
+    report = result.parts.get("provenance")
     if report is None:
         return None
     try:
         store.fetch(report)
         provenance = json.loads(store.local.read_artifact(report))
-        return publish(store, replace(made, recipe="file"), provenance, folder, known_results(store, folder)).path
+        return ResultsFolder(store, folder).publish(replace(result, recipe="file"), provenance).path
     except (ObjectMissing, ObjectDamaged):
         return None

@@ -66,7 +66,7 @@ class ReleasedFile(Record):
     provenance: Mapping[str, Any]
 
     @property
-    def made(self) -> Delivered:
+    def result(self) -> Delivered:
         """What its provenance and figures say; raises ReleaseDamaged if they cannot be understood."""
         try:
             delegated = decode(_DELEGATED, canonical_json(self.figures["delegated"]))

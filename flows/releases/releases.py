@@ -338,9 +338,9 @@ class Releases:
             if there.get(content.sha256) != content.size:
                 raise ReleaseDamaged(f"the file {name} of the release {release} is not at {self.url} any more")
 
-    def _remove_old(self, keep: int, made: str) -> tuple[str, ...]:
+    def _remove_old(self, keep: int, newest: str) -> tuple[str, ...]:
         """Removes releases, and then what no remaining one names; the files of a damaged one are not known."""
-        named = {made}
+        named = {newest}
         for channel in self.channels().values():
             named |= {channel.release, *channel.previous[:1]}
         names = self.names()
@@ -410,7 +410,7 @@ def _regressions(before: Manifest | None, contents: ReleaseContents, gates: Sequ
         problem
         for name, file in contents.files
         if name in known
-        for problem in regressions(known[name].made, file.made, gates)
+        for problem in regressions(known[name].result, file.result, gates)
     ]
 
 

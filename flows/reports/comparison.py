@@ -35,31 +35,31 @@ def read_delivered(path: Path) -> Delivered:
         for calls in (method["instructions"],)
     )
     sha256 = digest_file(path)
-    made = Delivered.next_to(path, sha256)
-    if made is None:
+    result = Delivered.next_to(path, sha256)
+    if result is None:
         if (sidecar := path.with_suffix(".json")).exists():
             _log.warning(
                 "%s is not used, since it is not a file's provenance, or that of another file than %s",
                 sidecar,
                 path.name,
             )
-        made = Delivered(path.absolute().parent.name, path.stem, "made", digests={"pte": sha256})
+        result = Delivered(path.absolute().parent.name, path.stem, "made", digests={"pte": sha256})
     size = sum(file.stat().st_size for file in (path, *weight_files(path)))
-    return replace(made, path=path, size=size, delegated=delegated)
+    return replace(result, path=path, size=size, delegated=delegated)
 
 
-def compared(made: Delivered) -> dict[str, Any]:
+def compared(result: Delivered) -> dict[str, Any]:
     """The figures by which versions of a file are compared, as JSON."""
     return {
-        "model": made.model,
-        "recipe": made.recipe,
-        "sha256": made.sha256,
-        "size": made.size,
-        "sqnr_db": made.sqnr_db,
-        "max_abs_error": made.figures and made.figures.overall.max_abs_error,
-        "score": made.score,
-        "delegated": [asdict(method) for method in made.delegated],
-        "toolchain": dict(made.toolchain),
+        "model": result.model,
+        "recipe": result.recipe,
+        "sha256": result.sha256,
+        "size": result.size,
+        "sqnr_db": result.sqnr_db,
+        "max_abs_error": result.figures and result.figures.overall.max_abs_error,
+        "score": result.score,
+        "delegated": [asdict(method) for method in result.delegated],
+        "toolchain": dict(result.toolchain),
     }
 
 

@@ -62,11 +62,11 @@ def format_figures(worst: Worst) -> tuple[str, str, str, str]:
 
 
 COLUMNS: Mapping[str, Callable[[Delivered, Worst], str]] = {
-    "size": lambda made, _: format_size(made.size),
+    "size": lambda result, _: format_size(result.size),
     "max abs error": lambda _, worst: format_error(worst.max_abs_error),
     "SQNR": lambda _, worst: format_sqnr(worst),
     "cases": lambda _, worst: str(worst.cases),
-    "accuracy": lambda made, _: _format_accuracy(made),
+    "accuracy": lambda result, _: _format_accuracy(result),
 }
 """What tables of files say of each."""
 
@@ -74,15 +74,15 @@ _OPTIONAL = frozenset({"accuracy"})  # columns that only tables have in which th
 _LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, one after another
 
 
-def cells(made: Delivered) -> dict[str, str]:
+def cells(result: Delivered) -> dict[str, str]:
     """The `COLUMNS` of a file; nothing without one."""
-    figures = made.figures
-    return {name: of(made, figures.overall) for name, of in COLUMNS.items()} if figures and made.path else {}
+    figures = result.figures
+    return {name: of(result, figures.overall) for name, of in COLUMNS.items()} if figures and result.path else {}
 
 
 def column_choices(files: Iterable[Delivered]) -> Iterator[list[str]]:
     """The columns of a table of files: all that say something, and fewer and fewer for narrow terminals."""
-    said = [cells(made) for made in files]
+    said = [cells(result) for result in files]
     names = [name for name in COLUMNS if name not in _OPTIONAL or any(each.get(name) for each in said)]
     yield names
     for left_out in _LEAST:
@@ -97,19 +97,19 @@ class Note(NamedTuple):
     telling: bool = False
 
 
-def notes(made: Delivered) -> Iterator[Note]:
+def notes(result: Delivered) -> Iterator[Note]:
     """What does not apply, was searched for, quantized, left out or not run. What holds for a model is said as such."""
-    name, figures = made.name, made.figures
-    if made.reason:
-        yield Note(f"{name} does not apply: {made.reason}")
-    if made.search and made.path:
-        share, scored = made.size / made.search.float_size, len(made.search.attempts)
+    name, figures = result.name, result.figures
+    if result.reason:
+        yield Note(f"{name} does not apply: {result.reason}")
+    if result.search and result.path:
+        share, scored = result.size / result.search.float_size, len(result.search.attempts)
         yield Note(
-            f"{name}, in floating point: {made.search.label}; {share:.2f} of the floating-point size; "
-            f"{scored} files were scored; the recipe is in {relative(made.path.with_suffix(FOUND))}"
+            f"{name}, in floating point: {result.search.label}; {share:.2f} of the floating-point size; "
+            f"{scored} files were scored; the recipe is in {relative(result.path.with_suffix(FOUND))}"
         )
     if figures:
-        yield from (Note(f"{made.model}: {note}", telling=True) for note in figures.notes)
+        yield from (Note(f"{result.model}: {note}", telling=True) for note in figures.notes)
         observed = ", ".join(dict.fromkeys(figures.calibration.values()))
         if figures.drawn:
             advice = "" if figures.on_samples else "Give the model `calibration` samples; "
@@ -121,10 +121,10 @@ def notes(made: Delivered) -> Iterator[Note]:
             )
         elif observed:
             yield Note(f"{name} is calibrated on {observed}")
-    for method, reached in made.quantization.items():
-        of_method = f", method {method}" if len(made.quantization) > 1 else ""
+    for method, reached in result.quantization.items():
+        of_method = f", method {method}" if len(result.quantization) > 1 else ""
         yield Note(f"{name}{of_method}: {reached}", reached.is_little)
-    for payload, reason in made.left_out.items():
+    for payload, reason in result.left_out.items():
         yield Note(f"{name} is without {payload}: {reason}", telling=True)
     if figures:
         for payload, reason in figures.not_run.items():
@@ -139,23 +139,23 @@ def model_tables(recipes: Iterable[Delivered]) -> Iterator[tuple[str, str, list[
         "Accuracy of {}",
         [
             {
-                "recipe": made.recipe,
+                "recipe": result.recipe,
                 "payload": score.payload,
                 "score": score.score,
-                "eager": made.accuracy.eager,
-                "floor": made.accuracy.floor,
-                "max drop": made.accuracy.max_drop,
+                "eager": result.accuracy.eager,
+                "floor": result.accuracy.floor,
+                "max drop": result.accuracy.max_drop,
             }
-            for made in recipes
-            if made.accuracy
-            for score in made.accuracy.file.scores
+            for result in recipes
+            if result.accuracy
+            for score in result.accuracy.file.scores
         ],
     )
-    rungs = [(made, rung) for made in recipes if made.ladder for rung in made.ladder.rungs]
+    rungs = [(result, rung) for result in recipes if result.ladder for rung in result.ladder.rungs]
     yield (
         "numerics",
         "{}: each program against eager",
-        [{"recipe": made.recipe, **rung_row(rung)} for made, rung in rungs],
+        [{"recipe": result.recipe, **rung_row(rung)} for result, rung in rungs],
     )
 
 
@@ -210,7 +210,9 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
             last = path[-1]
             top1 = _format_top1(last.figures) if last.figures else ""
             ratios = {rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path}
-            rows.append((f"{file}{_format_suffix(last)}", ratios | ({"top-1": top1} if top1 else {})))
+            payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
+            method = "" if last.method == "forward" else f" {last.method}"
+            rows.append((f"{file}{payload}{method}", ratios | ({"top-1": top1} if top1 else {})))
     columns = [name for name in (*_RUNGS, "top-1") if any(name in cells for _, cells in rows)]
     table = open_table(["SQNR against eager"], columns)
     for name, cells in rows:
@@ -218,20 +220,14 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     return table
 
 
-def _format_accuracy(made: Delivered) -> str:
+def _format_accuracy(result: Delivered) -> str:
     """The lowest score of a file's payloads, and its difference from eager's."""
-    if made.accuracy is None:
+    if result.accuracy is None:
         return ""
-    worst, eager = made.accuracy.worst, made.accuracy.eager
+    worst, eager = result.accuracy.worst, result.accuracy.eager
     return format_score(worst) + ("" if eager is None else f" ({worst - eager:+.2g})")
 
 
 def _format_top1(worst: Worst) -> str:
     """A percentage; empty if no output is a classifier's."""
     return "" if worst.top1 is None else f"{100 * worst.top1:.1f} %"
-
-
-def _format_suffix(last: Rung) -> str:
-    """Distinguishes the rows of a file: specializations of a fat one, and methods other than `forward`."""
-    payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
-    return payload if last.method == "forward" else f"{payload} {last.method}"

@@ -69,7 +69,7 @@ class FileReport:
         problem: why there is no map of the file.
     """
 
-    made: Delivered
+    result: Delivered
     link: str = ""
     size_change: Change | None = None
     sqnr_change: Change | None = None
@@ -80,12 +80,12 @@ class FileReport:
 
     @property
     def sqnr(self) -> str:
-        return _sqnr(self.made)
+        return _sqnr(self.result)
 
     @property
     def meant(self) -> bool:
         """Whether the recipe has a target that delegates."""
-        return set(self.made.targets) != {"portable"}
+        return set(self.result.targets) != {"portable"}
 
     @property
     def delegated(self) -> str:
@@ -118,7 +118,7 @@ class ModelReport:
 
     @property
     def failed(self) -> int:
-        return sum(file.made.status == "failed" for file in self.files.values())
+        return sum(file.result.status == "failed" for file in self.files.values())
 
 
 def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
@@ -187,7 +187,14 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
     )
     environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short}
     delivered = delivered_by(record)
-    models = [_model(record, name, made.values(), earlier, out) for name, made in delivered.items()]
+    models = []
+    for name, recipes in delivered.items():
+        files = {
+            result.recipe: _file(result, earlier, out) if result.path else FileReport(result)
+            for result in recipes.values()
+        }
+        stages = sorted(record.models.get(name, ()), key=lambda stage: -stage.seconds)
+        models.append(ModelReport(name, files, tuple(stages)))
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=Markup(mark),  # noqa: S704 - a digest
@@ -204,33 +211,25 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
     )
 
 
-def _model(
-    record: RunRecord, name: str, recipes: Iterable[Delivered], earlier: Sequence[RunRecord], out: Path
-) -> ModelReport:
-    files = {made.recipe: _file(made, earlier, out) if made.path else FileReport(made) for made in recipes}
-    stages = sorted(record.models.get(name, ()), key=lambda stage: -stage.seconds)
-    return ModelReport(name, files, tuple(stages))
-
-
-def _file(made: Delivered, earlier: Sequence[RunRecord], out: Path) -> FileReport:
+def _file(result: Delivered, earlier: Sequence[RunRecord], out: Path) -> FileReport:
     """Reports about a file; runs before it come newest first."""
-    before = filter(None, (Delivered.of_run(run, made.model, made.recipe) for run in earlier))
+    before = filter(None, (Delivered.of_run(run, result.model, result.recipe) for run in earlier))
     history = list(islice((each for each in before if each.path), _RUNS_SHOWN - 1))
     last = history[0] if history else None
-    path = out / made.model / f"{made.recipe}.pte"
+    path = out / result.model / f"{result.recipe}.pte"
     mapped, problem = None, ""
     try:
-        mapped = map_of(path, [path.with_suffix(".ptd")] if made.data else [])
+        mapped = map_of(path, [path.with_suffix(".ptd")] if result.data else [])
     except (InputError, OSError) as error:
         problem = first_line(error)
     return FileReport(
-        made,
-        link="./" + quote(f"{made.name}.pte"),
-        size_change=_size_change(made.size, last.size) if last else None,
-        sqnr_change=_sqnr_change(made, last) if last else None,
+        result,
+        link="./" + quote(f"{result.name}.pte"),
+        size_change=_size_change(result.size, last.size) if last else None,
+        sqnr_change=_sqnr_change(result, last) if last else None,
         map=mapped,
         tiles=treemap(mapped.blocks, _WIDTH, _HEIGHT) if mapped else (),
-        trends=tuple(_trends([*reversed(history), made])),
+        trends=tuple(_trends([*reversed(history), result])),
         problem=problem,
     )
 
@@ -238,9 +237,9 @@ def _file(made: Delivered, earlier: Sequence[RunRecord], out: Path) -> FileRepor
 def _trends(files: Sequence[Delivered]) -> Iterator[Trend]:
     """Size and SQNR over runs that made the file, if there are at least two."""
     if len(files) > 1:
-        sizes = [made.size for made in files]
+        sizes = [result.size for result in files]
         yield Trend("size", format_size(sizes[0]), format_size(sizes[-1]), sparkline(sizes, 120, 28))
-    measured = [sqnr_db for made in files if (sqnr_db := made.sqnr_db) is not None]
+    measured = [sqnr_db for result in files if (sqnr_db := result.sqnr_db) is not None]
     if len(measured) > 1:
         yield Trend("SQNR", format_db(measured[0]), format_db(measured[-1]), sparkline(measured, 120, 28))
 
@@ -253,10 +252,10 @@ def _size_change(size: int, before: int) -> Change:
     return Change(text, "better" if size < before else "worse")
 
 
-def _sqnr_change(made: Delivered, last: Delivered) -> Change:
-    now, before = made.sqnr_db, last.sqnr_db
+def _sqnr_change(result: Delivered, last: Delivered) -> Change:
+    now, before = result.sqnr_db, last.sqnr_db
     if now is None or before is None:
-        same = _sqnr(made) == _sqnr(last)
+        same = _sqnr(result) == _sqnr(last)
         return Change(
             "=" if same else f"was {_sqnr(last)}", "same" if same else "worse" if before is None else "better"
         )
@@ -265,28 +264,28 @@ def _sqnr_change(made: Delivered, last: Delivered) -> Change:
     return Change(f"{now - before:+.1f} dB", "better" if now > before else "worse")
 
 
-def _sqnr(made: Delivered) -> str:
-    return format_db(made.sqnr_db) if made.figures else "not measured"
+def _sqnr(result: Delivered) -> str:
+    return format_db(result.sqnr_db) if result.figures else "not measured"
 
 
 def _failures(delivered: Mapping[str, Mapping[str, Delivered]]) -> Iterator[tuple[str, list[str], Failure]]:
     """Each step that failed: its model, all recipes that need it, and why."""
     for model, recipes in delivered.items():
-        failed = [(made.recipe, made.failure) for made in recipes.values() if made.failure]
+        failed = [(result.recipe, result.failure) for result in recipes.values() if result.failure]
         for step in dict.fromkeys(failure.step for _, failure in failed):
             of_step = [(recipe, failure) for recipe, failure in failed if failure.step == step]
             yield model, [recipe for recipe, _ in of_step], of_step[0][1]
 
 
 def _totals(record: RunRecord, delivered: Mapping[str, Mapping[str, Delivered]]) -> dict[str, int]:
-    files = [made for recipes in delivered.values() for made in recipes.values()]
+    files = [result for recipes in delivered.values() for result in recipes.values()]
     stages = [stage for stages in record.models.values() for stage in stages]
     return {
         "models": len(delivered),
-        "verified": sum(made.verified for made in files),
-        "failed": sum(made.status == "failed" for made in files),
-        "skipped": sum(made.status == "not applicable" for made in files),
-        "bytes": sum(made.size for made in files),
+        "verified": sum(result.verified for result in files),
+        "failed": sum(result.status == "failed" for result in files),
+        "skipped": sum(result.status == "not applicable" for result in files),
+        "bytes": sum(result.size for result in files),
         "ran": sum(stage.status == "ran" for stage in stages),
         "cached": sum(stage.status == "cached" for stage in stages),
     }

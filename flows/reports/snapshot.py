@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,7 +80,7 @@ CONTENTS, PROVENANCE = "contents", "provenance"
 class Snapshot:
     """A file at one time."""
 
-    made: Delivered
+    result: Delivered
     facts: Facts
 
     @classmethod
@@ -90,29 +89,29 @@ class Snapshot:
         return cls.of(read_delivered(path)).with_contents(_contents(path))
 
     @classmethod
-    def of(cls, made: Delivered) -> Snapshot:
+    def of(cls, result: Delivered) -> Snapshot:
         """What is known of a file without reading it."""
-        known: dict[Item, Value] = {Item("file", "size"): Size(made.size), Item("file", "SHA-256"): made.sha256}
-        return cls(made, Facts(known, parts={PROVENANCE: Facts(dict(_recorded(made)))} if made.figures else {}))
+        known: dict[Item, Value] = {Item("file", "size"): Size(result.size), Item("file", "SHA-256"): result.sha256}
+        return cls(result, Facts(known, parts={PROVENANCE: Facts(dict(_recorded(result)))} if result.figures else {}))
 
     def with_contents(self, contents: Facts) -> Snapshot:
         """The same with other facts about what is in the file; with empty ones, contents never differ."""
         return replace(self, facts=replace(self.facts, parts={**self.facts.parts, CONTENTS: contents}))
 
 
-def _recorded(made: Delivered) -> Iterator[tuple[Item, Value]]:
+def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
     """What its provenance says of a file."""
-    for name, text in made.toolchain.items():
+    for name, text in result.toolchain.items():
         yield Item("toolchain", name), text
-    if measured := made.figures:
+    if measured := result.figures:
         yield from _numerics(measured.overall, "")
         for name, worst in measured.methods.items() if len(measured.methods) > 1 else ():
             yield from _numerics(worst, f"method {name}: ")
         for name, worst in measured.payloads.items():
             yield from _numerics(worst, f"{name}: ")
-    if made.accuracy:
-        yield Item("accuracy", "score"), made.accuracy.worst
-        for score in made.accuracy.file.scores:
+    if result.accuracy:
+        yield Item("accuracy", "score"), result.accuracy.worst
+        for score in result.accuracy.file.scores:
             if score.payload:
                 yield Item("accuracy", score.payload), score.score
 
@@ -122,45 +121,34 @@ def _numerics(worst: Worst, prefix: str) -> Iterator[tuple[Item, Value]]:
     yield Item("numerics", f"{prefix}max abs error"), worst.max_abs_error
 
 
-@contextmanager
-def _plain_files(path: Path) -> Iterator[Mapping[str, Path]]:
-    """Payload name to a plain `.pte`, rebuilt in a temporary folder; a plain file itself has the name ``""``.
+def _contents(path: Path) -> Facts:
+    """The metadata of a file, and the contents of a plain one or the payloads of a fat one.
 
     Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
     """
-    if not is_fat(open_pte(path)):
-        yield {"": path}
-        return
-    container = open_fat(path, weight_files(path)).container
-    with TemporaryDirectory(prefix="pteforge-") as folder:
-        files = {payload.name: Path(folder) / f"{index}.pte" for index, payload in enumerate(container.payloads)}
-        for payload in container.payloads:
-            container.write(payload, files[payload.name])
-        yield files
-
-
-def _contents(path: Path) -> Facts:
-    """The metadata of a file, and the contents of a plain one or the payloads of a fat one."""
     metadata = {
         Item("metadata", key): ", ".join(map(str, value)) if isinstance(value, list) else value
         for key, value in metadata_json(read_metadata(path)).items()
     }
-    contents = _inside(path)
+    contents = _fat(path) if is_fat(open_pte(path)) else _plain(path, "", weight_files(path))
     return replace(contents, known={**contents.known, **metadata})
 
 
-def _inside(path: Path) -> Facts:
-    """The contents of a plain file, or the payloads of a fat one."""
+def _fat(path: Path) -> Facts:
+    """The payloads of a fat file, each rebuilt in a temporary folder."""
     known: dict[Item, Value] = {}
-    with _plain_files(path) as files:
-        if "" in files:
-            return _plain(path, "", weight_files(path))
-        for weights in weight_files(path):
-            known[Item("file", "weights (.ptd)")] = Content(weights.stat().st_size, digest_file(weights))
-        known[Item("payloads", "by preference")] = ", ".join(files)
-        for name, file in files.items():
+    parts: dict[str, Facts] = {}
+    for weights in weight_files(path):
+        known[Item("file", "weights (.ptd)")] = Content(weights.stat().st_size, digest_file(weights))
+    container = open_fat(path, weight_files(path)).container
+    known[Item("payloads", "by preference")] = ", ".join(dict.fromkeys(payload.name for payload in container.payloads))
+    with TemporaryDirectory(prefix="pteforge-") as folder:
+        for index, payload in enumerate(container.payloads):
+            file, name = Path(folder) / f"{index}.pte", payload.name
+            container.write(payload, file)
             known[Item("payloads", name)] = Content(file.stat().st_size, digest_file(file))
-        return Facts(known, parts={f"payload {name}": _plain(file, f"{name}: ", ()) for name, file in files.items()})
+            parts[f"payload {name}"] = _plain(file, f"{name}: ", ())
+    return Facts(known, parts=parts)
 
 
 def _plain(path: Path, prefix: str, weights: Sequence[Path]) -> Facts:

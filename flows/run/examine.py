@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import InputError, convert_os_errors
+from ...errors import InputError
 from ...tasks.engine.executor import LedgerRunner
 from ...tasks.engine.runner import NotCached, Runner
 from ...tasks.lowering.graph import diagnose_methods, lower_to_ladder
@@ -131,12 +131,6 @@ def draw(bisection: Bisection) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
     return content.getvalue()
-
-
-def write_plot(bisection: Bisection, path: Path) -> None:
-    """Writes the plot to a file; raises InputError if that fails."""
-    with convert_os_errors(InputError, f"the plot cannot be written to {path}"):
-        path.write_bytes(draw(bisection))
 
 
 def _draw_rungs(axes: Axes, bisection: Bisection) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from ...artifacts.records import Record
 from ...configs.load import LoadedZoo, load_zoo
-from ...configs.recipe import Recipe
 from ...configs.zoo import Zoo
 from ...tasks.engine.keys.search import host_capability
 
@@ -86,14 +85,12 @@ def _part(zoo: Zoo, model: str, place: Path, root: Path) -> dict[str, Any]:
             raise TypeError(f"{path!r} is not JSON")
         return os.path.relpath(path, place) if path.is_relative_to(root) else str(path)
 
-    recipes = {name: _for_model(zoo.recipes[name], model) for name in zoo.recipes_of(model)}
+    recipes = {}
+    for name in zoo.recipes_of(model):  # without exceptions for other models, which the loader would not find
+        recipe = zoo.recipes[name]
+        exceptions = {glob: reason for glob, reason in recipe.not_for.items() if fnmatchcase(model, glob)}
+        recipes[name] = recipe.model_copy(update={"not_for": exceptions}) if recipe.not_for else recipe
     part = zoo.model_copy(update={"models": {model: zoo.models[model]}, "recipes": recipes})
     written = part.model_dump(exclude={"run", "publish"}, exclude_unset=True)
     tree: dict[str, Any] = json.loads(json.dumps(written, default=relative))
     return tree
-
-
-def _for_model(recipe: Recipe, model: str) -> Recipe:
-    """The recipe without exceptions for other models, which the loader would not find."""
-    exceptions = {glob: reason for glob, reason in recipe.not_for.items() if fnmatchcase(model, glob)}
-    return recipe.model_copy(update={"not_for": exceptions}) if recipe.not_for else recipe

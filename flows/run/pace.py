@@ -155,7 +155,10 @@ def expected_stages(
                 del due[name]
     ledger = executor.store.ledger
     for name, model in due.items():
-        slots = planned[name] if name in planned else _plan(model, executor)
+        if (slots := planned.get(name)) is None:
+            runner = PlanRunner(executor)
+            run_without_loop(lower_model(ModelRun(runner, model)))
+            slots = runner.slots
         last_runs = {slot: ledger.last_run(slot) for slot in slots}
         yield (
             name,
@@ -170,12 +173,6 @@ def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:
     if not wanted <= {recipe for stage in stages for recipe in stage.recipes}:
         return {}
     return {stage.slot: ExpectedStage(stage.stage, stage.seconds or None) for stage in stages}
-
-
-def _plan(model: PlannedModel, executor: Executor) -> dict[str, str]:
-    runner = PlanRunner(executor)
-    run_without_loop(lower_model(ModelRun(runner, model)))
-    return runner.slots
 
 
 class Throttle:

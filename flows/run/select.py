@@ -11,6 +11,7 @@ from ...configs.model import ModelConfig
 from ...configs.nodes import FieldPath
 from ...configs.sources import BuilderSource, ProgramSource, ResolvedSource
 from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
+from ...configs.zoo import PublishConfig
 from ...errors import ConfigError, InputError
 from ...tasks.engine.keys.builder import find_builder
 from ...tasks.engine.keys.search import ModuleSearch
@@ -18,6 +19,8 @@ from ...tasks.engine.keys.source import check_program_file, named_callables
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe
 from ...tasks.lowering.recipe_checks import check_callable, check_files, errors_at, plan_recipe
 from ...tasks.sources.find import find_source
+from ..releases.publish import Publication
+from .request import ExportRequest, absolute_place
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
@@ -46,6 +49,28 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
     if not any(model.recipes for model in planned):
         raise _not_applicable(loaded, planned)
     return tuple(planned)
+
+
+def publication_of(loaded: LoadedZoo, request: ExportRequest) -> Publication | None:
+    """What a run publishes. Only a whole run does so without being asked.
+
+    Raises InputError, before any work, if that cannot be done.
+    """
+    config, url = loaded.zoo.publish, request.publish and absolute_place(request.publish)
+    if url:
+        config = config.model_copy(update={"url": url}) if config else PublishConfig(url=url)
+    if config is None:
+        return None
+    parts = [name for name in ("models", "recipes") if getattr(request, name) != "*"]
+    parts += [name for name in ("until", "debug") if getattr(request, name)]
+    if parts and not url:
+        return Publication(
+            config.url, skipped=f"it was not a whole run ({', '.join(parts)}); use --publish URL to do so"
+        )
+    try:
+        return Publication.of(config)
+    except InputError as error:
+        raise loaded.locations.error(str(error), ("publish",)) from error
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from ... import __version__
 from ...artifacts.digest import digest_json
 from ...artifacts.files import remove_abandoned_files
-from ...artifacts.known_files import KnownFiles
 from ...artifacts.runs import ReleaseOutcome, RunRecord, RunStatus, StageOutcome, run_lease
 from ...artifacts.store import Store, open_store
 from ...configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split_source
@@ -32,13 +31,12 @@ from ...tasks.engine.workers import WorkerCall, Workers, memory_for_calls
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.recipe_checks import torchao_calls
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
-from ..prefect.settings import refresh_configured
-from ..releases.publish import Publication, check_folders, known_results, publication_of
+from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
 from .pace import Pace, expected_stages
-from .request import BLOCK, ExportRequest
-from .select import select_models
+from .request import ExportRequest
+from .select import publication_of, select_models
 from .whole import WholeModels
 
 if TYPE_CHECKING:
@@ -62,15 +60,11 @@ class ZooObserver(Observer):
 class Session(Observer):
     """One run."""
 
-    zoo: str
+    loaded: LoadedZoo
     models: tuple[PlannedModel, ...]
     executor: Executor
     workers: Workers  # processes for stages; started when the first stage has to run
     request: ExportRequest  # what was asked for
-    jobs: int  # stages at once, in each process that runs stages
-    place: RunConfig = field(default_factory=RunConfig)  # where they run
-    zoo_digest: str = ""  # SHA-256 of the zoo after includes and overrides
-    loaded: LoadedZoo | None = None  # the zoo, if there is a file of it
     publication: Publication | None = None  # what becomes of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=ZooObserver)
@@ -91,6 +85,16 @@ class Session(Observer):
     _ended: Event = field(default_factory=Event)  # set before the last record is written
 
     @property
+    def zoo(self) -> str:
+        """The zoo's name."""
+        return self.loaded.zoo.name
+
+    @property
+    def place(self) -> RunConfig:
+        """Where stages run."""
+        return self.loaded.zoo.run
+
+    @property
     def store(self) -> Store:
         return self.executor.store
 
@@ -106,7 +110,7 @@ class Session(Observer):
     @property
     def at_once(self) -> int:
         """Stages that run at once, of all processes that are known."""
-        return self.jobs * (self.place.processes or 1)
+        return self.workers.jobs * (self.place.processes or 1)
 
     @property
     def submitted_at_once(self) -> int:
@@ -116,7 +120,7 @@ class Session(Observer):
 
     @property
     def _submitted_here(self) -> int:
-        return 2 * self.jobs + 2
+        return 2 * self.workers.jobs + 2
 
     def local_runner(self) -> LocalRunner:
         """Runs stages in this machine's workers, without Prefect."""
@@ -252,7 +256,7 @@ class Session(Observer):
         try:
             with self._recording:
                 self.store.runs.write(record)
-            self.known_files.save()
+            self.results.known.save()
             self.store.inputs.save()
             self.whole_models.save()
         except StoreError as error:
@@ -299,8 +303,7 @@ class Session(Observer):
             file, copied = Path(other.zoo_file), other.parameters.get("store") != record.parameters.get("store")
             return not copied and file.is_file() and not file.samefile(record.zoo_file)
         models = {*other.models, *other.files}
-        known = {*self.loaded.zoo.models} if self.loaded else {model.name for model in self.models}
-        return bool(models) and not models & known
+        return bool(models) and models.isdisjoint(self.loaded.zoo.models)
 
     def describe(self, status: RunStatus) -> RunRecord:
         """The run's record as of now."""
@@ -313,7 +316,8 @@ class Session(Observer):
             status=status,
             parameters=self.request.parameters(),
             files={
-                model.model: {made.recipe: made.to_json() for made in model.recipes} for model in self.outcome().models
+                model.model: {recipe.recipe: recipe.to_json() for recipe in model.recipes}
+                for model in self.outcome().models
             },
             release=self.release,
         )
@@ -326,7 +330,9 @@ class Session(Observer):
         if self.publication and not self._tried_to_publish:
             self._tried_to_publish = True
             try:
-                self._published = self.publication.publish_results(self.outcome(), self.describe("completed"))
+                self._published = self.publication.publish_results(
+                    [*self.outcome().recipes], self.describe("completed")
+                )
                 self.release = self.publication.outcome(self._published)
             except PteforgeError as error:
                 self._published, self.release = error, self.publication.failed(first_line(error))
@@ -346,19 +352,19 @@ class Session(Observer):
         except Exception as error:  # noqa: BLE001 - the files are made, whatever is wrong with the page
             _log.warning("the page about the run is not written: %s: %s", type(error).__name__, first_line(error))
 
-    def origin(self, model: str) -> dict[str, Any] | None:
+    def origin(self, model: str) -> dict[str, Any]:
         """The JSON of what a model's files are made from."""
-        return Origin.of(self.loaded, model, debug=self.request.debug).to_json() if self.loaded else None
+        return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
 
     @cached_property
-    def known_files(self) -> KnownFiles:
-        """What is known of the files in the folder for results."""
-        return known_results(self.store, self.out)
+    def results(self) -> ResultsFolder:
+        """The folder for results."""
+        return ResultsFolder(self.store, self.out)
 
     @cached_property
     def whole_models(self) -> WholeModels:
         """The models that the ledger had whole the last time."""
-        return WholeModels(self.executor, str(self.loaded.files[0] if self.loaded else self.zoo))
+        return WholeModels(self.executor, str(self.loaded.files[0]))
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -369,18 +375,9 @@ class Session(Observer):
             "started": self.began.isoformat(timespec="milliseconds"),
             "host": platform.node(),
             "version": __version__,
-            "commit": git_commit(self.loaded.files[0].parent) if self.loaded else "",
-            "zoo_digest": self.zoo_digest,
+            "commit": git_commit(self.loaded.files[0].parent),
+            "zoo_digest": digest_json(self.loaded.zoo.model_dump(mode="json", exclude={"run", "publish"})),
         }
-
-
-def store_url(store: str | None) -> str | None:
-    """The URL of a store that may be named by a Prefect block."""
-    if store is None or not store.startswith(BLOCK):
-        return store
-    from ..prefect.blocks import open_block  # noqa: PLC0415 - imports Prefect, which is slow
-
-    return open_block(store.removeprefix(BLOCK))
 
 
 def stage_memory(place: RunConfig) -> int | None:
@@ -399,16 +396,21 @@ def load(request: ExportRequest) -> LoadedZoo:
 
 
 @contextmanager
-def open_session(request: ExportRequest, *, writes: bool = True) -> Iterator[Session]:
+def open_session(
+    request: ExportRequest,
+    *,
+    writes: bool = True,
+    store_url: Callable[[str | None], str | None] = lambda store: store,
+) -> Iterator[Session]:
     """Loads a zoo and checks everything that needs no work; the session's processes end with the context.
 
     The zoo is a zoo file, or a builder in the folder that it is imported from; then recipes are of the shipped ones.
-    Prefect's setting of that name does what `refresh` does. Raises InputError if the request or the zoo cannot be used,
-    or if files are to be written, and the folder for them cannot.
+    `store_url` finds the URL of a store as the request names it. Raises InputError if the request or the zoo cannot be
+    used, or if files are to be written, and the folder for them cannot.
     """
     loaded = load(request)
     shipped = {"recipes": ",".join(recipe_names(request.recipes))} if split_source(request.zoo) else {}
-    request = request.model_copy(update={**shipped, "refresh": request.refresh or refresh_configured()})
+    request = request.model_copy(update=shipped)
     selected = select_models(loaded, request.models, request.recipes)
     if request.until:
         selected = tuple(model.ending_with(request.until) for model in selected)
@@ -422,16 +424,5 @@ def open_session(request: ExportRequest, *, writes: bool = True) -> Iterator[Ses
         jobs = max(1, (os.cpu_count() or 1) // place.processes)
     workers = Workers(jobs=jobs, memory=stage_memory(place))
     with open_store(store_url(request.store)) as opened, workers:
-        yield Session(
-            zoo=loaded.zoo.name,
-            models=selected,
-            executor=Executor(opened, workers, refresh=run if request.refresh else ""),
-            workers=workers,
-            request=request,
-            jobs=workers.jobs,
-            place=place,
-            zoo_digest=digest_json(loaded.zoo.model_dump(mode="json", exclude={"run", "publish"})),
-            loaded=loaded,
-            publication=publication,
-            id=run,
-        )
+        executor = Executor(opened, workers, refresh=run if request.refresh else "")
+        yield Session(loaded, selected, executor, workers, request, publication, id=run)

@@ -75,8 +75,11 @@ class WholeModels:
     def note(self, run: ModelRun, results: Results, outcomes: Iterable[Delivered]) -> None:
         """Makes the record of a model whose stages were looked up or run, or drops it where something is missing."""
         try:
+            if not all(done.cached for part in run.all() for done in part.done.values()):  # as the next run will see it
+                run = ModelRun(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
+                results = run_without_loop(lower_model(run))
             self._changes[run.model.name] = self._describe(
-                *self._with_nothing_to_do(run, results), {outcome.recipe: outcome for outcome in outcomes}
+                run, results, {delivered.recipe: delivered for delivered in outcomes}
             )
         except (NotCached, PteforgeError):
             self._changes[run.model.name] = None
@@ -91,19 +94,12 @@ class WholeModels:
             self._store.ledger.remember_whole_models(self._zoo, after)
         self._changes = {}
 
-    def _with_nothing_to_do(self, run: ModelRun, results: Results) -> tuple[ModelRun, Results]:
-        """A model's lowering as the next run will see it: the same one, if no stage ran; raises NotCached."""
-        if all(done.cached for part in run.all() for done in part.done.values()):
-            return run, results
-        again = ModelRun(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
-        return again, run_without_loop(lower_model(again))
-
     def _describe(self, run: ModelRun, results: Results, outcomes: Mapping[str, Delivered]) -> ModelRecord | None:
         recipes = [
             replace(outcomes[name], status="cached", path=None)
-            for name, made in results.items()
-            if not isinstance(made, Exception)
-            and made.provenance == outcomes[name].parts.get("provenance")
+            for name, outputs in results.items()
+            if not isinstance(outputs, Exception)
+            and outputs.provenance == outcomes[name].parts.get("provenance")
             and not outcomes[name].debugging
         ]
         histories = tuple(run.all())
@@ -114,13 +110,13 @@ class WholeModels:
         sources = tuple(
             SourceRecord(json.loads(source), watched, digest) for (source, watched), digest in run.sources.items()
         )
-        parts = [ref for made in recipes for ref in made.parts.values()]
+        parts = [ref for recipe in recipes for ref in recipe.parts.values()]
         return ModelRecord(
             self._key(run.model, distributions),
             distributions,
             sources,
             History(run).outcomes(),
-            tuple(json.loads(made.encode()) for made in recipes),
+            tuple(json.loads(recipe.encode()) for recipe in recipes),
             tuple(dict.fromkeys(blob for ref in parts for blob in self._store.objects_of(ref))),
         )
 
@@ -135,13 +131,14 @@ class WholeModels:
         """Whether the user's code is what it was."""
         search = self._searches.setdefault(model.python_path, ModuleSearch(model.python_path))
 
-        def digest(made: SourceRecord) -> Digest:
-            source = _SOURCE.validate_python(made.source)
-            known = self._store.inputs.digest
-            return digest_json(source_fields(source, search, made.watched, folder=model.folder, digest=known))
+        def digest(recorded: SourceRecord) -> Digest:
+            source = _SOURCE.validate_python(recorded.source)
+            digest_input = self._store.inputs.digest
+            fields = source_fields(source, search, recorded.watched, folder=model.folder, digest=digest_input)
+            return digest_json(fields)
 
         try:
-            return all(digest(made) == made.digest for made in record.sources)
+            return all(digest(recorded) == recorded.digest for recorded in record.sources)
         except SourceError:
             return False  # a file is gone: whoever looks up the stages says so
 

@@ -25,7 +25,6 @@ from ...tasks.stages.gate import Gate
 from ...tasks.stages.ladder import Ladder as LadderStage
 from ...tasks.stages.report import Report
 from ...tasks.stages.serialize import Serialize
-from ..releases.publish import is_published, keep_rejected, publish, publish_debug_files
 from .outcome import KEPT_AS, ModelOutcome
 from .session import Session
 from .whole import Results
@@ -112,12 +111,15 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
     if record is None:
         return False
     folder = session.out / model.name
-    recipes = [replace(made, path=folder / f"{made.recipe}.pte") for made in map(Delivered.from_json, record.recipes)]
-    if not is_published(folder, recipes, session.known_files):
+    recipes = [
+        replace(delivered, path=folder / f"{delivered.recipe}.pte")
+        for delivered in map(Delivered.from_json, record.recipes)
+    ]
+    if not session.results.has(model.name, recipes):
         planned = {recipe.name: recipe for recipe in model.recipes}
         try:
-            for made in recipes:
-                _publish(session, model, planned[made.recipe], made.parts["provenance"])
+            for delivered in recipes:
+                _publish(session, model, planned[delivered.recipe], delivered.parts["provenance"])
         except (ObjectMissing, ObjectDamaged):
             return False
     _add(session, model, recipes, record.stages)
@@ -141,8 +143,8 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
         if isinstance(result, Exception) and not isinstance(result, CutShort):
             recipes.append(_failed_elsewhere(session, run, recipe.name, there, problem))
         else:
-            made = _conclude_recipe(session, run, recipe.name, result)
-            recipes.append(replace(made, status="cached" if there and there.status == "cached" else "made"))
+            delivered = _conclude_recipe(session, run, recipe.name, result)
+            recipes.append(replace(delivered, status="cached" if there and there.status == "cached" else "made"))
     _add(session, model, recipes, record.models.get(model.name, ()) if record else (), run)
 
 
@@ -162,8 +164,7 @@ def _keep_rejected(session: Session, run: StageCalls, recipe: str) -> Path | Non
     serialized = run.find(Serialize.name)
     if serialized is None:
         return None
-    made, folder = serialized.outputs, session.out / run.model.name
-    return keep_rejected(session.store, made.file, made.data, folder, recipe, session.known_files)
+    return session.results.keep_rejected(run.model.name, recipe, serialized.outputs.file, serialized.outputs.data)
 
 
 def _add(
@@ -176,7 +177,12 @@ def _add(
     """Adds what came of recipes, and those that do not apply to the model; `run` knows what its stages have read."""
     reasons = model.not_applicable.items()
     rest = (Delivered(model.name, recipe, "not applicable", reason=reason) for recipe, reason in reasons)
-    unwatched = _unwatched(run, stages) if run else ()
+    unwatched: tuple[str, ...] = ()
+    if run:  # what stages that ran have read and is not watched
+        ran = {stage.key for stage in stages if stage.status == "ran"}
+        roles = [done.roles for each in run.all() for done in each.done.values() if done.key.digest() in ran]
+        observed = {of_stage["observed"] for of_stage in roles if "observed" in of_stage}
+        unwatched = tuple(sorted({name for ref in observed for name in run.read_json(ref)["unwatched"]}))
     outcome = ModelOutcome(model.name, (*recipes, *rest), stages, unwatched)
     session.add(outcome)
     return outcome
@@ -197,28 +203,19 @@ def _conclude_recipe(
     seconds = sum(done.seconds for done in run.done.values())
     if isinstance(result, CutShort):
         return Delivered(model.name, recipe, status, seconds=seconds, until=run.plan.until or "")
-    made = _publish(session, model, run.plan, result.provenance)
-    return replace(made, status=status, seconds=seconds, left_out=run.why_left_out(made.left_out))
-
-
-def _unwatched(run: ModelRun, stages: Iterable[StageOutcome]) -> tuple[str, ...]:
-    """What stages that ran have read and is not watched."""
-    ran = {stage.key for stage in stages if stage.status == "ran"}
-    finished = [done for each in run.all() for done in each.done.values()]
-    observed = {done.roles["observed"] for done in finished if done.key.digest() in ran and "observed" in done.roles}
-    return tuple(sorted({name for ref in observed for name in run.read_json(ref)["unwatched"]}))
+    delivered = _publish(session, model, run.plan, result.provenance)
+    return replace(delivered, status=status, seconds=seconds, left_out=run.why_left_out(delivered.left_out))
 
 
 def _publish(session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef) -> Delivered:
     """Writes the files that a provenance describes, and the provenance with this run added."""
-    store, folder = session.store, session.out / model.name
-    store.fetch(report)
-    provenance = json.loads(store.local.read_artifact(report))
-    made = Delivered.of_provenance(provenance)
+    session.store.fetch(report)
+    provenance = json.loads(session.store.local.read_artifact(report))
+    delivered = Delivered.of_provenance(provenance)
     provenance["run"] = {**session.identity, "request": session.origin(model.name)}
-    made = publish(store, made, provenance, folder, session.known_files)
-    publish_debug_files(store, made, folder, [spec.name for spec in recipe.specializations])
-    return replace(made, parts={**made.parts, "provenance": report})
+    delivered = session.results.publish(delivered, provenance)
+    session.results.publish_debug_files(delivered, [spec.name for spec in recipe.specializations])
+    return replace(delivered, parts={**delivered.parts, "provenance": report})
 
 
 def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) -> Delivered:

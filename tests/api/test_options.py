@@ -6,7 +6,6 @@ import pteforge
 import pytest
 import torch
 from pteforge.errors import StageFailed
-from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import checked_recipe
 
 pytestmark = pytest.mark.slow
@@ -43,15 +42,6 @@ def test_files_compute_the_same(lower, ran, options):
     result = lower(compile=options)
     assert result.figures.overall.max_abs_error < 1e-5
     assert not ran(result) & {"edge", "partition", "preprocess"}
-
-
-def test_memory_planning(lower):
-    """Greedy planning reuses memory that naive planning does not."""
-    sizes = {}
-    for algorithm in ("greedy", "naive"):
-        (method,) = read_pte(lower(compile={"memory_planning_algo": algorithm}).pte).methods
-        sizes[algorithm] = sum(method.planned_memory)
-    assert sizes["greedy"] < sizes["naive"]
 
 
 def test_unknown_operators(lower):

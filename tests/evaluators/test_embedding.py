@@ -4,12 +4,7 @@ import pytest
 import torch
 from pteforge.errors import SourceError
 from pteforge.evaluators import embedding_similarity, triplet_accuracy
-
-
-def echo(vector, method="forward"):
-    """A model whose inputs are the embedding."""
-    del method
-    return vector
+from pteforge.tests.evaluators.conftest import echo
 
 
 def test_as_scipy_counts(code):

@@ -272,7 +272,7 @@ def open_run(
     chosen, asked = select_models(loaded, models, recipes), ExportRequest(zoo=zoo, out=project.out)
     with store or open_store(str(project.store)) as opened:
         executor = engine(opened, pool, refresh)
-        yield Session(loaded.zoo.name, chosen, executor, pool, asked, pool.jobs, loaded=loaded)
+        yield Session(loaded, chosen, executor, pool, asked)
 
 
 def lower_zoo(project: Project, pool: Workers, *overrides: str, at_once: int = 8, **options: Any) -> Lowered:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from pteforge.errors import InputError, StageFailed
-from pteforge.flows.cli.bisect import _print
+from pteforge.flows.cli.examine import _print_bisection
 from pteforge.flows.cli.main import app
 from pteforge.flows.run.examine import bisect, check_plot, draw
 from pteforge.tasks.results.numerics import DROP_DB
@@ -29,7 +29,7 @@ def look(workers):
 
 def printed(found):
     text = io.StringIO()
-    _print(Console(file=text, width=200, markup=False, emoji=False, highlight=False), found)
+    _print_bisection(Console(file=text, width=200, markup=False, emoji=False, highlight=False), found)
     return text.getvalue()
 
 

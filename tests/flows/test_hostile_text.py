@@ -17,7 +17,7 @@ import typer
 from pteforge.artifacts.runs import FieldChange, ReleaseOutcome
 from pteforge.artifacts.store import open_store
 from pteforge.errors import printable
-from pteforge.flows.cli.doctor import _print as print_diagnoses
+from pteforge.flows.cli.examine import _print_diagnoses as print_diagnoses
 from pteforge.flows.cli.main import app
 from pteforge.flows.cli.progress import Failures, print_failures, print_summary
 from pteforge.flows.cli.terminal import guarded_streams, open_console

@@ -158,7 +158,8 @@ def test_stages_are_known_before_they_run(lower, warm):
     """Of models that were lowered before, the last run says which stages they have; of others, their plan does."""
     before = lower(warm, models="linear")
     with Workers(jobs=1) as workers, open_run(warm, workers) as session:
-        other = replace(session, zoo="a zoo that has no runs", pace=Pace())
+        zoo = session.loaded.zoo.model_copy(update={"name": "a zoo that has no runs"})
+        other = replace(session, loaded=replace(session.loaded, zoo=zoo), pace=Pace())
         session.expect_stages()
         by_record = session.pace.known
         assert session.pace.left(1) > 0

@@ -183,6 +183,8 @@ def test_combined():
     assert (payload.target, payload.options) == ("vulkan+xnnpack", {"vulkan": {}, "xnnpack": {}})
     twice = lowering(partitioners=[XnnpackPartitioner(), XnnpackPartitioner()])
     assert [spec.target for spec in pteforge.recipe_from_executorch(twice).specializations] == ["xnnpack"]
+    again = lowering(partitioners=[VulkanPartitioner(), XnnpackPartitioner(), VulkanPartitioner()])
+    assert pteforge.recipe_from_executorch(again).specializations == recipe.specializations
     differing = lowering(partitioners=[XnnpackPartitioner(), XnnpackPartitioner(per_op_mode=True)])
     with pytest.raises(ConfigError, match="another partitioner of target 'xnnpack' has other options"):
         pteforge.recipe_from_executorch(differing)

@@ -6,8 +6,7 @@ import os
 import sys
 
 import pytest
-
-from pteforge.tests.conftest import Said, run_process
+from pteforge.tests.conftest import run_process
 
 _START = """
 import time

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.errors import FileFormatError
-from pteforge.flows.cli import diff
+from pteforge.flows.cli import release
 from pteforge.flows.reports.comparison import read_delivered
 from pteforge.formats.pte.reader import open_pte
 from pteforge.tasks.results.delivered import MethodCalls
@@ -181,7 +181,7 @@ def test_markdown(made, pteforge):
 
 def test_narrow_terminals(made, pteforge, monkeypatch):
     """Tables fit into 80 columns with nothing cut off."""
-    monkeypatch.setattr(diff, "open_console", lambda: Console(width=80))
+    monkeypatch.setattr(release, "open_console", lambda: Console(width=80))
     said = pteforge(made, "diff", "before", "out")
     assert said.code == 0, said.err
     assert max(map(len, said.out.splitlines())) <= 80

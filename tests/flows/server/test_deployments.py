@@ -86,7 +86,7 @@ def test_a_schedule_starts_runs(project, prefect, server, on_server):
 def test_a_server_without_a_scheduler(project, server_without_scheduler, monkeypatch):
     """`deploy` and `doctor --server` say that the server schedules nothing."""
     from pteforge.errors import PteforgeError
-    from pteforge.flows.prefect import server_health
+    from pteforge.flows.prefect import server
     from pteforge.flows.prefect.deployments import ZooDeployment
     from pteforge.flows.run.request import ExportRequest
 
@@ -94,7 +94,7 @@ def test_a_server_without_a_scheduler(project, server_without_scheduler, monkeyp
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     pool = {"name": "forge", "type": "process"}
     assert httpx.post(f"{server_without_scheduler}/work_pools/", json=pool).status_code == 201
-    monkeypatch.setattr(server_health, "_SCHEDULED_WITHIN", 8)
+    monkeypatch.setattr(server, "_SCHEDULED_WITHIN", 8)
     deployment = ZooDeployment(ExportRequest(zoo=project.folder / "zoo.yaml"), "nightly", cron="0 2 * * *")
     with (
         temporary_settings({PREFECT_API_URL: server_without_scheduler}),

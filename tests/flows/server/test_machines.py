@@ -123,7 +123,8 @@ def test_prefects_own_forms(prefect):
     """`prefect deploy` takes the flow by its file, and the example of a `prefect.yaml`."""
     (example,) = (ROOT / "examples" / "prefect").glob("prefect.yaml")
     prefect("work-pool", "create", "forge", "--type", "process", "--overwrite")
-    prefect("deploy", f"{ROOT / 'flows' / 'prefect' / 'zoo_flow.py'}:export_zoo", "--name", "by-file", "--pool", "forge")
+    file = ROOT / "flows" / "prefect" / "zoo_flow.py"
+    prefect("deploy", f"{file}:export_zoo", "--name", "by-file", "--pool", "forge")
     prefect("deploy", "--prefect-file", str(example), "--all")
     known = json.loads(prefect("deployment", "inspect", "export-zoo/nightly", "--output", "json"))
     assert known["entrypoint"] == "pteforge.flows.prefect.zoo_flow.export_zoo"

@@ -34,7 +34,9 @@ MANY = [
 ]
 
 
-@pytest.mark.parametrize(("builder", "made"), [*FEW, *(pytest.param(*case, marks=pytest.mark.nightly) for case in MANY)])
+@pytest.mark.parametrize(
+    ("builder", "made"), [*FEW, *(pytest.param(*case, marks=pytest.mark.nightly) for case in MANY)]
+)
 def test_same_files(lower, lower_fresh, monkeypatch, builder, made):
     """The file and every program on the way to it are the same with and without the patches."""
     lean = lower(builder, made, until="serialize")

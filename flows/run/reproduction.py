@@ -8,11 +8,12 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from ... import __version__
 from ...artifacts.records import Record
@@ -23,14 +24,14 @@ from ...tasks.engine.executor import Executor
 from ...tasks.engine.keys.search import distribution_versions, host_capability
 from ...tasks.engine.workers import Workers
 from ...tasks.lowering.graph import STAGES
-from ..run.origin import Origin, git_commit, git_folder
-from ..run.request import ExportRequest
-from ..run.select import select_models
-from ..run.session import Session
-from ..run.zoo import lower_rest
-from .difference import File, FileDifference, compare_files
-from .records import ReleasedFile
-from .releases import Releases
+from ..releases.difference import File, FileDifference, compare_files
+from ..releases.records import ReleasedFile
+from ..releases.releases import Releases
+from .origin import Origin, git_commit, git_folder
+from .request import ExportRequest
+from .select import select_models
+from .session import Session
+from .zoo import lower_rest
 
 Observe = Callable[[Session], AbstractContextManager[None]]
 """Shows the progress of a session while a context is open."""
@@ -92,7 +93,10 @@ def reproduce(
     released = files[name]
     recorded = _recorded(released, f"{name} of the release {release}")
     loaded = _prepare(recorded, released, name, source)
-    with TemporaryDirectory(prefix="pteforge-reproduce-") as folder, _own_cache(Path(folder) / "cache"):
+    with (
+        TemporaryDirectory(prefix="pteforge-reproduce-") as folder,
+        patch.dict(os.environ, PTEFORGE_CACHE=f"{folder}/cache"),  # of this process, and of workers that it starts
+    ):
         made = _make(loaded, recorded.request, name, Path(folder), observe, jobs)
         before, after = File.of_release(releases, released), File.at(made)
         sha256 = released.file.sha256
@@ -124,17 +128,13 @@ def _recorded(released: ReleasedFile, what: str) -> _Run:
 
 def _prepare(recorded: _Run, released: ReleasedFile, name: str, source: Path) -> LoadedZoo:
     """The zoo to lower; raises InputError with everything that is not as it was, and how to get it."""
-    folder = _zoo_folder(recorded, source)
+    below = git_folder(source.absolute()) if recorded.commit else None
+    root = (source.absolute(), *source.absolute().parents)[len(Path(below or "").parts)]
+    folder = root / recorded.request.folder
     problems = [*_other_sources(recorded, folder), *_other_versions(recorded, released.provenance["toolchain"])]
     if problems:
         raise InputError("\n  ".join((f"{name} was not made with what is here, and nothing was built:", *problems)))
     return recorded.request.load(folder)
-
-
-def _zoo_folder(recorded: _Run, source: Path) -> Path:
-    below = git_folder(source.absolute()) if recorded.commit else None
-    root = (source.absolute(), *source.absolute().parents)[len(Path(below or "").parts)]
-    return root / recorded.request.folder
 
 
 def _other_sources(recorded: _Run, folder: Path) -> Iterator[str]:
@@ -165,19 +165,6 @@ def _other_versions(recorded: _Run, toolchain: Mapping[str, str]) -> Iterator[st
             yield f"{name} {version}: here is {present or 'none'}; pip install '{name}=={number}'{build}"
 
 
-@contextmanager
-def _own_cache(folder: Path) -> Iterator[None]:
-    """Gives this process, and the workers that it starts, another cache folder."""
-    before = os.environ.get("PTEFORGE_CACHE")
-    os.environ["PTEFORGE_CACHE"] = str(folder)
-    try:
-        yield
-    finally:
-        del os.environ["PTEFORGE_CACHE"]
-        if before is not None:
-            os.environ["PTEFORGE_CACHE"] = before
-
-
 def _make(loaded: LoadedZoo, origin: Origin, name: str, folder: Path, observe: Observe, jobs: int | None) -> Path:
     """Lowers and verifies a file; raises InputError or StageFailed."""
     models = select_models(loaded, *name.split("/"))
@@ -186,7 +173,7 @@ def _make(loaded: LoadedZoo, origin: Origin, name: str, folder: Path, observe: O
     with open_store(str(folder / "store")) as store, Workers(jobs=jobs) as workers:
         executor = Executor(store, workers)
         asked = ExportRequest(zoo=loaded.files[0], out=folder / "out", debug=origin.debug)
-        session = Session(loaded.zoo.name, models, executor, workers, asked, workers.jobs)
+        session = Session(loaded, models, executor, workers, asked)
         with observe(session):
             session.check_names()
             asyncio.run(lower_rest(session, session.local_runner()))

@@ -1,4 +1,4 @@
-"""`pteforge bisect`."""
+"""`pteforge bisect` and `doctor`: where a recipe loses quality, and whether models can be exported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import InputError
+from ...errors import InputError, convert_os_errors, first_line, printable
 from ..prefect.settings import quiet_console, server_configured
+from ..reports.figures_text import format_error, format_sqnr, open_table, rungs_table
 from ..run.interrupt import leave_interrupted
 from ..run.request import ExportRequest
 from . import completion
@@ -18,10 +19,16 @@ from .options import AS_JSON, argument, option, takes_request
 from .terminal import open_console, print_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Iterator, Sequence
 
+    from rich.console import Console
+    from rich.text import Text
+
+    from ...tasks.results.delivered import Failure
+    from ...tasks.results.diagnosis import Diagnosis, Finding
     from ...tasks.results.numerics import LosingPart, NodeLoss
-    from ..run.examine import Bisection
+    from ..run.examine import Bisection, ModelDiagnosis
+
 
 _NODES = 10
 _log = logging.getLogger(__name__)
@@ -46,8 +53,8 @@ def bisect_recipe(
     Only stages that are not cached run. Verification is skipped, so bisect also works on a file that fails it.
     """
     from ...tasks.results.numerics import DROP_DB
-    from ..run.examine import bisect, check_plot, write_plot
-    from ..run.session import open_session
+    from ..prefect.run_flow import open_configured
+    from ..run.examine import bisect, check_plot, draw
     from .progress import observe
 
     model, _, recipe = name.partition("/")
@@ -57,18 +64,19 @@ def bisect_recipe(
         check_plot(plot)
     request = request.model_copy(update={"models": model, "recipes": recipe})
     try:
-        with open_session(request, writes=False) as session, observe(session, quiet=as_json):
+        with open_configured(request, writes=False) as session, observe(session, quiet=as_json):
             bisection = bisect(session, drop or DROP_DB)
     except KeyboardInterrupt:
         leave_interrupted()
     if plot:
-        write_plot(bisection, plot)
+        with convert_os_errors(InputError, f"the plot cannot be written to {plot}"):
+            plot.write_bytes(draw(bisection))
     if server_configured():
         _publish(bisection)
     if as_json:
         print_json(bisection.to_json())
     else:
-        _print(open_console(), bisection)
+        _print_bisection(open_console(), bisection)
 
 
 def _publish(bisection: Bisection) -> None:
@@ -85,9 +93,7 @@ def _publish(bisection: Bisection) -> None:
         _log.warning("Prefect could not take the result (is its server there?): %s: %s", type(error).__name__, error)
 
 
-def _print(console: Console, bisection: Bisection) -> None:
-    from ..reports.figures_text import rungs_table
-
+def _print_bisection(console: Console, bisection: Bisection) -> None:
     console.print(rungs_table(bisection.ladder))
     for step, problem in bisection.not_made.items():
         console.print(f"not made: {step}: {problem}", style="yellow", soft_wrap=True)
@@ -106,8 +112,6 @@ def _print(console: Console, bisection: Bisection) -> None:
 
 
 def _print_nodes(console: Console, bisection: Bisection) -> None:
-    from ..reports.figures_text import open_table
-
     assert bisection.loss  # noqa: S101 - nodes imply a loss
     assert bisection.nodes  # noqa: S101 - checked by the caller
     assert bisection.loss.before  # noqa: S101 - as above
@@ -118,7 +122,7 @@ def _print_nodes(console: Console, bisection: Bisection) -> None:
     table.add_column("where", overflow="fold")
     for node in losing[:_NODES]:
         where = ", ".join(filter(None, (node.module, node.line.partition(" ")[0])))  # the function is only in the JSON
-        table.add_row(" + ".join(node.sources), node.operator, *_cells(node), where)
+        table.add_row(" + ".join(node.sources), node.operator, *_node_cells(node), where)
     console.print(table)
     more = f", {len(losing) - _NODES} more lose something" if len(losing) > _NODES else ""
     console.print(
@@ -129,8 +133,6 @@ def _print_nodes(console: Console, bisection: Bisection) -> None:
 
 
 def _print_payload(console: Console, bisection: Bisection) -> None:
-    from ..reports.figures_text import format_sqnr, open_table
-
     losses = bisection.payload
     if losses is None:
         return
@@ -149,8 +151,6 @@ def _print_payload(console: Console, bisection: Bisection) -> None:
 
 
 def _print_part(console: Console, part: LosingPart, where: str) -> None:
-    from ..reports.figures_text import format_sqnr
-
     reached = format_sqnr(part.own) if part.own else part.problem
     console.print(f"\n{where}, {reached}:", style="bold", soft_wrap=True)
     for operator in part.operators:
@@ -159,9 +159,119 @@ def _print_part(console: Console, part: LosingPart, where: str) -> None:
         console.print(f"{text}  {place}".rstrip(), soft_wrap=True)
 
 
-def _cells(node: NodeLoss) -> tuple[str, str, str]:
-    from ..reports.figures_text import format_error, format_sqnr
-
+def _node_cells(node: NodeLoss) -> tuple[str, str, str]:
     if node.own is None or node.passed_on is None:
         return node.problem, "", ""
     return format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)
+
+
+@takes_request("recipes", "out", "until", "debug", "on", "publish", optional=True)
+def doctor(
+    request: ExportRequest | None,
+    *,
+    server: Annotated[
+        bool, typer.Option("--server", help="Look at the Prefect server, its schedules and workers instead of a zoo.")
+    ] = False,
+    as_json: AS_JSON = False,
+) -> None:
+    """Tell whether torch.export takes the models of a zoo, with and without strict mode, and what to do if not.
+
+    Makes no files. Only what is not cached runs. Exits with 1 if a method cannot be exported as its model is set.
+    """
+    if server == (request is not None):
+        raise InputError("give either a zoo, or --server")
+    if request is None:
+        _check_server(as_json=as_json)
+        return
+    from ..prefect.run_flow import open_configured
+    from ..run.examine import examine
+    from .progress import observe
+
+    try:
+        with open_configured(request, writes=False) as session, observe(session, quiet=as_json):
+            diagnoses = examine(session)
+    except KeyboardInterrupt:
+        leave_interrupted()
+    well = all(each.well for each in diagnoses)
+    if as_json:
+        print_json({"zoo": session.zoo, "well": well, "models": {each.model: each.to_json() for each in diagnoses}})
+    else:
+        _print_diagnoses(open_console(), diagnoses)
+    raise typer.Exit(0 if well else 1)
+
+
+def _check_server(*, as_json: bool) -> None:
+    """Looks at the configured server; exits with 1 if something is wrong."""
+    if not server_configured():
+        raise InputError("there is no Prefect server to look at; set PREFECT_API_URL")
+    quiet_console()
+    from ..prefect.server import check_server
+
+    checks = check_server()
+    if as_json:
+        print_json({"well": all(check.well for check in checks), "checks": [vars(check) for check in checks]})
+    else:
+        for check in checks:
+            style = "green" if check.well else "bold red"
+            open_console().print(printable(f"{check.name}: {check.found}"), style=style, soft_wrap=True)
+    raise typer.Exit(0 if all(check.well for check in checks) else 1)
+
+
+def _print_diagnoses(console: Console, diagnoses: Sequence[ModelDiagnosis]) -> None:
+    from ...tasks.results.diagnosis import Diagnosis
+
+    table = open_table(("model", "method", "strict", "without strict mode", "in strict mode", "draft export"))
+    methods = [(each.model, *of_method) for each in diagnoses for of_method in each.methods.items()]
+    for model, method, diagnosis in methods:
+        table.add_row(model, method, *_diagnosis_cells(diagnosis))
+    console.print(table)
+    for model, method, diagnosis in methods:
+        name = printable(f"{model} {method}".rstrip())
+        if isinstance(diagnosis, Diagnosis):
+            _print_findings(console, name, diagnosis)
+        else:
+            console.print(f"{name} {diagnosis.step}: {diagnosis.problem}\n", style="bold red", soft_wrap=True)
+    ill = sum(not (isinstance(diagnosis, Diagnosis) and diagnosis.well) for _, _, diagnosis in methods)
+    console.print(
+        f"{len(methods)} method{'s' * (len(methods) != 1)} of {len(diagnoses)} model{'s' * (len(diagnoses) != 1)}: "
+        + (f"{ill} not well" if ill else "all well")
+    )
+
+
+def _diagnosis_cells(diagnosis: Diagnosis | Failure) -> Iterator[str | Text]:
+    from rich.text import Text
+
+    from ...tasks.results.delivered import Failure
+
+    if isinstance(diagnosis, Failure):
+        yield from ("", Text("not built", "bold red"))
+        return
+    yield str(diagnosis.strict).lower()
+    for attempt in diagnosis.attempts:
+        style = "green" if attempt.exported else "bold red" if attempt.strict == diagnosis.strict else "dim"
+        yield Text("exports" if attempt.exported else "refused", style)
+    count = len(diagnosis.drafted)
+    yield "failed" if diagnosis.draft else f"{count} finding{'s' * (count != 1)}" if count else "sound"
+
+
+def _print_findings(console: Console, name: str, diagnosis: Diagnosis) -> None:
+    others = [finding for finding in diagnosis.findings if finding not in diagnosis.relevant]
+    if not diagnosis.attempt.exported:
+        problem = first_line(diagnosis.attempt.problem)
+        console.print(f"{name} is refused: {problem}", style="bold red", soft_wrap=True)
+    elif diagnosis.relevant:
+        console.print(f"{name} is exported, but the program may be wrong:", style="bold red", soft_wrap=True)
+    _print_text(console, diagnosis.relevant, "yellow")
+    if others:
+        other = "without strict mode" if diagnosis.strict else "in strict mode"
+        console.print(f"{name} {other}, which is not what is set:", style="dim", soft_wrap=True)
+        _print_text(console, others, "dim")
+    if diagnosis.findings or not diagnosis.attempt.exported:
+        console.print()
+
+
+def _print_text(console: Console, findings: Sequence[Finding], style: str) -> None:
+    from ...tasks.results.diagnosis import as_text
+
+    if findings:
+        console.print(as_text(findings), style=style, soft_wrap=True)
