@@ -544,7 +544,8 @@ def leave_in_float(graph: Graph) -> None:
 
 def _is_left(node: Node) -> bool:
     around = _around(node)
-    if node.target in _MOVING and len({other.args[1:] for other in around}) > 1:
+    scales = {other.args[1:] for other in around if node in other.users or other in node.users}
+    if node.target in _MOVING and len(scales) > 1:
         return True
     shared = any(_is_shared(other) and is_tagged_as_implicit_q_dq(other) for other in around)
     return (shared and not _result(node)) or any(other.meta.get(_TAG) != node.meta.get(_TAG) for other in around)
