@@ -50,6 +50,7 @@ class Verify(stage.Stage, name="verify"):
             as_quantized,
             check_constants,
             check_sizes,
+            same_for_all,
             verify_file,
             verify_programs,
             with_samples,
@@ -79,6 +80,7 @@ class Verify(stage.Stage, name="verify"):
         check_constants(path, load_value(inputs.constants, work.store))
         calibration = {name: work.store.read_json(ref) for name, ref in inputs.calibration.items()}
         notes = [note for stored in examples.values() for note in stored.get("notes", ())]
+        notes += same_for_all(examples, params.bounds)
         notes += [note for ref in inputs.notes.values() for note in work.store.read_json(ref)]
         figures = replace(figures, calibration=calibration, notes=tuple(notes))
         return Verify.Outputs(figures=work.store.put_json("report/figures", figures.to_json()))

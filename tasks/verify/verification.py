@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
 from ...formats.pte.contents import PteFile, TensorSpec, shape_problem
 from ..results.figures import WHOLE_FILE, Case, Figures, disagreements, judged, summarize, violations, worst_of
-from ..usercode.inputs import same_shapes, stored_cases
+from ..usercode.inputs import StoredCase, same_shapes, stored_cases
 from .compare import compare_all
 from .running import Runnable, StoredProgram, run_method, run_sequences, runnable_payloads
 
@@ -72,6 +72,33 @@ def as_quantized(stored: Mapping[str, Any], program: ArtifactRef, drawn: int, st
     quantized = StoredProgram(program, store)
     outputs = [quantized.run(flat) for flat in inputs]
     return {**stored, "inputs": inputs, "outputs": outputs, "exact": None, "drawn": len(inputs), "sequences": ()}
+
+
+def same_for_all(examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> Iterator[str]:
+    """A note on each method whose outputs for one input would pass for those for all others of the same shapes.
+
+    Verification of such a method proves little: a file that ignores its inputs passes, too.
+    """
+    for method, stored in examples.items():
+        first, *rest = stored_cases(stored, bounds.drawn_inputs)
+        others = [case for case in rest if same_shapes(case.inputs, first.inputs) and not _all_equal(case, first)]
+        try:
+            cases = [figures for case in others for figures in compare_all(first.expected, case, method=method)]
+        except VerificationFailed:  # numbers in one place, and none in the other
+            continue
+        if not cases or any(True for case in cases for _ in violations(case, bounds)):
+            continue
+        if not any(True for _ in disagreements(cases, bounds)):
+            alike = worst_of(cases).sqnr_db
+            within = "" if alike is None else f" within {alike:.1f} dB"
+            yield (
+                f"eager's {method!r} returns the same{within} for {len(others) + 1} inputs, so that a file that "
+                "ignores its inputs would pass: give it trained weights, or other example inputs"
+            )
+
+
+def _all_equal(one: StoredCase, other: StoredCase) -> bool:
+    return all(map(_equal, one.inputs, other.inputs))
 
 
 def check_sizes(pte: PteFile, examples: Mapping[str, Mapping[str, Any]]) -> None:

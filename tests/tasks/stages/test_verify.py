@@ -46,6 +46,21 @@ def test_right_file(lower):
     assert figures.overall.sqnr_db is None or figures.overall.sqnr_db > 120
 
 
+@pytest.mark.parametrize(
+    ("share", "within"), [(0.1, None), (1e-6, "within 1[12][0-9].[0-9] dB"), (0.0, "the same for 3")]
+)
+def test_outputs_that_hardly_depend_on_inputs(share, within):
+    """A note says so, with the figure, where one answer to all inputs would pass."""
+    from pteforge.tasks.verify.verification import same_for_all
+
+    inputs = [[torch.randn(2, 4)] for _ in range(3)]
+    outputs = [[1 + share * flat[0]] for flat in inputs]
+    stored = {"inputs": [*inputs, inputs[0]], "outputs": [*outputs, outputs[0]], "drawn": 2}
+    notes = list(same_for_all({"forward": stored}, VerifyBounds(min_sqnr_db=80)))
+    assert len(notes) == (within is not None)
+    assert not notes or re.search(f"'forward' returns .*{within}.* a file that ignores its inputs would pass", notes[0])
+
+
 def test_wrong_files(made):
     """A file fails that computes something else, lacks a method, does not take the inputs, or is damaged."""
     path, examples = made("conv_net")
