@@ -26,7 +26,6 @@ from .files import (
     abandoned,
     create_file,
     move_aside,
-    open_file,
     read_errors,
     remove,
     staging_file,
@@ -224,7 +223,7 @@ class ObjectFolder:
 
     def _open(self, path: Path, blob: BlobRef) -> BufferedReader:
         try:
-            return open_file(path)
+            return path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(blob.digest, str(self.root)) from None
         except OSError as error:
@@ -444,7 +443,7 @@ def _check_layout(root: Path) -> None:
 
 
 def _check_version(root: Path) -> None:
-    with open_file(root / "version") as file:
+    with (root / "version").open("rb") as file:
         content = file.read(len(LAYOUT) + 40)
     if content != LAYOUT:
         raise StoreUnusable(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ...artifacts.digest import Digest, digest_bytes, digest_file, digest_json
-from ...artifacts.files import open_file, replace_file
+from ...artifacts.files import open_input, replace_file
 from ...artifacts.known_files import KnownFiles
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import ReleaseOutcome, RunRecord
@@ -180,7 +180,7 @@ def _write_payload(store: Store, payload: ArtifactRef, path: Path, known: KnownF
 
 def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
     try:
-        with open_file(path) as file:
+        with open_input(path) as file:
             written = json.loads(file.read())
         same = written["run"].keys() == provenance["run"].keys()
         same = same and written | {"run": provenance["run"]} == provenance

@@ -7,7 +7,7 @@ import operator
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.pass_base import ExportedProgramPassBase
@@ -20,6 +20,8 @@ from ...errors import SourceError
 from ..engine.stage import CallableParams
 from .model_source import user_code_error
 
+Value = TypeVar("Value", GraphModule, ExportedProgram)
+
 
 def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, module: GraphModule) -> GraphModule:
     """The module after the functions in a field of the recipe's `quantize`, each of which returns a module.
@@ -28,13 +30,20 @@ def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, 
 
     Raises SourceError if a function cannot be imported, raises, or does not return a module.
     """
-    for position, own in enumerate(named.get(field, ())):
-        where = f"quantize.{field}[{position}] {own.source['builder']}"
-        made = _call(own, where, module)
-        if not isinstance(made, GraphModule):
-            raise SourceError(f"{where} gave a {type(made).__name__}, and not the module; return it, also if unchanged")
-        module = made
-    return module
+    return _run_each(named.get(field, ()), f"quantize.{field}", GraphModule, module)
+
+
+def _run_each(named: Sequence[CallableParams], field: str, kind: type[Value], value: Value, *given: Any) -> Value:
+    """The value after functions that take it, each after what else is `given`, and return one of its kind."""
+    for position, params in enumerate(named):
+        where = f"{field}[{position}] {params.source['builder']}"
+        returned = _call(params, where, *given, value)
+        if not isinstance(returned, kind):
+            what = "module" if kind is GraphModule else "program"
+            problem = f"gave a {type(returned).__name__}, and not the {what}; return it, also if unchanged"
+            raise SourceError(f"{where} {problem}")
+        value = returned
+    return value
 
 
 def node_filter(function: CallableParams, position: int) -> Callable[[Node], bool]:
@@ -140,12 +149,4 @@ def run_aten_passes(named: Sequence[CallableParams], method: str, program: Expor
 
     Raises SourceError if a function cannot be imported, raises, or does not return a program.
     """
-    for position, params in enumerate(named):
-        where = f"aten_passes[{position}] {params.source['builder']}"
-        made = _call(params, where, method, program)
-        if not isinstance(made, ExportedProgram):
-            raise SourceError(
-                f"{where} gave a {type(made).__name__}, and not the program; return it, also if unchanged"
-            )
-        program = made
-    return program
+    return _run_each(named, "aten_passes", ExportedProgram, program, method)
