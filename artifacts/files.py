@@ -235,6 +235,15 @@ def staging_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
 
 
 @contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` once the block ends well; creates the folder if needed."""
+    with staging_file(path.parent) as (part, file):
+        yield file
+        file.flush()
+        part.replace(path)
+
+
+@contextlib.contextmanager
 def staging_folder(folder: Path, suffix: str = ".scratch") -> Iterator[Path]:
     """A new private folder in `folder`, removed with all its content at the end."""
     while True:

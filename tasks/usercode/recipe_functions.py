@@ -69,10 +69,10 @@ def run_manager_passes(
         functions = [params for params, _ in group]
         if takes_program:
             passes = {
-                method: [made for params in functions for made in _passes(params, method, manager)]
+                method: [each for params in functions for each in _passes(params, method, manager)]
                 for method in programs
             }
-            manager = _transformed(manager, {method: made for method, made in passes.items() if made})
+            manager = _transformed(manager, {method: own for method, own in passes.items() if own})
             continue
         for params in functions:
             manager = _transformed(manager, _manager_passes(params, manager))
@@ -88,14 +88,14 @@ def _passes(
 
 def _manager_passes(params: CallableParams, manager: EdgeProgramManager) -> Any:
     where = f"edge_manager_passes: {params.source['builder']}"
-    made = _call(params, where, manager)
-    if made is None or isinstance(made, PassManager | ExportedProgramPassManager):
-        return made
-    if not isinstance(made, Mapping):
-        return _checked(made, where)
-    if unknown := sorted(set(made) - manager.methods):
+    returned = _call(params, where, manager)
+    if returned is None or isinstance(returned, PassManager | ExportedProgramPassManager):
+        return returned
+    if not isinstance(returned, Mapping):
+        return _checked(returned, where)
+    if unknown := sorted(set(returned) - manager.methods):
         raise SourceError(f"{where} gave passes for the methods {unknown}; the model has {sorted(manager.methods)}")
-    return {method: _checked(passes, where) for method, passes in made.items()}
+    return {method: _checked(passes, where) for method, passes in returned.items()}
 
 
 def _transformed(manager: EdgeProgramManager, passes: Any) -> EdgeProgramManager:
@@ -109,11 +109,11 @@ def _call(params: CallableParams, where: str, *given: Any) -> Any:
         raise user_code_error(where, error) from error
 
 
-def _checked(made: Any, where: str) -> list[PassType | ExportedProgramPassBase]:
-    passes = list(made) if isinstance(made, list | tuple) else [made]
-    for found in passes:
-        if not (callable(found) or isinstance(found, ExportedProgramPassBase)):
-            raise SourceError(f"{where} gave a {type(found).__name__}, and not a pass")
+def _checked(returned: Any, where: str) -> list[PassType | ExportedProgramPassBase]:
+    passes = list(returned) if isinstance(returned, list | tuple) else [returned]
+    for each in passes:
+        if not (callable(each) or isinstance(each, ExportedProgramPassBase)):
+            raise SourceError(f"{where} gave a {type(each).__name__}, and not a pass")
     return passes
 
 
