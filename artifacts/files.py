@@ -36,19 +36,17 @@ _STAGING_FILE = f"{'[0-9a-f]' * 32}.part"
 
 
 class NotAFileError(OSError):
-    """There is a link, a folder, a pipe, a socket or a device where a file should be."""
-
-
-def open_file(path: str | Path) -> BufferedReader:
-    """Opens a file that pteforge wrote, and so no link. Raises NotAFileError or another OSError."""
-    return _open_regular(path, os.O_NOFOLLOW, "a link, folder, pipe or device")
+    """There is a pipe, a socket or a device where a file should be."""
 
 
 def open_input(path: str | Path) -> BufferedReader:
     """Opens a file that a user names, or the one that a link leads to. Raises NotAFileError or another OSError."""
-    if Path(path).is_dir():
+    mode = os.stat(path).st_mode  # noqa: PTH116 - a path or its text
+    if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return _open_regular(path, 0, "it is a pipe or device")
+    if not stat.S_ISREG(mode):  # opening a pipe would wait for its other end
+        raise NotAFileError(errno.EINVAL, "it is a pipe or device", str(path))
+    return open(path, "rb")  # noqa: PTH123 - as above
 
 
 def read_sidecar(path: Path) -> bytes:
@@ -58,25 +56,6 @@ def read_sidecar(path: Path) -> bytes:
     if len(content) > SIDECAR_LIMIT:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return content
-
-
-def _open_regular(path: str | Path, flags: int, others: str) -> BufferedReader:
-    look = os.lstat if flags else os.stat
-    if not stat.S_ISREG(look(path).st_mode):
-        raise NotAFileError(errno.EINVAL, others, str(path))
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # it has just been replaced
-            raise NotAFileError(error.errno, error.strerror, str(path)) from error
-        raise
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotAFileError(errno.EINVAL, others, str(path))
-        return os.fdopen(descriptor, "rb")
-    except OSError:
-        os.close(descriptor)
-        raise
 
 
 class NamedFiles(ABC):
@@ -112,7 +91,7 @@ class LocalFiles(NamedFiles):
 
     def read(self, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
         try:
-            with open_file(f"{self._root}/{name}") as file:  # a rerun reads thousands: no `Path`
+            with open(f"{self._root}/{name}", "rb") as file:  # noqa: PTH123 - a rerun reads thousands: no `Path`
                 status = os.fstat(file.fileno())
                 if status.st_uid != os.geteuid():  # of a folder that another user has made
                     raise StoreUnusable(
@@ -164,8 +143,7 @@ def move_aside(path: Path, root: Path, name: str) -> Path:
 
 def unreadable(root: Path, error: OSError) -> StoreUnusable:
     """What to raise for an error of the operating system while reading from the store at `root`."""
-    what_to_do = "move it away" if isinstance(error, NotAFileError) else f"run: chmod -R u+rwX {root}"
-    return StoreUnusable(f"the store {root} cannot be read: {error}; {what_to_do}")
+    return StoreUnusable(f"the store {root} cannot be read: {error}; run: chmod -R u+rwX {root}")
 
 
 @contextlib.contextmanager
@@ -254,6 +232,15 @@ def staging_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
             finally:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` once the block ends well; creates the folder if needed."""
+    with staging_file(path.parent) as (part, file):
+        yield file
+        file.flush()
+        part.replace(path)
 
 
 @contextlib.contextmanager

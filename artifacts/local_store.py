@@ -26,7 +26,6 @@ from .files import (
     abandoned,
     create_file,
     move_aside,
-    open_file,
     read_errors,
     remove,
     staging_file,
@@ -90,19 +89,19 @@ class ObjectFolder:
         """A file to map or to read later, whose bytes were just digested; raises ObjectMissing or ObjectDamaged."""
         path = self._path(blob.digest)
         with self._open(path, blob) as file, read_errors(self.root):
-            found = os.fstat(file.fileno())
-            if self._digested is not None and self._digested.get(blob.digest) == _file_state(found, blob.size):
+            status = os.fstat(file.fileno())
+            if self._digested is not None and self._digested.get(blob.digest) == _file_state(status, blob.size):
                 return path
             try:
                 good = hashlib.file_digest(file, "sha256").hexdigest() == blob.digest
             except OSError as error:  # a disk error
                 _log.warning("object %s in %s cannot be read: %s", blob.digest, self.root, error)
                 good = False
-            if good and not _is_marked(found, found.st_size):
+            if good and not _is_marked(status, status.st_size):
                 _mark(file.fileno())
         if not good:
-            self._quarantine(path, found.st_ino, blob)
-        elif found.st_size != blob.size:
+            self._quarantine(path, status.st_ino, blob)
+        elif status.st_size != blob.size:
             raise ObjectMissing(blob.digest, str(self.root))  # the object is good, the ref is wrong
         self._note_digested(path, blob)
         return path
@@ -224,7 +223,7 @@ class ObjectFolder:
 
     def _open(self, path: Path, blob: BlobRef) -> BufferedReader:
         try:
-            return open_file(path)
+            return path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(blob.digest, str(self.root)) from None
         except OSError as error:
@@ -444,7 +443,7 @@ def _check_layout(root: Path) -> None:
 
 
 def _check_version(root: Path) -> None:
-    with open_file(root / "version") as file:
+    with (root / "version").open("rb") as file:
         content = file.read(len(LAYOUT) + 40)
     if content != LAYOUT:
         raise StoreUnusable(

@@ -236,9 +236,9 @@ def build(source: Mapping[str, Any]) -> Any:
 
     if "timm" not in source:
         return huggingface.Model(source["huggingface"], config=source["config"])
-    from pteforge.tasks.sources import timm_models
+    from pteforge.tasks.sources import image_models
 
-    return timm_models.Model(source["timm"], source["kwargs"], pretrained=False)
+    return image_models.TimmModel(source["timm"], source["kwargs"], pretrained=False)
 
 
 class Record:

@@ -23,14 +23,17 @@ from .sources import NamedFunction
 from .verification import Accuracy, Verification
 
 
-class EdgePass(NamedFunction):
-    """A pass over Edge programs, named by where it is imported from."""
-
+class _PassMaker(NamedFunction):
     callable: ObjectReference = Field(
         description="package.module:name of a pass class, or of a function that returns a pass or a list of them. "
         "Importable from python_path or from the environment."
     )
     kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the callable.")
+
+
+class EdgePass(_PassMaker):
+    """A pass over Edge programs, named by where it is imported from."""
+
     takes_program: StrictBool = Field(
         False,
         description="Pass it the method's name and ATen program first, as executorch.export does to the functions of "
@@ -65,14 +68,9 @@ class EdgeManagerPass(NamedFunction):
     )
 
 
-class EmissionPass(NamedFunction):
+class EmissionPass(_PassMaker):
     """A pass over programs whose delegates are linked in, named by where it is imported from."""
 
-    callable: ObjectReference = Field(
-        description="package.module:name of a pass class, or of a function that returns a pass or a list of them. "
-        "Importable from python_path or from the environment."
-    )
-    kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the callable.")
     takes_module: StrictBool = Field(
         False,
         description="The callable is the pass: it takes a torch.fx.GraphModule and returns a PassResult, or None.",

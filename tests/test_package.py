@@ -48,8 +48,7 @@ HEAVY = (
     *("api.", "evaluators", "native", "tasks.codecs", "tasks.engine.workers.entry", "tasks.lowering.preload"),
     *("tasks.explain", "tasks.export", "tasks.lower.", "tasks.quantize", "tasks.upstream", "tasks.usercode"),
     "tasks.verify",
-    *(f"tasks.sources.{name}" for name in ("executorch_attention", "huggingface", "kv_cache")),
-    *(f"tasks.sources.{name}" for name in ("text_generation", "timm_models", "tokenizer_files", "torchvision_models")),
+    *(f"tasks.sources.{name}" for name in ("executorch_attention", "huggingface", "image_models", "text_generation")),
 )
 
 PARTS = ("", ".artifacts", ".configs", ".formats", ".flows", ".flows.cli", ".runtime", ".tasks")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ...artifacts.digest import digest_bytes, digest_file, digest_json
-from ...artifacts.files import open_file, replace_file
+from ...artifacts.files import open_input, replace_file
 from ...artifacts.known_files import KnownFiles
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import ReleaseOutcome, RunRecord
@@ -167,7 +167,7 @@ def _write_errors(path: Path) -> Iterator[None]:
 
 def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
     try:
-        with open_file(path) as file:
+        with open_input(path) as file:
             written = json.loads(file.read())
         same = written["run"].keys() == provenance["run"].keys()
         same = same and written | {"run": provenance["run"]} == provenance

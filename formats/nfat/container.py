@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...artifacts.digest import Digest, digest_bytes
-from ...artifacts.files import staging_file
+from ...artifacts.files import new_file
 from ...errors import FileFormatError, InputError
 from ..pte.contents import Method, PteFile
 from ..pte.ptd import ptd_named_data
@@ -97,11 +97,8 @@ class Container:
 
         Raises FileFormatError if a blob is missing or bytes are damaged; then `destination` is unchanged.
         """
-        with staging_file(destination.parent) as (part, file):
-            for chunk in self._verified(payload):
-                file.write(chunk)
-            file.flush()
-            part.replace(destination)
+        with new_file(destination) as file:
+            file.writelines(self._verified(payload))
 
     def verify(self, payload: Payload) -> None:
         for _ in self._verified(payload):

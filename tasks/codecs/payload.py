@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...artifacts.digest import Digest, digest_bytes, digest_json, parse_digest
-from ...artifacts.files import staging_file
+from ...artifacts.files import new_file
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...configs.base import NAME_PATTERN
@@ -107,14 +107,12 @@ def write_payload(ref: ArtifactRef, store: LocalStore, destination: Path) -> Non
     """
     layout = _layout(ref, store)
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with staging_file(destination.parent) as (part, file):
+    with new_file(destination) as file:
         sha256 = hashlib.sha256()
         for chunk in _chunks(layout, store):
             file.write(chunk)
             sha256.update(chunk)
-        file.flush()
         _check(sha256.hexdigest(), ref, layout, store)
-        part.replace(destination)
 
 
 def read_payload(ref: ArtifactRef, store: LocalStore) -> bytes:
@@ -329,9 +327,9 @@ def check_file(pte: PteFile, *, methods: Collection[str], backends: Collection[s
 
     Raises PteforgeError if it lacks a method, or needs a backend that its target does not name.
     """
-    found = {method.name for method in pte.methods}
-    if missing := set(methods) - found:
-        raise PteforgeError(f"{what} lacks the methods {sorted(missing)}; it has {sorted(found)}")
+    names = {method.name for method in pte.methods}
+    if missing := set(methods) - names:
+        raise PteforgeError(f"{what} lacks the methods {sorted(missing)}; it has {sorted(names)}")
     if unexpected := set(pte.backends) - set(backends):
         raise PteforgeError(
             f"{what} needs the backends {sorted(unexpected)}, which its target does not name; "

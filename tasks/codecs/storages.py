@@ -57,16 +57,16 @@ class AbsentWeights:
 
     def add_copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A new storage for the same bytes as an absent one."""
-        known, slot = self._slots[storage_address(storage)]
-        return self.add(slot, known.nbytes())
+        replaced, slot = self._slots[storage_address(storage)]
+        return self.add(slot, replaced.nbytes())
 
     def __bool__(self) -> bool:
         return bool(self._slots)
 
     def slot(self, storage: torch.UntypedStorage) -> int | None:
         """The slot that a storage stands for; None for all others."""
-        known = self._slots.get(storage_address(storage))
-        return known[1] if known else None
+        entry = self._slots.get(storage_address(storage))
+        return entry[1] if entry else None
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from executorch.exir import schema
-from executorch.exir._serialize._cord import Cord
 from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program, _program_to_flatbuffer
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize._program import (
@@ -20,7 +19,7 @@ from executorch.exir._serialize.padding import aligned_size, pad_to
 from executorch.exir.emit._emitter import _Emitter
 from executorch.extension.flat_tensor.serialize.serialize import FlatTensorConfig, FlatTensorSerializer
 
-from ...artifacts.files import staging_file
+from ...artifacts.files import new_file
 from ...formats.nfat.contents import BACKEND_ID
 from ...formats.nfat.pack import PackedContainer
 from ...formats.pte.contents import METADATA_PREFIX, SIZES, Extent, Method, PteFile, TensorSpec, ValueSpec
@@ -71,15 +70,10 @@ def write_fat(
     )
     if data_path is not None:
         serializer = FlatTensorSerializer(FlatTensorConfig(segment_alignment=packed.alignment))
-        _write(serializer.serialize(DataPayload(blobs.buffers, blobs.pte_data)), data_path)
-    _write(content, path)
-
-
-def _write(content: Cord, path: Path) -> None:
-    with staging_file(path.parent) as (part, file):
+        with new_file(data_path) as file:
+            serializer.serialize(DataPayload(blobs.buffers, blobs.pte_data)).write_to_file(file)
+    with new_file(path) as file:
         content.write_to_file(file)
-        file.flush()
-        part.replace(path)
 
 
 def _delegated(plan: schema.ExecutionPlan, method: Method) -> schema.ExecutionPlan:
@@ -176,12 +170,8 @@ def write_metadata(
     if constant_methods:
         _add_constant_methods(program, entries)
     content = _with_header(program, end + len(added), segment_alignment, delegate_alignment)
-    with staging_file(destination.parent) as (part, file):
-        file.write(content)
-        file.write(Extent(pte.segment_base, end).of(view))
-        file.write(added)
-        file.flush()
-        part.replace(destination)
+    with new_file(destination) as file:
+        file.writelines((content, Extent(pte.segment_base, end).of(view), added))
 
 
 def _remove_entries(program: schema.Program, pte: PteFile, present: Mapping[str, MetadataValue]) -> int:

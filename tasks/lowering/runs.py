@@ -184,15 +184,15 @@ class RecipeRun(StageCalls):
         if not why and program.composite:
             if graph := graph_of(program, self.store):
                 done = await self.call(step, stage, params, replace(inputs, program=graph))
-                made = done.outputs.program
-                if made.kind != REFUSED:
-                    if is_known(made):
-                        roles = {**done.roles, "program": bind(made, program, self.store)}
+                result = done.outputs.program
+                if result.kind != REFUSED:
+                    if is_known(result):
+                        roles = {**done.roles, "program": bind(result, program, self.store)}
                         done = self.done[step] = replace(done, roles=roles)
                     bound: Outputs_co = done.outputs
                     return bound
-                self.store.fetch(made)
-                why = self.store.local.read_artifact(made).decode()
+                self.store.fetch(result)
+                why = self.store.local.read_artifact(result).decode()
             else:
                 why = "the weights are not apart from the graph"
         params = params.model_copy(update={"takes_weights": why})

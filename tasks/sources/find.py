@@ -49,11 +49,12 @@ def find_source(source: Source, folder: Path) -> ResolvedSource:
         case TimmSource():
             _require("timm", "vision", f"timm: {source.timm}")
             return _built(
-                "timm_models:Model", {"name": source.timm, "pretrained": source.pretrained, "kwargs": source.kwargs}
+                "image_models:TimmModel",
+                {"name": source.timm, "pretrained": source.pretrained, "kwargs": source.kwargs},
             )
         case TorchvisionSource():
             _require("torchvision", "vision", f"torchvision: {source.torchvision}")
-            return _built("torchvision_models:Model", {"name": source.torchvision, "weights": source.weights})
+            return _built("image_models:TorchvisionModel", {"name": source.torchvision, "weights": source.weights})
     return source
 
 

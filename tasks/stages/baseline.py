@@ -47,6 +47,6 @@ def score_built(
     for name, method in definition.methods.items():
         if name not in exported:
             for_inference(method.module)
-    found = score(params.evaluator, eager_predict(definition), "the eager model", seed=params.seed)
-    scores = Scores((Score("", found),), {})
+    value = score(params.evaluator, eager_predict(definition), "the eager model", seed=params.seed)
+    scores = Scores((Score("", value),), {})
     return Baseline.Outputs(scores=store.put_json("report/scores", scores.to_json()))

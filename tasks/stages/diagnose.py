@@ -51,5 +51,5 @@ def diagnose_built(
 
     name = choose_method(model, params.method, params.dynamic_shapes)
     with store.scratch() as scratch:
-        found = diagnose_method(model, name, params.dynamic_shapes, folders, scratch, strict=params.strict)
-    return Diagnose.Outputs(diagnosis=store.put_artifact("report/diagnosis", found.encode()))
+        diagnosis = diagnose_method(model, name, params.dynamic_shapes, folders, scratch, strict=params.strict)
+    return Diagnose.Outputs(diagnosis=store.put_artifact("report/diagnosis", diagnosis.encode()))

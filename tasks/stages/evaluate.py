@@ -43,7 +43,7 @@ class Evaluate(stage.Stage, name="evaluate"):
         not_run: dict[str, str] = {}
         for name, payload in runnable_payloads(path, data_files, not_run):
             what = f"payload {name!r}" if name else "the produced file"
-            found = score(params.evaluator, loaded_predict(payload, what), what, seed=params.seed)
-            scores.append(Score(name, found))
+            value = score(params.evaluator, loaded_predict(payload, what), what, seed=params.seed)
+            scores.append(Score(name, value))
         made = Scores(tuple(scores), not_run)
         return Evaluate.Outputs(scores=work.store.put_json("report/scores", made.to_json()))

@@ -83,7 +83,7 @@ class Target:
         return None
 
     @classmethod
-    def quantizer(cls, options: TargetOptions) -> Quantizer:
+    def quantizer(cls, options: Any) -> Quantizer:
         """The PT2E quantizer, for a target that has `QuantizerOptions`; the options are of that class."""
         raise NotImplementedError(f"target {cls.name!r} has no quantizer: {options}")
 

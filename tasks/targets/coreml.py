@@ -98,7 +98,7 @@ class CoreMl(Target):
         return self.options.model_dump(mode="json", include={"skip_operators"})
 
     @classmethod
-    def quantizer(cls, options: TargetOptions) -> Quantizer:
+    def quantizer(cls, options: Any) -> Quantizer:
         import torch
         from coremltools.optimize.torch.quantization import LinearQuantizerConfig, ModuleLinearQuantizerConfig
         from executorch.backends.apple.coreml.quantizer import CoreMLQuantizer
@@ -106,12 +106,11 @@ class CoreMl(Target):
         from ..upstream.coreml import prune_coreml_patterns
 
         prune_coreml_patterns()
-        given = CoreMlQuantizerOptions.model_validate(options.model_dump())
         config = ModuleLinearQuantizerConfig(
-            quantization_scheme=given.scheme,
-            activation_dtype=torch.float32 if given.weight_only else torch.quint8,
+            quantization_scheme=options.scheme,
+            activation_dtype=torch.float32 if options.weight_only else torch.quint8,
             weight_dtype=torch.qint8,
-            weight_per_channel=given.per_channel,
+            weight_per_channel=options.per_channel,
         )
         return CoreMLQuantizer(LinearQuantizerConfig(global_config=config))
 

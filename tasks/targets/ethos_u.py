@@ -75,13 +75,12 @@ class EthosU(Target):
         return self.options.model_dump(mode="json", include={"accelerator"})
 
     @classmethod
-    def quantizer(cls, options: TargetOptions) -> Quantizer:
+    def quantizer(cls, options: Any) -> Quantizer:
         from executorch.backends.arm.ethosu import EthosUCompileSpec
         from executorch.backends.arm.quantizer import EthosUQuantizer, get_symmetric_quantization_config
 
-        given = EthosUQuantizerOptions.model_validate(options.model_dump())
-        quantizer = EthosUQuantizer(EthosUCompileSpec(given.accelerator))
-        return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=given.per_channel))
+        quantizer = EthosUQuantizer(EthosUCompileSpec(options.accelerator))
+        return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=options.per_channel))
 
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner

@@ -79,15 +79,14 @@ class OpenVino(Target):
         return {}
 
     @classmethod
-    def quantizer(cls, options: TargetOptions) -> Quantizer:
+    def quantizer(cls, options: Any) -> Quantizer:
         disable_openvino_telemetry()
         from executorch.backends.openvino.quantizer import OpenVINOQuantizer, QuantizationMode
 
-        given = OpenVinoQuantizerOptions.model_validate(options.model_dump())
-        mode = QuantizationMode(given.mode)
-        if not given.mode.startswith("int4"):
+        mode = QuantizationMode(options.mode)
+        if not options.mode.startswith("int4"):
             return OpenVINOQuantizer(mode=mode)
-        return OpenVINOQuantizer(mode=mode, group_size=given.group_size, all_layers=given.all_layers)
+        return OpenVINOQuantizer(mode=mode, group_size=options.group_size, all_layers=options.all_layers)
 
     def partitioners(self) -> Sequence[Partitioner]:
         disable_openvino_telemetry()

@@ -71,13 +71,12 @@ class Vgf(Target):
         return self.options.model_dump(mode="json", include={"tosa_spec"})
 
     @classmethod
-    def quantizer(cls, options: TargetOptions) -> Quantizer:
+    def quantizer(cls, options: Any) -> Quantizer:
         from executorch.backends.arm.quantizer import VgfQuantizer, get_symmetric_quantization_config
         from executorch.backends.arm.vgf import VgfCompileSpec
 
-        given = VgfQuantizerOptions.model_validate(options.model_dump())
-        quantizer = VgfQuantizer(VgfCompileSpec(given.tosa_spec))
-        return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=given.per_channel))
+        quantizer = VgfQuantizer(VgfCompileSpec(options.tosa_spec))
+        return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=options.per_channel))
 
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.arm.vgf import VgfCompileSpec, VgfPartitioner

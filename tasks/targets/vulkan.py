@@ -84,14 +84,13 @@ class Vulkan(Target):
         return {}
 
     @classmethod
-    def quantizer(cls, options: TargetOptions) -> Quantizer:
+    def quantizer(cls, options: Any) -> Quantizer:
         from executorch.backends.vulkan.quantizer.vulkan_quantizer import (
             VulkanQuantizer,
             get_symmetric_quantization_config,
         )
 
-        given = VulkanQuantizerOptions.model_validate(options.model_dump())
-        config = get_symmetric_quantization_config(is_dynamic=given.dynamic, weight_bits=given.weight_bits)
+        config = get_symmetric_quantization_config(is_dynamic=options.dynamic, weight_bits=options.weight_bits)
         return VulkanQuantizer().set_global(config)
 
     def partitioners(self) -> Sequence[Partitioner]:

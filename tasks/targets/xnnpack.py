@@ -107,14 +107,13 @@ class Xnnpack(Target):
         return self.options.model_dump(mode="json", exclude={"per_operator"})
 
     @classmethod
-    def quantizer(cls, options: TargetOptions) -> Quantizer:
+    def quantizer(cls, options: Any) -> Quantizer:
         from ..upstream.xnnpack import ExtendedXnnpackQuantizer
 
-        given = XnnpackQuantizerOptions.model_validate(options.model_dump())
         quantizer = ExtendedXnnpackQuantizer()
-        if not given.only_rules:
-            quantizer.set_global(_config(given))
-        for rule in given.rules:
+        if not options.only_rules:
+            quantizer.set_global(_config(options))
+        for rule in options.rules:
             _add_rule(quantizer, rule)
         return quantizer
 

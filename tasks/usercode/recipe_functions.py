@@ -7,7 +7,7 @@ import operator
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.pass_base import ExportedProgramPassBase
@@ -20,6 +20,8 @@ from ...errors import SourceError
 from ..engine.stage import CallableParams
 from .model_source import user_code_error
 
+Value = TypeVar("Value", GraphModule, ExportedProgram)
+
 
 def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, module: GraphModule) -> GraphModule:
     """The module after the functions in a field of the recipe's `quantize`, each of which returns a module.
@@ -28,13 +30,20 @@ def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, 
 
     Raises SourceError if a function cannot be imported, raises, or does not return a module.
     """
-    for position, own in enumerate(named.get(field, ())):
-        where = f"quantize.{field}[{position}] {own.source['builder']}"
-        made = _call(own, where, module)
-        if not isinstance(made, GraphModule):
-            raise SourceError(f"{where} gave a {type(made).__name__}, and not the module; return it, also if unchanged")
-        module = made
-    return module
+    return _run_each(named.get(field, ()), f"quantize.{field}", GraphModule, module)
+
+
+def _run_each(named: Sequence[CallableParams], field: str, kind: type[Value], value: Value, *given: Any) -> Value:
+    """The value after functions that take it, each after what else is `given`, and return one of its kind."""
+    for position, params in enumerate(named):
+        where = f"{field}[{position}] {params.source['builder']}"
+        returned = _call(params, where, *given, value)
+        if not isinstance(returned, kind):
+            what = "module" if kind is GraphModule else "program"
+            problem = f"gave a {type(returned).__name__}, and not the {what}; return it, also if unchanged"
+            raise SourceError(f"{where} {problem}")
+        value = returned
+    return value
 
 
 def node_filter(function: CallableParams, position: int) -> Callable[[Node], bool]:
@@ -60,10 +69,10 @@ def run_manager_passes(
         functions = [params for params, _ in group]
         if takes_program:
             passes = {
-                method: [made for params in functions for made in _passes(params, method, manager)]
+                method: [each for params in functions for each in _passes(params, method, manager)]
                 for method in programs
             }
-            manager = _transformed(manager, {method: made for method, made in passes.items() if made})
+            manager = _transformed(manager, {method: own for method, own in passes.items() if own})
             continue
         for params in functions:
             manager = _transformed(manager, _manager_passes(params, manager))
@@ -79,14 +88,14 @@ def _passes(
 
 def _manager_passes(params: CallableParams, manager: EdgeProgramManager) -> Any:
     where = f"edge_manager_passes: {params.source['builder']}"
-    made = _call(params, where, manager)
-    if made is None or isinstance(made, PassManager | ExportedProgramPassManager):
-        return made
-    if not isinstance(made, Mapping):
-        return _checked(made, where)
-    if unknown := sorted(set(made) - manager.methods):
+    returned = _call(params, where, manager)
+    if returned is None or isinstance(returned, PassManager | ExportedProgramPassManager):
+        return returned
+    if not isinstance(returned, Mapping):
+        return _checked(returned, where)
+    if unknown := sorted(set(returned) - manager.methods):
         raise SourceError(f"{where} gave passes for the methods {unknown}; the model has {sorted(manager.methods)}")
-    return {method: _checked(passes, where) for method, passes in made.items()}
+    return {method: _checked(passes, where) for method, passes in returned.items()}
 
 
 def _transformed(manager: EdgeProgramManager, passes: Any) -> EdgeProgramManager:
@@ -100,11 +109,11 @@ def _call(params: CallableParams, where: str, *given: Any) -> Any:
         raise user_code_error(where, error) from error
 
 
-def _checked(made: Any, where: str) -> list[PassType | ExportedProgramPassBase]:
-    passes = list(made) if isinstance(made, list | tuple) else [made]
-    for found in passes:
-        if not (callable(found) or isinstance(found, ExportedProgramPassBase)):
-            raise SourceError(f"{where} gave a {type(found).__name__}, and not a pass")
+def _checked(returned: Any, where: str) -> list[PassType | ExportedProgramPassBase]:
+    passes = list(returned) if isinstance(returned, list | tuple) else [returned]
+    for each in passes:
+        if not (callable(each) or isinstance(each, ExportedProgramPassBase)):
+            raise SourceError(f"{where} gave a {type(each).__name__}, and not a pass")
     return passes
 
 
@@ -140,12 +149,4 @@ def run_aten_passes(named: Sequence[CallableParams], method: str, program: Expor
 
     Raises SourceError if a function cannot be imported, raises, or does not return a program.
     """
-    for position, params in enumerate(named):
-        where = f"aten_passes[{position}] {params.source['builder']}"
-        made = _call(params, where, method, program)
-        if not isinstance(made, ExportedProgram):
-            raise SourceError(
-                f"{where} gave a {type(made).__name__}, and not the program; return it, also if unchanged"
-            )
-        program = made
-    return program
+    return _run_each(named, "aten_passes", ExportedProgram, program, method)

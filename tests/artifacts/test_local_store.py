@@ -3,12 +3,9 @@
 import contextlib
 import fcntl
 import os
-import socket
-import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -127,45 +124,6 @@ def test_damage_is_quarantined_and_reported(store, caplog):
     assert store.read(store.put_bytes(b"weights")) == b"weights"
 
 
-def _replace(path: Path, what: str) -> None:
-    """Puts something that is no file in the place of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        path.rename(path.with_name("moved"))
-    match what:
-        case "link":
-            path.symlink_to(path.with_name("moved"))
-        case "loop":
-            path.symlink_to(path)
-        case "device":
-            path.symlink_to("/dev/zero") if os.geteuid() else os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
-        case "folder":
-            path.mkdir()
-            (path / "file").write_bytes(b"x")
-        case "pipe":
-            os.mkfifo(path)
-        case "socket":
-            with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):
-                server.bind(path.name[:50])
-                Path(path.name[:50]).rename(path)
-
-
-NO_FILES = ["link", "loop", "device", "folder", "pipe", "socket"]
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("what", NO_FILES)
-def test_only_a_file_is_read(store, what):
-    """Anything but a file in the place of an object or record is never followed or waited for: the user is told."""
-    files, name, blob = LocalFiles(store.root), "ledger/slots/abc", store.put_bytes(b"weights")
-    _replace(_file(store, blob), what)
-    _replace(store.root / name, what)
-    check = LocalOnlyStore(store.root).check
-    for use in (partial(store.read, blob), partial(store.path, blob), partial(check, blob), partial(files.read, name)):
-        with pytest.raises(StoreUnusable, match="move it away"):
-            use()
-
-
 def test_ref_of_the_wrong_size_is_refused(store):
     """A ref with a wrong size names nothing; the object is not quarantined."""
     blob = store.put_bytes(b"weights")
@@ -222,7 +180,7 @@ def test_unexpected_files_are_ignored(store):
     blob = store.put_bytes(b"weights")
     (store.root / "objects" / "README").write_text("hello")
     (_file(store, blob).parent / "README").write_text("hello")
-    assert [stored.digest for stored in store.objects] == [blob.digest]
+    assert [stored.digest for stored in store] == [blob.digest]
 
 
 def test_full_disk_is_the_users_to_solve(store, file_limit):

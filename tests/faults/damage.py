@@ -175,16 +175,16 @@ def trial(whole: Whole, rng: random.Random, folder: Path) -> str:
         damage(path, rng)
         try:
             if exported:
-                export_again(whole, project, path)
+                export_again(whole, project)
             elif lowered:
-                lower_again(whole, project, path, rng)
+                lower_again(whole, project, rng)
             else:
                 ask(whole, rng, folder)
             with open_store(str(project.store)) as store:
                 maintain(whole, store)
         except StoreUnusable:
-            # The user has to know: there is another version's store, or something else where a file should be.
-            assert cannot_be_opened(project.store) or is_no_file(path), path
+            # The user has to know: there is another version's store.
+            assert cannot_be_opened(project.store), path
             return f"{kind}, an error says so"
     return kind
 
@@ -192,12 +192,7 @@ def trial(whole: Whole, rng: random.Random, folder: Path) -> str:
 def cannot_be_opened(store: Path) -> bool:
     """Whether its `version` is not what pteforge has written."""
     version = store / "version"
-    return is_no_file(version) or not version.exists() or version.read_bytes() != LAYOUT
-
-
-def is_no_file(path: Path) -> bool:
-    """Whether there is something else than a file, which only the store's owner can have put there."""
-    return os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode)
+    return not version.is_file() or version.read_bytes() != LAYOUT
 
 
 def pick(project: Project, rng: random.Random) -> tuple[str, Path]:
@@ -261,20 +256,16 @@ def maintain(_whole: Whole, store: Store) -> None:
     assert not (found := verify_store(store)).damaged, found
 
 
-def export_again(whole: Whole, project: Project, path: Path) -> None:
+def export_again(whole: Whole, project: Project) -> None:
     """The command line makes the results again."""
     done = project.export()
-    if done.code and (cannot_be_opened(project.store) or is_no_file(path)) and str(project.store) in done.err:
+    if done.code and cannot_be_opened(project.store) and str(project.store) in done.err:
         raise StoreUnusable(done.err)
-    if any((project.out / name).is_dir() for name in whole.files):
-        assert done.code == 2
-        assert "Is a directory" in done.err
-    else:
-        assert done.code == 0, done.err
-        assert project.files() == whole.files
+    assert done.code == 0, done.err
+    assert project.files() == whole.files
 
 
-def lower_again(whole: Whole, project: Project, path: Path, rng: random.Random) -> None:
+def lower_again(whole: Whole, project: Project, rng: random.Random) -> None:
     """The results are made again by a run that has to run some stages."""
     with open_store(str(project.store)) as store:
         keys = [name[6:] for name in whole.said if name.startswith("stage ")]
@@ -282,14 +273,8 @@ def lower_again(whole: Whole, project: Project, path: Path, rng: random.Random) 
     for result in project.out.rglob("*.pte"):
         result.unlink() if rng.random() < _AGAIN and result.is_file() else None
     outcome = lower_zoo(project, whole.workers).outcome
-    if is_no_file(path) and (told := [failure.problem for failure in outcome.failures if str(path) in failure.problem]):
-        raise StoreUnusable(told[0])
-    if any((project.out / name).is_dir() for name in whole.files):  # it may be somebody's
-        assert outcome.exit_code == 2
-        assert all("Is a directory" in failure.problem for failure in outcome.failures)
-    else:
-        assert outcome.exit_code == 0, outcome.failures
-        assert project.files() == whole.files
+    assert outcome.exit_code == 0, outcome.failures
+    assert project.files() == whole.files
 
 
 def flip(path: Path, rng: random.Random) -> None:
@@ -338,22 +323,6 @@ def copy_over(path: Path, rng: random.Random) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def replace(path: Path, make: Callable[[Path], object]) -> None:
-    path.unlink()
-    make(path)
-
-
-def link_to_itself_moved(path: Path, _rng: random.Random) -> None:
-    moved = path.with_name(f"{path.name}.moved")
-    path.rename(moved)
-    path.symlink_to(moved)
-
-
-def full_folder(path: Path) -> None:
-    path.mkdir()
-    (path / "inside").write_bytes(b"{}")
-
-
 _DAMAGES: dict[str, tuple[Callable[[Path, random.Random], object], ...]] = {
     "bit flipped": (flip,),
     "bit flipped, times kept": (rot,),
@@ -363,14 +332,6 @@ _DAMAGES: dict[str, tuple[Callable[[Path, random.Random], object], ...]] = {
         lambda path, rng: write(path, path.read_bytes() + rng.randbytes(rng.randrange(1, 5000))),
     ),
     "exchanged with another": (swap, copy_over),
-    "replaced by a link, folder or pipe": (
-        link_to_itself_moved,
-        lambda path, _: replace(path, lambda at: at.symlink_to("nothing")),
-        lambda path, _: replace(path, lambda at: at.symlink_to("/dev/zero")),
-        lambda path, _: replace(path, Path.mkdir),
-        lambda path, _: replace(path, full_folder),
-        lambda path, _: replace(path, os.mkfifo),
-    ),
     "deleted": (lambda path, _: path.unlink(), lambda path, _: shutil.rmtree(path.parent)),
 }
 

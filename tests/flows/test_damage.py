@@ -149,16 +149,6 @@ def test_no_files_among_results(made, lowered, lower, replace):
     assert made.files() == lowered[0].files()
 
 
-def test_no_file_in_the_store(made, pteforge):
-    """Something else in the place of a record ends commands with a message that names it; nothing waits for a pipe."""
-    path = min(path for path in made.store.glob("ledger/stages/*/*"))
-    pipe(path)
-    said = pteforge(made, "store", "verify")
-    assert said.code == 2
-    assert f"{path}" in said.err
-    assert "move it away" in said.err
-
-
 def weight_of(project) -> Path:
     """The largest weight of the exported program."""
     with open_store(str(project.store)) as store:

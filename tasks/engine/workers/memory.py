@@ -60,14 +60,14 @@ class Descendants:
 
 def children(pid: int) -> set[int]:
     """The children of a process, also those that have ended and are not reaped; empty where there is no /proc."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for thread in _threads(pid):
         with (
             contextlib.suppress(OSError),  # ended meanwhile
             open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file,  # noqa: PTH123 - as below
         ):
-            found.update(map(int, file.read(1 << 16).split()))
-    return found
+            pids.update(map(int, file.read(1 << 16).split()))
+    return pids
 
 
 def available_memory() -> int:
@@ -101,10 +101,10 @@ def _fields(path: str, names: tuple[bytes, ...]) -> int:
 
 
 def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for child in children(pid):
-        found += [child, *_descendants(child)]
-    return found
+        pids += [child, *_descendants(child)]
+    return pids
 
 
 def _threads(pid: int) -> list[str]:
