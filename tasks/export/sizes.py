@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -329,14 +330,22 @@ def export_again(
     """Exports a module for the sizes that a program takes; `spec` is that of flat arguments."""
     args, kwargs = pytree.tree_unflatten(list(example), spec)
     sizes = dynamic_sizes(program, tied)
-    try:
+
+    def export(sizes: Sequence[dict[int, Any]]) -> ExportedProgram:
         shapes = sizes_collection(example, sizes)
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
-    except UserError:  # a guard that each `Dim` has to allow, and that `Dim.AUTO` did, when `program` was made
-        shapes = sizes_collection(example, [_guarded(dynamic) for dynamic in sizes])
-        again = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
-        _restore_minimum(program, again)
-        return again
+
+    with suppress(UserError):
+        return export(sizes)
+    # a guard that each `Dim` has to allow, and that `Dim.AUTO` did, when `program` was made
+    again: ExportedProgram | None = None
+    if tied:
+        kept = [{index for index, size in enumerate(shape or ()) if size in tied} for shape in input_shapes(program)]
+        with suppress(UserError):
+            again = export([_guarded(dynamic, keep) for dynamic, keep in zip(sizes, kept, strict=True)])
+    again = again or export([_guarded(dynamic) for dynamic in sizes])
+    _restore_minimum(program, again)
+    return again
 
 
 def _restore_minimum(program: ExportedProgram, again: ExportedProgram) -> None:
@@ -348,10 +357,10 @@ def _restore_minimum(program: ExportedProgram, again: ExportedProgram) -> None:
                 again.range_constraints[new] = ValueRanges(known.lower, found.upper)
 
 
-def _guarded(sizes: dict[int, Any]) -> dict[int, Any]:
-    """Dynamic sizes of an input within the same bounds, as far as guards allow."""
+def _guarded(sizes: dict[int, Any], keep: Collection[int] = ()) -> dict[int, Any]:
+    """Dynamic sizes of an input within the same bounds, as far as guards allow; some are kept as they are."""
     return {
-        index: Dim.AUTO(min=size.min, max=size.max if isinstance(size.max, int) else None)
+        index: size if index in keep else Dim.AUTO(min=size.min, max=size.max if isinstance(size.max, int) else None)
         for index, size in sizes.items()
     }
 

@@ -445,12 +445,16 @@ def hinted_sizes(kind: str):
 
 def hinted_batches(kind: str):
     """Two inputs, [b, 8] each, whose batches are left to torch.export, and some of which eager refuses."""
+    neighbors = networks.Neighbors()
 
     def repeated(texts, images):  # as often as there are texts of one image
         return torch.cat([images.repeat(texts.shape[0] // images.shape[0], 1), texts], 1)
 
     def masked(values, mask):  # by the first rows of a mask, as transformers does it
         return values * mask[torch.arange(values.shape[0])]
+
+    def guarded(values, mask):  # as above, with a guard that torch refuses `Dim`s of columns for
+        return neighbors(values[:, :, None] * torch.ones(8)) * masked(values, mask)[:, :, None]
 
     def refused(values, others):
         if not torch.compiler.is_exporting() and values.shape[0] != others.shape[0]:
@@ -465,10 +469,11 @@ def hinted_batches(kind: str):
     def free(values, others):
         return values @ others.T
 
-    functions = {"repeated": repeated, "masked": masked, "refused": refused, "few": few, "declared": few, "free": free}
-    function, hint = functions[kind], Dim.AUTO(min=1, max=4)
+    functions = {"repeated": repeated, "masked": masked, "guarded": guarded, "refused": refused, "free": free}
+    function, hint = functions.get(kind, few), Dim.AUTO(min=1, max=4)
     examples = [(torch.randn(2, 8), torch.rand(2, 8))]
-    shapes = ({0: Dim("rows", min=1, max=4) if kind == "declared" else hint}, {0: hint})
+    columns = {1: Dim.AUTO(min=1, max=32)} if kind == "guarded" else {}
+    shapes = ({0: Dim("rows", min=1, max=4) if kind == "declared" else hint, **columns}, {0: hint, **columns})
     return ModelDefinition({"forward": MethodDefinition(Function(function), examples, (shapes,))})
 
 
