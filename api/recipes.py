@@ -13,8 +13,7 @@ from ..configs.recipe_lookup import LoadedRecipe, call_recipe, load_preset, load
 from ..configs.verification import ERROR_BOUNDS, resolve_gate
 from ..errors import ConfigError
 from ..tasks.engine.keys.search import ModuleSearch
-from ..tasks.lowering.model import PlannedRecipe
-from ..tasks.lowering.recipe_checks import ErrorAt, errors_at, plan_recipe
+from ..tasks.lowering.model import ErrorAt, PlannedRecipe, errors_at, plan_recipe
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe, RecipeType

@@ -31,8 +31,7 @@ from pteforge.tasks.engine.runner import CutShort, Done, StageCall
 from pteforge.tasks.engine.stage import Params, Stage, Workspace, from_roles, to_roles
 from pteforge.tasks.engine.workers import InProcess
 from pteforge.tasks.lowering.graph import lower_model
-from pteforge.tasks.lowering.model import PlannedModel
-from pteforge.tasks.lowering.recipe_checks import plan_recipe
+from pteforge.tasks.lowering.model import PlannedModel, plan_recipe
 from pteforge.tasks.lowering.runs import ModelRun, run_without_loop
 from pteforge.tasks.stages.export import Export
 from pteforge.tasks.targets.find import find_target

@@ -16,8 +16,7 @@ from ...errors import ConfigError, InputError
 from ...tasks.engine.keys.builder import find_builder
 from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.keys.source import check_program_file, named_callables
-from ...tasks.lowering.model import PlannedModel, PlannedRecipe
-from ...tasks.lowering.recipe_checks import check_callable, check_files, errors_at, plan_recipe
+from ...tasks.lowering.model import PlannedModel, PlannedRecipe, check_callable, check_files, errors_at, plan_recipe
 from ...tasks.sources.find import find_source
 from ..releases.publish import Publication
 from .request import ExportRequest, absolute_place

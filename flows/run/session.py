@@ -28,8 +28,7 @@ from ...errors import PteforgeError, StageFailed, StoreError, TargetError, first
 from ...tasks.engine.executor import Executor, LocalRunner
 from ...tasks.engine.runner import Done, Observer, StageCall
 from ...tasks.engine.workers import WorkerCall, Workers, memory_for_calls
-from ...tasks.lowering.model import PlannedModel
-from ...tasks.lowering.recipe_checks import torchao_calls
+from ...tasks.lowering.model import PlannedModel, torchao_calls
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
 from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import Origin, git_commit
