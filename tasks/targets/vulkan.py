@@ -31,6 +31,8 @@ class GpuOptions(TargetOptions):
         alias_buffer_mutations: operators write state in place instead of to a copy.
         skip_operators: operators to leave to the CPU, such as ``aten.add.Tensor``.
         only_operators: the only operators to claim; all others are left to the CPU. None: all that it can.
+        limits: leave calls to the CPU that the runtime of executorch 1.5.1 lacks or computes wrongly, such as
+            convolutions with groups.
     """
 
     texture_limits: tuple[Extent, Extent, Extent] | None = None
@@ -41,6 +43,7 @@ class GpuOptions(TargetOptions):
     alias_buffer_mutations: bool = False
     skip_operators: tuple[str, ...] = ()
     only_operators: tuple[str, ...] | None = None
+    limits: bool = True
 
 
 class VulkanOptions(GpuOptions):
@@ -96,13 +99,16 @@ class Vulkan(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
-        return [VulkanPartitioner(*partitioner_arguments(self.options))]
+        from ..upstream.vulkan import LimitedVulkanPartitioner
+
+        partitioner = LimitedVulkanPartitioner if self.options.limits else VulkanPartitioner
+        return [partitioner(*partitioner_arguments(self.options))]
 
 
 def partitioner_arguments(options: GpuOptions) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
     """Compile options, operators to skip, and the only operators to claim, for upstream's partitioners."""
     only = None if options.only_operators is None else _edge_operators(options.only_operators)
-    given = options.model_dump(exclude={"skip_operators", "only_operators"})
+    given = options.model_dump(exclude={"skip_operators", "only_operators", "limits"})
     defaults = VulkanOptions.model_fields  # upstream's: payloads contain no others
     ordered = sorted(given, key=lambda name: name != "force_fp16")  # it comes first in files
     differing = {name: given[name] for name in ordered if given[name] != defaults[name].default}

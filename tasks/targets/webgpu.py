@@ -40,4 +40,7 @@ class WebGpu(Vulkan):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 
-        return [WebGPUPartitioner(*partitioner_arguments(self.options))]
+        from ..upstream.vulkan import LimitedWebGpuPartitioner
+
+        partitioner = LimitedWebGpuPartitioner if self.options.limits else WebGPUPartitioner
+        return [partitioner(*partitioner_arguments(self.options))]
