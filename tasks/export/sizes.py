@@ -241,10 +241,11 @@ def dynamic_sizes(
         sizes: dict[int, Any] = {}
         for index, own in enumerate(shape or ()):
             expression = own.xreplace(tied or {})
-            symbols = sorted((s for s in expression.free_symbols if not _is_single(program, s)), key=str)
+            guarded = {symbol: _guarded_sizes(program, symbol) for symbol in sorted(expression.free_symbols, key=str)}
+            symbols = [symbol for symbol, (least, most, _) in guarded.items() if least is None or least != most]
             for symbol in symbols:
                 if symbol not in dims:
-                    dims[symbol] = _dim(f"size{len(dims)}", *_guarded_sizes(program, symbol))
+                    dims[symbol] = _dim(f"size{len(dims)}", *guarded[symbol])
             if symbols:
                 polynomial = expression.as_poly(symbols[0]) if len(symbols) == 1 else None
                 sizes[index] = _derived(dims[symbols[0]], polynomial)
@@ -267,11 +268,22 @@ def _guarded_sizes(program: ExportedProgram, symbol: sympy.Symbol) -> tuple[int 
     least, most = _bound(bounds.lower), _bound(bounds.upper)
     values = (node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder")
     environment = next((value.fake_mode.shape_env for value in values if hasattr(value, "fake_mode")), None)
-    guards = [guard.expr for guard in getattr(environment, "guards", ()) if guard.expr.free_symbols == {symbol}]
-    if environment is None or not guards or least is None or most is None or most - least > _MOST_TRIED:
+    if environment is None:
         return least, most, 1
+    written = [guard.expr for guard in environment.guards]
+    guards = [guard for guard in written if guard.free_symbols == {symbol}]
+    # Sizes that turn out to be equal while torch traces have one symbol from there on, which guards before that lack.
+    later = [guard for guard in map(environment.replace, set(written) - set(guards)) if guard.free_symbols == {symbol}]
+    if not (guards or later) or least is None or most is None or most - least > _MOST_TRIED:
+        return least, most, 1
+
+    def holds(guard: Any, size: int) -> bool:
+        return bool(guard.subs(symbol, size) == True)  # noqa: E712 - of sympy
+
+    # What excludes the smallest size alone is torch's own, for sizes of one, and that size is compared with eager.
+    guards += [guard for guard in later if not all(holds(guard, size) for size in range(least + 1, most + 1))]
     example = int(environment.backed_var_to_val[symbol])
-    allowed = [size for size in range(least, most + 1) if all(guard.subs(symbol, size) == True for guard in guards)]  # noqa: E712 - of sympy
+    allowed = [size for size in range(least, most + 1) if all(holds(guard, size) for guard in guards)]
     if example not in allowed:
         return least, most, 1
     step = math.gcd(*(size - example for size in allowed)) or 1

@@ -147,6 +147,14 @@ def test_sizes_that_eager_refuses(stages, kind, first, said):
     assert all(one == other for one, other in drawn) == (kind not in ("free", "few"))
 
 
+def test_branches_on_sizes_that_turn_out_equal(stages):
+    """A guard on a size counts as well where torch found out later that it is another one's."""
+    lowered = stages.lower({"builder": "builders:hinted_batches", "kwargs": {"kind": "branches"}}, PORTABLE)
+    assert all("takes 4 only" in note for note in lowered.figures["notes"]), lowered.figures["notes"]
+    (inputs,) = (method.inputs for method in read_pte(lowered.file).methods)
+    assert [spec.shape for spec in inputs] == [(4, 8), (4, 8)]
+
+
 def test_declared_sizes_that_eager_refuses(stages):
     """A size that a `Dim` asks for and eager refuses is an error, also where other sizes are left to torch.export."""
     with pytest.raises(SourceError, match=r"does not take inputs drawn for method 'forward' .*: ValueError: 1 rows"):
