@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 HERE = Path(__file__).parent
 
@@ -38,10 +39,11 @@ STARTER = {
     "resnet8": "executorch.examples.models.mlperf_tiny:ResNet8Model",
     "sdpa": "executorch.examples.models.toy_model.model:SdpaModule",
 }
+VARIED = {name: f"starter_models:{name}" for name in ("ds_cnn", "mobilenet_v1_025")}
 PLAIN = ("portable-fp32", "xnnpack-fp32")
 MID_SIZE = {name: f"networks:{name}" for name in ("distilbert", "gpt2", "resnet18", "vit")}
 ZOOS = {
-    "starter": Zoo(HERE.parent / "examples" / "zoo" / "starter.yaml", STARTER, PLAIN, PLAIN),
+    "starter": Zoo(HERE.parent / "examples" / "zoo" / "starter.yaml", STARTER | VARIED, PLAIN, PLAIN),
     "four-targets": Zoo(HERE / "four_targets.yaml", STARTER, (*PLAIN, "vulkan-fp32", "mlx-fp32"), ("fat",)),
     "mid-size": Zoo(HERE / "mid_size.yaml", MID_SIZE, ("xnnpack-fp32",), ("xnnpack-fp32",)),
 }
@@ -77,7 +79,8 @@ def lowerings(zoo: str) -> Iterator[Lowering]:
 def build(builder: str) -> tuple[Any, tuple[Any, ...]]:
     """The module and example inputs, of a function or of one of ExecuTorch's classes of models."""
     module_name, _, name = builder.partition(":")
-    model = getattr(import_module(module_name), name)()
+    with patch.object(sys, "path", [*sys.path, str(HERE.parent / "examples" / "zoo")]):
+        model = getattr(import_module(module_name), name)()
     return model if isinstance(model, tuple) else (model.get_eager_model(), model.get_example_inputs())
 
 

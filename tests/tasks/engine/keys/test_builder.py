@@ -11,7 +11,8 @@ from pteforge.errors import SourceError
 from pteforge.tasks.engine.keys.builder import find_builder, find_signature
 from pteforge.tasks.engine.keys.search import ModuleSearch
 
-STARTER_ZOO = load_zoo(Path(pteforge.__file__).parent / "examples/zoo/starter.yaml").zoo
+ZOOS = Path(pteforge.__file__).parent / "examples/zoo"
+STARTER_ZOO = load_zoo(ZOOS / "starter.yaml").zoo
 
 
 def problem_of(folder, builder):
@@ -21,9 +22,9 @@ def problem_of(folder, builder):
 
 
 @pytest.mark.parametrize("builder", [model.source.builder for model in STARTER_ZOO.models.values()])
-def test_builders_of_the_executorch_wheel_are_found(builder):
-    """Each has a file, which names it."""
-    path, (module, _, qualname) = find_builder(builder, ModuleSearch()), builder.partition(":")
+def test_builders_of_the_starter_zoo_are_found(builder):
+    """Each has a file, in executorch's wheel or next to the zoo, which names it."""
+    path, (module, _, qualname) = find_builder(builder, ModuleSearch((ZOOS,))), builder.partition(":")
     assert module.endswith(path.stem)
     assert f" {qualname}" in path.read_text(encoding="utf-8")
 
