@@ -88,6 +88,7 @@ def test_second_run_does_nothing(warm, capsys):
     assert {path: path.stat().st_mtime_ns for path in warm.out.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_read_only_store(warm):
     """A store that cannot be written can be verified and looked at, and serves a run that finds everything in it."""
     for path in [warm.store, *warm.store.rglob("*")]:

@@ -29,6 +29,7 @@ def test_same_as_a_zoo(made, pteforge):
     assert (known["zoo"], known["recipes"]) == (f"{made.folder}/nets:linear", "xnnpack-fp32")
 
 
+@pytest.mark.slow
 def test_programs(project, pteforge):
     """An exported program is a model by the path of its file, for `init`, too; a file that is not there is an error."""
     import torch

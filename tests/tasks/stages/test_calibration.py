@@ -67,6 +67,7 @@ def test_datasets_that_cannot_be_used(dataset, kwargs, message, stages):
         samples_of(stages, dataset, **kwargs)
 
 
+@pytest.mark.slow
 def test_quantizers_see_the_samples(stages):
     """Scales are those of the dataset and not of the examples: other samples, another file."""
     datasets = [{"dataset": "callables:batches", "kwargs": {"scale": scale}} for scale in (1.0, 50.0)]

@@ -35,6 +35,7 @@ KEEP = {"edge": {"preserve_operators": ["aten.pixel_shuffle.default"]}}
 SKIP_DIM_ORDER = {"edge": {"skip_dim_order": True}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("builder", "usual", "options"),
     [
@@ -65,6 +66,7 @@ def test_partitioners_of_two_backends(lower, upstream):
     assert set(read_pte(payload).backends) == {"VulkanBackend", "XnnpackBackend"}
 
 
+@pytest.mark.slow
 def test_what_upstream_refuses_is_refused(zoo):
     """An operator that was kept whole for a backend that then does not take it has no kernel: both say so."""
     del zoo

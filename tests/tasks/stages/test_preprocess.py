@@ -36,6 +36,7 @@ def test_one_call_gets_all_partitions_of_all_methods(preprocess, recording):
     assert one == other
 
 
+@pytest.mark.slow
 def test_several_partitioners_of_one_backend_are_one_call(preprocess, recording, upstream):
     """Partitioners run one after another, yet what they leave to the backend comes to it together, in graph order."""
     lowered = preprocess(until="serialize", cosines=True)
@@ -102,6 +103,7 @@ def test_a_backend_that_loses_a_partition_is_refused(preprocess):
         preprocess(backend="ForgetfulBackend")
 
 
+@pytest.mark.slow
 def test_the_default_is_one_partition_after_another(lower_fresh, recording, monkeypatch):
     """Without `preprocess_multimethod`, a partition is copied when it is its turn, and gone before the next one."""
     import gc

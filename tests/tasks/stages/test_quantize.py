@@ -48,6 +48,7 @@ def with_public_functions(builder: str) -> bytes:
     return bytes(lowered.to_executorch().buffer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("builder", ["conv_net", pytest.param("two_partitions", marks=pytest.mark.slow)])
 def test_as_public_functions(builder, stages):
     """The file is the one that PT2E and ExecuTorch's public functions give, called one after another."""

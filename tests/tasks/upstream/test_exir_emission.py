@@ -90,6 +90,7 @@ def _is_right(content: bytes, function: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["portable", pytest.param("xnnpack", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("function", [siblings, chained, viewed, nested, mapped])
 def test_results_stay(function, target):
@@ -98,6 +99,7 @@ def test_results_stay(function, target):
     assert _is_right(made, function)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "target"),
     [(siblings, "portable"), (chained, "portable"), (nested, "portable"), (mapped, "portable"), (viewed, "xnnpack")],

@@ -104,6 +104,7 @@ def test_layers_of_constants_are_right_and_delegated(kind):
     assert not [operator for operator in method.operators if "quantize" in operator or "addmm" in operator]
 
 
+@pytest.mark.slow
 def test_torchao_fails_by_itself(monkeypatch):
     """Once this fails, so does the reason for `whole_dynamic_quantization`."""
     from pteforge.tasks.quantize import pt2e

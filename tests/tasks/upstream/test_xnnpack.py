@@ -240,6 +240,7 @@ def test_padded_layers_compute_what_eager_does(function):
     assert worst_sqnr(lower_quantized(*_padded(function)), *_padded(function)) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain")
 def test_executorch_fails_to_pad_by_itself():
     """Once this fails, so does the reason for the extension."""
