@@ -237,25 +237,22 @@ def dynamic_sizes(
     Symbols that are `tied` to another one are that one.
     """
     found, dims = [], dict[Any, Any]()
-    for shape in input_shapes(program):
+    shapes = [[size.xreplace(tied or {}) for size in shape or ()] for shape in input_shapes(program)]
+    symbols_in_shapes = {symbol for shape in shapes for size in shape for symbol in size.free_symbols}
+    bounds = {symbol: _guarded_sizes(program, symbol) for symbol in symbols_in_shapes}
+    varying = {symbol for symbol, (least, most, _) in bounds.items() if least is None or least != most}
+    for shape in shapes:
         sizes: dict[int, Any] = {}
-        for index, own in enumerate(shape or ()):
-            expression = own.xreplace(tied or {})
-            guarded = {symbol: _guarded_sizes(program, symbol) for symbol in sorted(expression.free_symbols, key=str)}
-            symbols = [symbol for symbol, (least, most, _) in guarded.items() if least is None or least != most]
+        for index, expression in enumerate(shape):
+            symbols = sorted(expression.free_symbols & varying, key=str)
             for symbol in symbols:
                 if symbol not in dims:
-                    dims[symbol] = _dim(f"size{len(dims)}", *guarded[symbol])
+                    dims[symbol] = _dim(f"size{len(dims)}", *bounds[symbol])
             if symbols:
                 polynomial = expression.as_poly(symbols[0]) if len(symbols) == 1 else None
                 sizes[index] = _derived(dims[symbols[0]], polynomial)
         found.append(sizes)
     return found
-
-
-def _is_single(program: ExportedProgram, symbol: sympy.Symbol) -> bool:
-    bounds = program.range_constraints.get(symbol)
-    return bounds is not None and bounds.lower == bounds.upper
 
 
 def _guarded_sizes(program: ExportedProgram, symbol: sympy.Symbol) -> tuple[int | None, int | None, int]:
@@ -323,7 +320,7 @@ def needs_export(program: ExportedProgram) -> bool:
     """Whether a program has symbols of one value, or with other sizes than its ranges say."""
     symbols = {symbol for shape in input_shapes(program) for size in shape or () for symbol in size.free_symbols}
     return any(
-        _is_single(program, symbol) or _guarded_sizes(program, symbol) != (_bound(lower), _bound(upper), 1)
+        lower == upper or _guarded_sizes(program, symbol) != (_bound(lower), _bound(upper), 1)
         for symbol in symbols
         if (bounds := program.range_constraints.get(symbol))
         for lower, upper in [(bounds.lower, bounds.upper)]

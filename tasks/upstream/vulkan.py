@@ -18,6 +18,7 @@ from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,7 @@ def _name(node: Node) -> str:
 def _tensors(node: Node) -> Iterator[torch.Tensor]:
     """What a call takes and gives."""
     for value in (node, *node.all_input_nodes):
-        given = value.meta.get("val")
-        yield from (each for each in (given if isinstance(given, list | tuple) else [given]) if torch.is_tensor(each))
+        yield from filter(torch.is_tensor, pytree.tree_leaves(value.meta.get("val")))
 
 
 def _always(_: Node) -> bool:

@@ -86,9 +86,8 @@ def same_for_all(examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds
             cases = [figures for case in others for figures in compare_all(first.expected, case, method=method)]
         except VerificationFailed:  # numbers in one place, and none in the other
             continue
-        if not cases or any(True for case in cases for _ in violations(case, bounds)):
-            continue
-        if not any(True for _ in disagreements(cases, bounds)):
+        outside = any(line for case in cases for line in violations(case, bounds)) or any(disagreements(cases, bounds))
+        if cases and not outside:
             alike = worst_of(cases).sqnr_db
             within = "" if alike is None else f" within {alike:.1f} dB"
             yield (
