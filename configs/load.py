@@ -31,6 +31,7 @@ from .nodes import (
     read_field,
     read_yaml,
 )
+from .places import HOST
 from .presets import preset_names
 from .problems import check, raise_all
 from .recipe_lookup import RecipeLookup, read_preset
@@ -77,6 +78,7 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
             "recipes": Node(recipes, root.entries.get("recipes", root).location, ("recipes",)),
             "run": root.entries.get("run", Node({}, root.location, ("run",))),
             "publish": root.entries.get("publish", Node(None, root.location, ("publish",))),
+            "places": root.entries.get("places", Node({}, root.location, ("places",))),
         },
         root.location,
     )
@@ -85,7 +87,7 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
     raise_all([*problems, *findings])
     if zoo is None or not zoo.models:
         raise locations.error("the zoo has no models; add one, or include a file that has some", ("models",))
-    raise_all(_unmatched_exclusions(zoo, locations))
+    raise_all([*_unmatched_exclusions(zoo, locations), *_unknown_places(zoo, locations)])
     return LoadedZoo(zoo, locations, tuple(gathered.files))
 
 
@@ -135,6 +137,16 @@ def _unmatched_exclusions(zoo: Zoo, locations: Locations) -> Iterator[ConfigErro
             if not any(fnmatchcase(model, glob) for model in zoo.models):
                 problem = f"no model matches {glob!r}{did_you_mean(glob, tuple(zoo.models))}"
                 yield locations.error(problem, ("recipes", name, "not_for", glob))
+
+
+def _unknown_places(zoo: Zoo, locations: Locations) -> Iterator[ConfigError]:
+    """Names in ``verify.on`` that are no places of the zoo."""
+    known = (HOST, *zoo.places)
+    for name, recipe in zoo.recipes.items():
+        for position, place in enumerate(recipe.verify.on):
+            if place not in known:
+                problem = f"the zoo has no place {place!r}{did_you_mean(place, known)}; places are in `places:`"
+                yield locations.error(problem, ("recipes", name, "verify", "on", position))
 
 
 @dataclass
@@ -255,7 +267,7 @@ def _absolute_paths(tree: Node, folder: Path, at: FieldPath = ()) -> Node:
 
 def _is_path(path: FieldPath, text: str) -> bool:
     match path:
-        case ("python_path" | "include", int()) | ("publish", "sign"):
+        case ("python_path" | "include", int()) | ("publish", "sign") | ("places", _, "library", *_):
             return True
         case ("publish", "url"):
             return "://" not in text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, Strict, StrictBool, model_serializer
 
-from .base import FrozenModel, ObjectReference
+from .base import FrozenModel, Name, ObjectReference
+from .places import HOST
 from .sources import BuilderSource
 
 Number = Annotated[float, Strict()]
@@ -76,6 +78,14 @@ class Verification(VerifyBounds):
         description="true: also run the program after each step of the lowering (exported, edge, ...) and report how "
         "far each is from eager. Recipes that quantize always do.",
     )
+    on: tuple[Name, ...] = Field(
+        (HOST,),
+        description="Where files are run and compared: `host`, this machine's runtime, and any of the zoo's `places`. "
+        "Every payload of a fat file is run wherever its backends are.",
+    )
+
+    def also_on(self, places: Sequence[str]) -> Verification:
+        return self.model_copy(update={"on": tuple(dict.fromkeys((*self.on, *places)))})
 
     @property
     def bounds(self) -> VerifyBounds:

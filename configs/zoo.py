@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
 
-from .base import NAME_PATTERN, Bytes, FrozenModel, Name, Names
+from ..errors import InputError
+from .base import NAME_PATTERN, Bytes, FrozenModel, Name, Names, did_you_mean
 from .model import ModelConfig
+from .places import HOST, PlaceConfig
 from .presets import preset_names
 from .recipe import Recipe
 from .verification import AccuracyGate, VerifyBounds, resolve_gate
@@ -92,6 +95,10 @@ class PublishConfig(FrozenModel):
     sign: Path | None = Field(None, description="A private key to sign releases with; a path is relative to this file.")
 
 
+_NULL_IS_EMPTY = BeforeValidator(lambda section: {} if section is None else section)
+"""For sections of a file whose entries may all be commented out."""
+
+
 class Zoo(FrozenModel):
     """A zoo after includes, defaults, presets and ``extends`` have been merged. Paths are absolute."""
 
@@ -102,6 +109,33 @@ class Zoo(FrozenModel):
     recipes: dict[Name, Recipe] = Field(description="The recipes by name.")
     run: RunConfig = Field(RunConfig(), description="Where stages run.")
     publish: PublishConfig | None = Field(None, description="Where its files are released, if they are.")
+    places: Annotated[dict[Name, PlaceConfig], _NULL_IS_EMPTY] = Field(
+        {}, description="Runtimes that recipes may verify their files on, by name."
+    )
+
+    @field_validator("places")
+    @classmethod
+    def _host_is_taken(cls, value: dict[str, PlaceConfig]) -> dict[str, PlaceConfig]:
+        if HOST in value:
+            raise ValueError(f"{HOST!r} is the runtime of this machine's processes; give the place another name")
+        return value
+
+    def with_places(self, named: Sequence[str]) -> Zoo:
+        """The zoo with places that all recipes verify on: names of its own, or texts that `PlaceConfig.parse` reads."""
+        places = dict(self.places)
+        names = []
+        for text in named:
+            name = text
+            if text not in (HOST, *places):
+                if ":" not in text:
+                    raise InputError(f"the zoo has no place {text!r}{did_you_mean(text, (HOST, *places))}")
+                name, places[name] = PlaceConfig.parse(text)
+            names.append(name)
+        recipes = {
+            name: recipe.model_copy(update={"verify": recipe.verify.also_on(names)})
+            for name, recipe in self.recipes.items()
+        }
+        return self.model_copy(update={"places": places, "recipes": recipes})
 
     def recipes_of(self, model: str) -> tuple[str, ...]:
         return self.models[model].recipes or ()
@@ -115,10 +149,6 @@ class Zoo(FrozenModel):
         """The accuracy gate for one file, if any; raises ValueError if it has no evaluator or no bound."""
         chosen = self.recipes[recipe]
         return resolve_gate(chosen.accuracy, self.models[model].accuracy, chosen.allowed_drop)
-
-
-_NULL_IS_EMPTY = BeforeValidator(lambda section: {} if section is None else section)
-"""For sections of a file whose entries may all be commented out."""
 
 
 class DefaultsSection(FrozenModel):
@@ -145,6 +175,10 @@ class ZooFile(FrozenModel):
     models: Annotated[dict[Name, dict[str, Any]], _NULL_IS_EMPTY] = Field({}, description="The models by name.")
     recipes: Annotated[dict[Name, dict[str, Any]], _NULL_IS_EMPTY] = Field({}, description="The zoo's recipes by name.")
     run: RunConfig = Field(RunConfig(), description="Where stages run; that of included files does not count.")
+    places: Annotated[dict[Name, PlaceConfig], _NULL_IS_EMPTY] = Field(
+        {},
+        description="Runtimes that recipes may verify their files on, by name. Those of included files do not count.",
+    )
     publish: PublishConfig | None = Field(
         None, description="Releases the files at the end of an export. That of an included file does not count."
     )

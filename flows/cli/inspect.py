@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError, printable
-from ..reports.figures_text import format_size, open_table
+from ..reports.figures_text import format_size, open_table, proven_text
 from .options import AS_JSON, DATA, argument, data_files, open_fat_file
 from .terminal import open_console, print_json
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ...formats.pte.metadata import MetadataValue
+    from ...tasks.results.quantization import Quantization
 
 
 _SHORT_DIGEST = 12
@@ -43,11 +44,13 @@ def inspect_file(
     metadata = read_metadata(file)
     delivered = Delivered.next_to(file)
     reached = delivered.quantization if delivered else {}
+    proven = delivered.proven if delivered and delivered.figures else {}
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": describe_container(fat) if fat else None,
         "quantization": {method: share.to_json() for method, share in reached.items()},
+        "proven_on": {payload: list(places) for payload, places in proven.items()},
     }
     if not fat:
         description["weights"] = asdict(weight_bytes(pte, map_file(file)))
@@ -62,9 +65,8 @@ def inspect_file(
         console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
-    for method, share in reached.items():
-        of_method = f"method {method}: " if len(reached) > 1 else ""
-        console.print(printable(f"{of_method}{share}"), soft_wrap=True)
+    for line in _recorded(reached, proven):
+        console.print(printable(line), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(line, soft_wrap=True)
@@ -74,6 +76,14 @@ def inspect_file(
             _print_method(console, method)
     if not fat:
         _print_named_data(console, description)
+
+
+def _recorded(reached: Mapping[str, Quantization], proven: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What only the provenance says."""
+    for payload, places in proven.items():
+        yield f"{payload}: proven on: {proven_text(places)}" if payload else f"proven on: {proven_text(places)}"
+    for method, share in reached.items():
+        yield f"method {method}: {share}" if len(reached) > 1 else str(share)
 
 
 def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:

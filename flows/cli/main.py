@@ -25,7 +25,7 @@ from .fat import extract_payload, merge_files, thin_file
 from .inspect import inspect_file, show_metadata
 from .release import app as release_app
 from .release import diff, publish, reproduce_file
-from .run import run_file, verify_files
+from .run import run_file, runtime_app, verify_files
 from .store import app as store_app
 from .store import runs, why
 from .terminal import guard_streams, print_json
@@ -142,6 +142,7 @@ app.command()(runs)
 app.command()(why)
 app.command()(diff)
 app.add_typer(store_app, name="store")
+app.add_typer(runtime_app, name="runtime")
 
 
 @app.command()

@@ -61,6 +61,7 @@ _OF_FIELDS: dict[str, Any] = {
     "out": FOLDER,
     "overrides": Annotated[list[str] | None, option(describe("overrides"), "KEY=VALUE", name="--set")],
     "jobs": JOBS,
+    "places": Annotated[list[str] | None, option(describe("places"), "PLACE", name="--place")],
     "until": Annotated[str | None, option(describe("until"), "STAGE", complete=completion.stages)],
     "publish": Annotated[str | None, option(describe("publish"), "URL")],
 }

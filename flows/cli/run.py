@@ -1,4 +1,4 @@
-"""`pteforge run` and `verify`: files on the ExecuTorch runtime."""
+"""`pteforge run`, `verify` and `runtime`: files on ExecuTorch runtimes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -206,6 +206,9 @@ def verify_files(
             False,
         ),
     ] = "",
+    place: Annotated[
+        str, option("Run them elsewhere: qemu:CORE, library:PATH or command:COMMAND.", "PLACE", False)
+    ] = "",
     store: STORE = None,
     as_json: AS_JSON = False,
 ) -> None:
@@ -218,6 +221,10 @@ def verify_files(
         command = shlex.split(device)
     except ValueError as error:
         raise InputError(f"--device {device!r}: {error}") from error
+    if place:
+        if device:
+            raise InputError("--device and --place both say where files run; leave one of them out")
+        command = _reach(place)
     several = len(files) > 1 or files[0].is_dir()
     made = [_read_made(file) for file in _expanded(files)]
     with open_existing_store(store) as opened:
@@ -239,6 +246,38 @@ def verify_files(
         typer.echo(f"{len(verified)} files verified" + (f", {len(failed)} failed" if failed else ""))
     if failed:
         raise typer.Exit(1)
+
+
+def _reach(text: str) -> list[str]:
+    """The command of a place; loads the libraries of one. Raises InputError if it cannot be reached."""
+    from ...configs.places import PlaceConfig
+    from ...tasks.lowering.places import plan_place
+    from ...tasks.verify.running import load_libraries
+
+    place = plan_place(text, PlaceConfig.parse(text)[1], Path.cwd())
+    if place.unreachable:
+        raise InputError(f"--place {text}: {place.unreachable}")
+    load_libraries(place.params.library, place.params.env)
+    return list(place.params.command)
+
+
+runtime_app = typer.Typer(help="Runtimes that files are verified on.", no_args_is_help=True)
+
+
+@runtime_app.callback()
+def _runtimes() -> None:
+    """So that ``install`` is a command of its own."""
+
+
+@runtime_app.command("install")
+def install_runtime(
+    machine: Annotated[Literal["arm64"], argument("The kind of machine: its cores are emulated by QEMU.")],
+) -> None:
+    """Fetch and build, once, what places such as qemu:cortex-a53 run."""
+    from ...runtime.places import install_arm
+
+    del machine  # there is one
+    typer.echo(f"nfat_run is in {install_arm() / 'build'}; use it as --place qemu:cortex-a53")
 
 
 def _verify_all(

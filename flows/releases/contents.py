@@ -18,7 +18,7 @@ from ...errors import InputError, convert_os_errors
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered
 from ..reports.comparison import compared, read_delivered
-from ..reports.figures_text import format_db, format_error, format_score, markdown_table
+from ..reports.figures_text import format_db, format_error, format_score, markdown_table, proven_text
 from .records import Content, ReleasedFile, ReleasedModel, files_of
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
@@ -125,6 +125,8 @@ def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets
         notes.append(_listed(f"{recipe}.pte", released.file))
         notes += [_listed(f"{recipe}.ptd", released.data)] if released.data else []
         notes += [f"  - without the payload `{name}`" for name in released.result.left_out]
+        proven = released.result.proven.items() if released.result.figures else ()
+        notes += [f"  - {_payload(payload)}proven on: {proven_text(places)}" for payload, places in proven]
     notes += [_listed(name, content) for name, content in assets.items()]
     toolchain = next(iter(recipes.values())).result.toolchain
     versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
@@ -143,6 +145,10 @@ the model in PyTorch; figures are the worst over all inputs.
 
 {versions}
 """
+
+
+def _payload(name: str) -> str:
+    return f"payload `{name}`, " if name else ""
 
 
 def _listed(name: str, content: Content) -> str:

@@ -163,14 +163,14 @@ def _merged(blocks: list[Block]) -> tuple[Block, ...]:
 class Limit:
     """How much worse a file may become: at most by a fraction of its size, dB of SQNR, or a drop of the score.
 
-    It is 0 for ``delegation``.
+    It is 0 for ``delegation`` and ``proven``.
     """
 
-    kind: Literal["growth", "sqnr", "score", "delegation"]
+    kind: Literal["growth", "sqnr", "score", "delegation", "proven"]
     most: float = 0.0
 
 
-LIMITS = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), delegation"
+LIMITS = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), delegation, proven"
 """Their forms, for messages."""
 
 
@@ -209,8 +209,8 @@ _FORMS = {
 
 def _parse_limit(part: str) -> Limit:
     name, equals, value = (piece.strip() for piece in part.partition("="))
-    if part == "delegation":
-        return Limit("delegation")
+    if part in ("delegation", "proven"):
+        return Limit(cast("Literal['delegation', 'proven']", part))
     if (form := _FORMS.get(name)) and equals and (found := form.fullmatch(value)):
         number, percent = found.groups()
         kind = cast("Literal['growth', 'sqnr', 'score']", name)
@@ -267,6 +267,17 @@ def _delegation(before: Delivered, after: Delivered, limit: float) -> Iterator[s
         yield from (f"payload {payload}, which used delegates, is gone" for payload in sorted(lost - {""}))
 
 
+def _proven(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
+    del limit
+    for payload, places in after.proven.items():
+        what = f"payload {payload}" if payload else "the file"
+        if not places:
+            reasons = "; ".join(after.why_not_run(payload).values())
+            yield f"nothing has run {what}" + (f": it {reasons}" if reasons else "")
+        elif lost := [place for place in before.proven_on(payload) if place not in places]:
+            yield f"{what} was run on {', '.join(lost)}, and is not any more"
+
+
 def _exceeds(value: float, limit: float) -> bool:
     """Whether it is above the limit; 0.985 - 0.98 is a bit more than 0.005 in binary."""
     return value > limit and not math.isclose(value, limit, rel_tol=1e-9, abs_tol=1e-12)
@@ -277,4 +288,5 @@ _CHECKS: Mapping[str, Callable[[Delivered, Delivered, float], Iterator[str]]] = 
     "sqnr": _sqnr,
     "score": _score,
     "delegation": _delegation,
+    "proven": _proven,
 }

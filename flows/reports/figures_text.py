@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...configs.places import HOST
 from ...errors import printable
+from ...tasks.results.figures import WHOLE_FILE
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ...tasks.results.delivered import Delivered
-    from ...tasks.results.figures import Worst
+    from ...tasks.results.figures import Proof, Worst
     from ...tasks.results.numerics import Ladder, Rung
 
 FOUND = ".found.yaml"
@@ -76,8 +78,8 @@ _LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, o
 
 def cells(result: Delivered) -> dict[str, str]:
     """The `COLUMNS` of a file; nothing without one."""
-    figures = result.figures
-    return {name: of(result, figures.overall) for name, of in COLUMNS.items()} if figures and result.path else {}
+    worst = result.measured
+    return {name: of(result, worst) for name, of in COLUMNS.items()} if worst and result.path else {}
 
 
 def column_choices(files: Iterable[Delivered]) -> Iterator[list[str]]:
@@ -126,9 +128,47 @@ def notes(result: Delivered) -> Iterator[Note]:
         yield Note(f"{name}{of_method}: {reached}", reached.is_little)
     for payload, reason in result.left_out.items():
         yield Note(f"{name} is without {payload}: {reason}", telling=True)
-    if figures:
-        for payload, reason in figures.not_run.items():
-            yield Note(f"{name}: {payload} was not run: it {reason}", telling=not figures.of_file)
+    yield from _proofs(result)
+
+
+def _proofs(result: Delivered) -> Iterator[Note]:
+    """Where payloads were not run and why, and what came of them on places besides this machine's runtime."""
+    for payload in result.payloads if result.figures else ():
+        proven, reasons = result.proven_on(payload), result.why_not_run(payload)
+        if HOST in reasons:
+            elsewhere = f"; it was on {', '.join(proven)}" if proven else ""
+            text = f"{result.name}: {payload or WHOLE_FILE} was not run: it {reasons[HOST]}{elsewhere}"
+            yield Note(text, telling=not payload and not proven)
+    for place in dict.fromkeys(proof.place for proof in result.proofs):
+        proofs = [proof for proof in result.proofs if proof.place == place]
+        about = f" ({one_line(proofs[0].about)})" if proofs[0].about else ""
+        ran = [f"{_named(result, proof)}{format_sqnr(proof.figures.overall)}" for proof in proofs if proof.figures]
+        if ran:
+            yield Note(f"{result.name} on {place}{about}: {', '.join(ran)}")
+        for reason in dict.fromkeys(proof.not_run for proof in proofs if proof.not_run):
+            payloads = [proof.payload or WHOLE_FILE for proof in proofs if proof.not_run == reason]
+            yield Note(f"{result.name}: not run on {place}: {', '.join(payloads)}: it {reason}")
+
+
+def _named(result: Delivered, proof: Proof) -> str:
+    """The payload before its figures; of a fat file as a whole, the one that was chosen there."""
+    chosen = ", ".join(proof.figures.payloads) if proof.figures else ""
+    if proof.payload or not chosen:
+        return f"{proof.payload} " if proof.payload else "" if result.payloads == ("",) else "the file "
+    return f"the file, which chooses {chosen}, "
+
+
+def one_line(about: str) -> str:
+    """What a place says of itself, shortened."""
+    line = ", ".join(about.split("\n"))
+    return line if len(line) <= _ABOUT else f"{line[: _ABOUT - 1]}…"
+
+
+_ABOUT = 100
+
+
+def proven_text(places: Sequence[str]) -> str:
+    return ", ".join(places) or "not run"
 
 
 def model_tables(recipes: Iterable[Delivered]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:

@@ -18,7 +18,7 @@ from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
 from ...tasks.results.delivered import Delivered, Failure, delivered_by
 from .comparison import Block, FileMap, map_of
-from .figures_text import format_db, format_size, notes
+from .figures_text import format_db, format_size, notes, proven_text
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -203,6 +203,7 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
         selection=_selection(record.parameters),
         models=models,
         notes=notes,
+        proven=proven_text,
         recipes=list(dict.fromkeys(recipe for model in models for recipe in model.files)),
         failures=list(_failures(delivered)),
         totals=_totals(record, delivered),

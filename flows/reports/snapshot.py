@@ -19,6 +19,7 @@ from ...formats.pte.reader import map_file, naming, open_pte, read_pte
 from ...tasks.results.delivered import Delivered
 from ...tasks.results.figures import Worst
 from .comparison import read_delivered, weight_files
+from .figures_text import proven_text
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -109,6 +110,8 @@ def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
             yield from _numerics(worst, f"method {name}: ")
         for name, worst in measured.payloads.items():
             yield from _numerics(worst, f"{name}: ")
+        for payload, places in result.proven.items():
+            yield Item("numerics", f"{payload}: proven on" if payload else "proven on"), proven_text(places)
     if result.accuracy:
         yield Item("accuracy", "score"), result.accuracy.worst
         for score in result.accuracy.file.scores:

@@ -57,6 +57,8 @@ class ExportRequest(BaseModel):
     """Debug mode: keep stack traces in the files, and write ETRecords and maps of debug handles next to them."""
     on: Place | None = None
     """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
+    places: tuple[str, ...] = ()
+    """Also verify on this place: one of the zoo's, or qemu:CORE, library:PATH, command:COMMAND; may be repeated."""
     publish: str | None = None
     """Folder or URL to release the files at in the end; by default as the zoo says."""
     refresh: bool = False

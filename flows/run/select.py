@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ...configs.load import LoadedZoo
 from ...configs.model import ModelConfig
 from ...configs.nodes import FieldPath
+from ...configs.places import HOST
 from ...configs.sources import BuilderSource, ProgramSource, ResolvedSource
 from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
 from ...configs.zoo import PublishConfig
@@ -17,6 +19,7 @@ from ...tasks.engine.keys.builder import find_builder
 from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.keys.source import check_program_file, named_callables
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe, check_callable, check_files, errors_at, plan_recipe
+from ...tasks.lowering.places import PlannedPlace, plan_place
 from ...tasks.sources.find import find_source
 from ..releases.publish import Publication
 from .request import ExportRequest, absolute_place
@@ -160,7 +163,16 @@ def _plan_recipe(loaded: LoadedZoo, model: str, name: str, search: ModuleSearch)
         raise loaded.locations.error(problem, ("models", model, "source"))
     bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)
     bounded = _bounds_are_written(loaded, ("models", model)) or _bounds_are_written(loaded, ("recipes", name))
-    return plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded)
+    places = tuple(_plan_places(loaded, recipe.verify.on))
+    return replace(plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded), places=places)
+
+
+def _plan_places(loaded: LoadedZoo, names: Sequence[str]) -> Iterator[PlannedPlace]:
+    """The places of a recipe besides this machine's runtime; raises InputError where one cannot exist."""
+    for name in names:
+        if name != HOST:
+            with errors_at(loaded.locations.error, ("places", name)):
+                yield plan_place(name, loaded.zoo.places[name], loaded.files[0].parent)
 
 
 def _bounds_are_written(loaded: LoadedZoo, where: FieldPath) -> bool:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -390,8 +390,10 @@ def load(request: ExportRequest) -> LoadedZoo:
     """The zoo of a request; raises InputError if it cannot be used."""
     changes = [*request.overrides, *([f"run.on={request.on}"] if request.on else [])]
     if one := split_source(request.zoo):
-        return load_source(*one, recipe_names(request.recipes), changes)
-    return load_zoo(request.zoo, changes)
+        loaded = load_source(*one, recipe_names(request.recipes), changes)
+    else:
+        loaded = load_zoo(request.zoo, changes)
+    return replace(loaded, zoo=loaded.zoo.with_places(request.places)) if request.places else loaded
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 //
 //   nfat_run [--verify LEVEL] [--repeat COUNT] [--data WEIGHTS.ptd] [--bench]
 //            MODEL.pte METHOD [INPUT ...] [-- METHOD [INPUT ...]]... [> OUTPUTS.bin]
+//   nfat_run --about
 //
 // A tensor is SIZES:INPUT.bin. SIZES are like 2x8 (empty for a scalar), INPUT.bin has the bytes of the tensor as it
 // lies in memory; its dtype and dimension order are the method's. Other inputs are numbers. Makes the calls one after
 // another on one loaded program, all COUNT times, and writes the elements of all outputs, and on the error stream what
 // became of each payload. With --bench it prints what loading and the only call cost instead. LEVEL is the load option
-// verify_digests.
+// verify_digests. With --about it prints the version of ExecuTorch, the system, and the backends that can be used.
 
 #include <algorithm>
 #include <cstdio>
@@ -16,7 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include <sys/utsname.h>
+
 #include <executorch/runtime/backend/backend_options_map.h>
+#include <executorch/runtime/backend/interface.h>
 
 #include "bench.h"
 #include "inputs.h"
@@ -145,10 +149,29 @@ int run(const Options& options, const std::string& path, std::vector<Call> calls
   return 0;
 }
 
+/// What files can be run here: `pteforge export --place` asks for it.
+int about() {
+  utsname system = {};
+  uname(&system);
+  std::printf("ExecuTorch %s, %s %s\n", NFAT_EXECUTORCH_VERSION, system.sysname, system.machine);
+  for (size_t index = 0; index < executorch::runtime::get_num_registered_backends(); ++index) {
+    const auto name = executorch::runtime::get_backend_name(index);
+    if (!name.ok()) {
+      continue;
+    }
+    const auto* backend = executorch::runtime::get_backend_class(*name);
+    std::printf(backend->is_available() ? "backend: %s\n" : "no device: %s\n", *name);
+  }
+  return 0;
+}
+
 } // namespace
 
 int main(int count, char** values) {
   std::vector<std::string> arguments(values + 1, values + count);
+  if (arguments.size() == 1 && arguments[0] == "--about") {
+    return about();
+  }
   Options options;
   while (!arguments.empty() && arguments[0].rfind("--", 0) == 0) {
     const size_t taken = arguments[0] == "--bench" ? 1 : 2;
@@ -173,7 +196,8 @@ int main(int count, char** values) {
   if (calls.empty() || (options.bench && calls.size() > 1)) {
     std::fputs(
         "usage: nfat_run [--verify LEVEL] [--repeat COUNT] [--data WEIGHTS.ptd] [--bench]\n"
-        "                MODEL.pte METHOD [SIZES:INPUT.bin | NUMBER ...] [-- METHOD ...]...\n",
+        "                MODEL.pte METHOD [SIZES:INPUT.bin | NUMBER ...] [-- METHOD ...]...\n"
+        "       nfat_run --about\n",
         stderr);
     return 2;
   }

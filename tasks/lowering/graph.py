@@ -38,6 +38,7 @@ from ..stages.ladder import Ladder
 from ..stages.pack import Pack, PackedPayload
 from ..stages.partition import Partition
 from ..stages.preprocess import Preprocess
+from ..stages.prove import Prove
 from ..stages.quantize import Quantize
 from ..stages.report import Report
 from ..stages.serialize import Serialize
@@ -58,13 +59,24 @@ from .params import (
     report_params,
     source_transform_params,
 )
-from .quality import Climbed, compare_programs, count_changes, ladder, make_scores, prove, rank, score
+from .quality import (
+    Climbed,
+    check_proven,
+    compare_programs,
+    count_changes,
+    ladder,
+    make_scores,
+    prove,
+    prove_on_places,
+    rank,
+    score,
+)
 from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
 STAGES: tuple[type[Stage], ...] = (
     *(Export, Diagnose, SourceTransform, FoldBatchNorms, Calibration, Quantize, AtenPasses),
     *(Edge, EdgeManagerPasses, Partition, Preprocess, Compile),
-    *(Pack, Serialize, Ladder, Bisect, BisectPayload, Verify, Baseline, Evaluate, Gate, Report),
+    *(Pack, Serialize, Ladder, Bisect, BisectPayload, Verify, Prove, Baseline, Evaluate, Gate, Report),
 )
 """Every stage, in the order in which a model goes through them; ``--until`` goes by it."""
 
@@ -113,8 +125,10 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
         "figures": verify(run, exports, made),
         "accuracy": score(run, exports, made.file),
         "numerics": compare_programs(run, exports, so_far),
+        "proofs": prove_on_places(run, exports, made),
     }
     proven: dict[str, Any] = await together(proofs)
+    check_proven(run, proven["figures"], proven["proofs"])
     compiled = {name if recipe.fat else "": payload.compiled for name, payload in made.payloads.items()}
     debugging = compiled if recipe.debugs else {}
     debug_refs: dict[str, Any] = {

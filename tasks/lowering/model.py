@@ -30,6 +30,7 @@ from ..results.numerics import FoundLayers
 from ..targets import Target, TargetParams
 from ..targets.find import check_quantizers, find_target, find_target_class
 from ..targets.portable import Portable
+from .places import PlannedPlace
 
 TOOLCHAIN = ("pteforge", "torch", "executorch", "torchao")
 
@@ -82,6 +83,7 @@ class PlannedRecipe:
     unavailable: Mapping[str, str] = field(default_factory=dict)
     # the evaluator that scores the file, and its bounds; None if the file is not scored
     gate: AccuracyGate | None = None
+    places: tuple[PlannedPlace, ...] = ()  # where payloads are run besides this machine's runtime
     until: str | None = None  # name of the last stage to run; None to make the file
     found: FoundLayers | None = None  # what the search for layers to leave in floating point has found
 
@@ -102,8 +104,8 @@ class PlannedRecipe:
 
     @property
     def may_be_unverified(self) -> bool:
-        """Whether the file is made even if nothing here runs it."""
-        return not (self.recipe.verify.required or self.fat)
+        """Whether the file is made even if this machine's runtime cannot run it."""
+        return not (self.fat or (self.recipe.verify.required and not self.places))
 
     @property
     def excluded(self) -> tuple[str, ...]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.verification import AccuracyGate
-from ...errors import PteforgeError
+from ...errors import PteforgeError, VerificationFailed
 from ..engine.keys.search import host_capability
-from ..engine.runner import CutShort, NotCached
+from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
 from ..results.causes import Circumstance
+from ..results.figures import WHOLE_FILE, Figures
 from ..results.numerics import NodeLosses, rank_layers
 from ..stages.baseline import Baseline
 from ..stages.bisect import Bisect
@@ -22,10 +23,12 @@ from ..stages.bisect_payload import BisectPayload
 from ..stages.evaluate import Evaluate
 from ..stages.gate import Gate
 from ..stages.ladder import Ladder, RungParams
+from ..stages.prove import Prove
 from ..stages.serialize import Serialize
 from ..stages.verify import Verify
 from .model import PlannedRecipe, params_of
 from .params import edge_params, fields_of
+from .places import PlannedPlace
 from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, together
 
 
@@ -64,6 +67,60 @@ async def prove(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef
     )
     params = Verify.Params(bounds=recipe.bounds, host=host_capability(), on_examples=on_examples)
     return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, made.so_far)))).figures
+
+
+async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
+    """What came of every payload on every place of the recipe, by ``PLACE/PAYLOAD``.
+
+    Raises VerificationFailed for a place that is required and cannot be reached.
+    """
+    recipe = run.plan
+    # the random inputs of methods with calibrated ranges have no bounds here
+    drawn = {"drawn_inputs": 0} if judged_on_examples(recipe, made.prepared) else {}
+    bounds = recipe.bounds.model_copy(update=drawn)
+    if unreachable := [place for place in recipe.places if place.unreachable and place.required]:
+        raise VerificationFailed(
+            f"place {unreachable[0].name!r} is required, and cannot be reached: {unreachable[0].unreachable}"
+        )
+    as_shipped = Prove.Inputs(file=made.file.file, examples=exports.examples, data=made.file.data)
+    files = {
+        name: Prove.Inputs(file=own.compiled.payload, examples=exports.examples) for name, own in made.payloads.items()
+    }
+    if not recipe.fat:
+        files = {"": as_shipped}
+    proving = {
+        f"{place.name}/{name}": _prove(run, place, name, Prove.Params(place=place.params, bounds=bounds), inputs)
+        for place in recipe.places
+        if not place.unreachable
+        # a command runs a fat file as an app does, too, with the payload that is chosen there
+        for name, inputs in {**files, **({"": as_shipped} if place.params.command else {})}.items()
+    }
+    return await together(proving)
+
+
+async def _prove(
+    run: RecipeRun, place: PlannedPlace, payload: str, params: Prove.Params, inputs: Prove.Inputs
+) -> ArtifactRef:
+    step = StageId(Prove.name, place.name, run.plan.name, payload, run.number)
+    outputs: Prove.Outputs = (await run.call(step, Prove, params, inputs)).outputs
+    return outputs.proof
+
+
+def check_proven(run: RecipeRun, figures: ArtifactRef, proofs: Mapping[str, ArtifactRef]) -> None:
+    """Raises VerificationFailed for a plain file that nothing has run, of a recipe that asks for it."""
+    refs = (figures, *proofs.values())
+    if not run.plan.recipe.verify.required or not run.plan.places or not all(map(is_known, refs)):
+        return
+    own = Figures.from_json(run.read_json(figures))
+    if own.of_file or any(run.read_json(ref)["figures"] for ref in proofs.values()):
+        return
+    reasons = [f"here, it {own.not_run[WHOLE_FILE].partition(';')[0]}"]
+    reasons += [f"on {place.name!r}, {place.unreachable}" for place in run.plan.places if place.unreachable]
+    reasons += [f"on {key.partition('/')[0]!r}, it {run.read_json(ref)['not_run']}" for key, ref in proofs.items()]
+    raise VerificationFailed(
+        f"nothing has run the file, so nothing can be said of what it computes: {'; '.join(reasons)} "
+        "(with `verify: {required: false}` in the recipe it is made all the same)"
+    )
 
 
 def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:

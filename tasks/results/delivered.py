@@ -16,9 +16,10 @@ from ...artifacts.files import read_sidecar
 from ...artifacts.records import Record
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord
+from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
 from .diagnosis import Finding
-from .figures import AccuracyReport, Figures
+from .figures import WHOLE_FILE, AccuracyReport, Figures, Proof, Worst
 from .numerics import FoundLayers, Ladder
 from .quantization import Quantization
 
@@ -121,6 +122,7 @@ class Delivered(Record):
     # methods of a plain file, or of all payloads of a fat one, where the file has been read
     delegated: tuple[MethodCalls, ...] = ()
     figures: Figures | None = None  # of the verification, without its cases
+    proofs: tuple[Proof, ...] = ()  # by payload, on places besides this machine's runtime
     ladder: Ladder | None = None  # how far each program on the way to the file is from eager, if measured
     accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
     search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
@@ -150,6 +152,7 @@ class Delivered(Record):
             "figures": figures and {**figures, "cases": []},
             "ladder": {"rungs": provenance["numerics"]} if "numerics" in provenance else None,
             "left_out": dict.fromkeys(provenance.get("left_out", ()), ""),
+            "proofs": provenance.get("places", ()),
             **{name: file[name] for name in ("backends", "methods") if name in file},
             **{name: provenance[name] for name in _AS_WRITTEN if name in provenance},
         }
@@ -197,13 +200,45 @@ class Delivered(Record):
 
     @property
     def verified(self) -> bool:
-        """Whether the file itself was run here, or a payload of it."""
-        return bool(self.path) and (self.figures is None or self.figures.of_file)
+        """Whether the file itself was run here or on a place, or a payload of it."""
+        proven = self.figures is None or self.figures.of_file or any(proof.figures for proof in self.proofs)
+        return bool(self.path) and proven
+
+    @property
+    def payloads(self) -> tuple[str, ...]:
+        """Names of a fat file's payloads that a place was to run; of a plain file, ``""``."""
+        figures = self.figures
+        of_fat = (*figures.payloads, *(name for name in figures.not_run if name != WHOLE_FILE)) if figures else ()
+        return tuple(dict.fromkeys(of_fat)) or ("",)
+
+    def proven_on(self, payload: str) -> tuple[str, ...]:
+        """The places that have run a payload, and found it to compute what eager computes: ``host`` and others."""
+        here = self.figures and (payload in self.figures.payloads if payload else self.figures.of_file)
+        there = [proof.place for proof in self.proofs if proof.payload == payload and proof.figures]
+        return (*([HOST] if here else []), *there)
+
+    def why_not_run(self, payload: str) -> dict[str, str]:
+        """Why places have not run a payload, by place."""
+        here = self.figures.not_run.get(payload or WHOLE_FILE, "") if self.figures else ""
+        reasons = {made.place: made.not_run for made in self.proofs if made.payload == payload and made.not_run}
+        return {**({HOST: here} if here else {}), **reasons}
+
+    @property
+    def proven(self) -> dict[str, tuple[str, ...]]:
+        """`proven_on` of every payload."""
+        return {payload: self.proven_on(payload) for payload in self.payloads}
+
+    @property
+    def measured(self) -> Worst | None:
+        """The figures of the file: here, or on the first place that ran it where nothing here could."""
+        elsewhere = () if self.figures is None or self.figures.of_file else self.proofs
+        figures = next((proof.figures for proof in elsewhere if proof.figures), self.figures)
+        return figures.overall if figures else None
 
     @property
     def sqnr_db(self) -> float | None:
         """The smallest; None if all outputs equal eager's, or if nothing was measured."""
-        return self.figures.overall.sqnr_db if self.figures else None
+        return self.measured.sqnr_db if self.measured else None
 
     @property
     def score(self) -> float | None:
@@ -218,7 +253,7 @@ class Delivered(Record):
             return {"status": self.status, **self.failure.to_json(), "rejected": rejected, **numerics}
         if self.status == "not applicable":
             return {"status": self.status, "reason": self.reason}
-        figures = self.figures
+        figures, worst = self.figures, self.measured
         return {
             "status": self.status,
             "file": self.path and str(self.path),
@@ -226,9 +261,9 @@ class Delivered(Record):
             "size": self.size,
             "sha256": self.sha256,
             "seconds": round(self.seconds, 3),
-            "max_abs_error": figures and figures.overall.max_abs_error,
-            "max_relative_error": figures and figures.overall.max_relative_error,
-            "sqnr_db": figures and figures.overall.sqnr_db,
+            "max_abs_error": worst and worst.max_abs_error,
+            "max_relative_error": worst and worst.max_relative_error,
+            "sqnr_db": worst and worst.sqnr_db,
             "accuracy": self.accuracy and self.accuracy.to_json(),
             "left_out": dict(self.left_out),
             "assets": list(self.assets),
@@ -236,6 +271,8 @@ class Delivered(Record):
             "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
             "verified": self.verified,
             "not_run": dict(figures.not_run) if figures else {},
+            "proven_on": {payload: list(places) for payload, places in self.proven.items()} if figures else {},
+            "places": [proof.to_json() for proof in self.proofs],
             "drawn_sqnr_db": figures and figures.drawn and figures.drawn.sqnr_db,
             "calibration": dict(figures.calibration) if figures else {},
             "notes": list(figures.notes) if figures else [],

@@ -103,6 +103,17 @@ class Figures(Record):
         return f"its examples{' and calibration samples' if self.on_samples else ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class Proof(Record):
+    """What came of a payload on a place, a runtime besides that of the process that made it."""
+
+    place: str  # as the zoo calls it
+    payload: str  # empty for a plain file
+    about: str  # device and driver, as the place says
+    figures: Figures | None  # without its cases; None if it was not run
+    not_run: str = ""  # why
+
+
 def summarize(
     cases: Sequence[Case], not_run: Mapping[str, str] | None = None, *, on_examples: Collection[str] = ()
 ) -> Figures:

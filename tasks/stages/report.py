@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from ...artifacts.local_store import LocalStore
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ...formats.nfat.container import is_fat, open_fat
@@ -14,6 +17,7 @@ from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.payload import asset_blobs, payload_sha256, write_delivered
 from ..engine import kinds, stage
+from ..results.figures import Proof
 from ..targets import TargetParams
 
 FORMAT = 1
@@ -33,6 +37,8 @@ class Report(stage.Stage, name="report"):
         stage_keys: dict[str, str]  # step name to stage key
         versions: dict[str, str]  # distribution to version
         bounds: VerifyBounds
+        # what each place says of itself, and why it cannot be reached, by name
+        places: dict[str, tuple[str, str]] = Field(default_factory=dict)
         search: dict[str, Any] | None = None  # `FoundLayers`, where the recipe has a search
 
     class Inputs(stage.Roles):
@@ -42,6 +48,7 @@ class Report(stage.Stage, name="report"):
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
         assets: kinds.Assets | None = None  # of `export`
         origin: kinds.Origin | None = None  # of `serialize`
+        proofs: Mapping[str, kinds.Proof] = field(default_factory=dict)  # of `prove`, by ``PLACE/PAYLOAD``
         accuracy: kinds.Accuracy | None = None  # of `gate`
         numerics: kinds.Numerics | None = None  # of `ladder`
         quantization: Mapping[str, kinds.Quantization] = field(default_factory=dict)  # by method, of `quantize`
@@ -81,6 +88,8 @@ class Report(stage.Stage, name="report"):
                 "figures": work.store.read_json(inputs.figures),
             },
         }
+        if params.places:
+            provenance["places"] = [proof.to_json() for proof in _proofs(inputs, params, work.store)]
         if inputs.data:
             (data_file,) = data_files  # without it the file is not complete
             sha256 = payload_sha256(inputs.data, work.store)
@@ -106,6 +115,20 @@ class Report(stage.Stage, name="report"):
                 provenance[name] = work.store.read_json(ref)
         made = work.store.put_json("report/provenance", provenance)
         return Report.Outputs(provenance=made)
+
+
+def _proofs(inputs: Report.Inputs, params: Report.Params, store: LocalStore) -> Iterator[Proof]:
+    """What came of each payload on each place."""
+    for key, ref in sorted(inputs.proofs.items()):
+        place, _, payload = key.partition("/")
+        made = store.read_json(ref)
+        figures = made["figures"] and {**made["figures"], "cases": []}
+        yield Proof.from_json(
+            {"place": place, "payload": payload, "about": params.places[place][0], **made, "figures": figures}
+        )
+    for place, (about, unreachable) in params.places.items():
+        for payload in sorted(params.specializations) if unreachable else ():
+            yield Proof(place, payload, about, None, f"needs the place, which cannot be reached: {unreachable}")
 
 
 def _payloads(path: Path, data_files: Sequence[Path]) -> list[dict[str, Any]]:

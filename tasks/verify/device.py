@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import struct
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,18 +32,20 @@ def verify_on_device(
     examples: Mapping[str, Mapping[str, Any]],
     bounds: VerifyBounds,
     data_files: Sequence[Path] = (),
+    *,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> Figures:
     """Runs a `.pte` file by a command on the examples that `export` stored; a fat file runs the payload chosen there.
 
     The command is run in a folder that holds all files that its arguments name. Words of it that are paths of existing
-    files may be relative to the current folder.
+    files may be relative to the current folder. `env` is added to its environment.
 
     Raises:
         VerificationFailed: the command fails, or outputs are outside the bounds.
         InputError: there is no such command.
     """
     with TemporaryDirectory(prefix="pteforge-device-") as folder:
-        program = _DeviceProgram(command, Path(folder), path, next(iter(data_files), None))
+        program = _DeviceProgram(command, Path(folder), path, next(iter(data_files), None), env)
         cases = [replace(case, payload=program.payload) for case in run_cases(program, examples, bounds)]
     return summarize(cases)
 
@@ -53,13 +57,16 @@ class _DeviceProgram:
         payload: the one that the last call chose; empty for a plain file.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, path: Path, data: Path | None) -> None:
+    def __init__(
+        self, command: Sequence[str], folder: Path, path: Path, data: Path | None, env: Mapping[str, str]
+    ) -> None:
         words = (str(Path(word).absolute()) if "/" in word and Path(word).exists() else word for word in command)
         shutil.copyfile(path, folder / "model.pte")
         if data:
             shutil.copyfile(data, folder / "weights.ptd")
         self._command = [*words, *(["--data", "weights.ptd"] if data else []), "model.pte"]
         self._folder = folder
+        self._env = {**os.environ, **env}
         self._signatures = Loadable(path, data).signatures()
         self.payload = ""
 
@@ -96,7 +103,9 @@ class _DeviceProgram:
     def _output(self, arguments: Sequence[str], where: str) -> bytes:
         command = [*self._command, *arguments]
         try:
-            done = subprocess.run(command, cwd=self._folder, capture_output=True, check=False)  # noqa: S603 - the user's
+            done = subprocess.run(  # noqa: S603 - the user's
+                command, cwd=self._folder, env=self._env, capture_output=True, check=False
+            )
         except OSError as error:
             raise InputError(f"the command {command[0]!r} cannot be run: {error.strerror}") from error
         messages = done.stderr.decode(errors="replace")

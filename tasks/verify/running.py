@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import io
 import os
@@ -79,6 +80,16 @@ class Loadable:
     def signatures(self) -> Mapping[str, Method]:
         """The file's methods by name, whose `lay_out` makes inputs what the runtime takes them for."""
         return {method.name: method for method in open_pte(self.program).methods}
+
+
+def load_libraries(paths: Iterable[str], env: Mapping[str, str]) -> None:
+    """Loads libraries, which register backends, for the life of the process; raises VerificationFailed."""
+    os.environ |= env
+    for path in paths:
+        try:
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise VerificationFailed(f"the library cannot be loaded: {error}") from error
 
 
 def missing_backends(backends: Iterable[str]) -> str:

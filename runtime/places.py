@@ -1,0 +1,145 @@
+"""What places are made of here: `nfat_run` for emulated Arm cores, which is built once, and devices of Vulkan."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..artifacts.digest import digest_bytes, digest_json
+from ..artifacts.store import cache_folder
+from ..errors import InputError, PteforgeError
+
+_SOURCES = Path(__file__).parent
+_BUILT = ("CMakeLists.txt", "src", "include", "host")  # what is compiled
+_SYSROOT = Path("/usr/aarch64-linux-gnu")
+_EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
+_COMPILER = "aarch64-linux-gnu-g++"
+_PROPERTIES = 4096  # bytes; VkPhysicalDeviceProperties has fewer
+_NAME = slice(20, 276)  # deviceName, after five numbers of 32 bits
+_MOST_DEVICES = 16
+_LINES = 8  # of a failed command's output
+
+
+def arm_host(core: str) -> tuple[str, ...]:
+    """The command that runs `nfat_run` on an emulated core; raises InputError if something for it is missing."""
+    folder = _folder()
+    host = folder / "build" / "nfat_run"
+    if not host.is_file():
+        raise InputError("nfat_run for Arm is not there: run `pteforge runtime install arm64` once")
+    libraries = f"LD_LIBRARY_PATH={folder / 'executorch/lib'}:{folder / 'build'}"
+    return (_emulator(), "-cpu", core, "-L", str(_SYSROOT), "-E", libraries, str(host))
+
+
+def install_arm() -> Path:
+    """Downloads ExecuTorch's wheel for Arm and builds `nfat_run` with it, unless that was done; returns its folder.
+
+    Raises:
+        InputError: a program is missing, with the Debian packages that have it.
+        PteforgeError: the wheel cannot be downloaded, or the build fails.
+    """
+    folder, missing = _folder(), list(_missing())
+    if missing:
+        raise InputError(f"missing: {'; '.join(missing)}")
+    if (folder / "build" / "nfat_run").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=".arm64-") as temporary:
+        made = Path(temporary) / "arm64"
+        wheel = ["--no-deps", "--only-binary=:all:", "--platform", "manylinux_2_28_aarch64", "--python-version", "3.11"]
+        name = f"executorch=={version('executorch')}"
+        _run([sys.executable, "-m", "pip", "download", "--quiet", *wheel, name, "--dest", str(made)])
+        (archive,) = made.glob("*.whl")
+        with zipfile.ZipFile(archive) as opened:
+            opened.extractall(made)
+        archive.unlink()
+        system = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={_COMPILER}"]
+        package = f"-Dexecutorch_DIR={made / 'executorch/share/cmake'}"
+        build = str(made / "build")
+        _run(["cmake", "-S", str(_SOURCES), "-B", build, "-DNFAT_BUILD_HOST=ON", *system, package])
+        _run(["cmake", "--build", build, "--parallel", str(os.cpu_count() or 1)])
+        try:
+            made.rename(folder)
+        except OSError:  # another process was faster
+            if not (folder / "build" / "nfat_run").is_file():
+                raise
+    return folder
+
+
+def _folder() -> Path:
+    """Of the build of these sources with the installed version of ExecuTorch."""
+    files = [file for part in _BUILT for file in sorted({_SOURCES / part, *(_SOURCES / part).rglob("*")})]
+    digests = {str(file.relative_to(_SOURCES)): digest_bytes(file.read_bytes()) for file in files if file.is_file()}
+    return cache_folder() / "runtime" / f"arm64-{version('executorch')}-{digest_json(digests)[:12]}"
+
+
+def _emulator() -> str:
+    for name in _EMULATORS:
+        if found := shutil.which(name):
+            return found
+    raise InputError(f"there is no {_EMULATORS[0]}: apt install qemu-user-static")
+
+
+def _missing() -> list[str]:
+    """What the machine lacks for it, each with the Debian package to install."""
+    missing = []
+    if not any(map(shutil.which, _EMULATORS)):
+        missing.append(f"{_EMULATORS[0]} (apt install qemu-user-static)")
+    if not shutil.which(_COMPILER):
+        missing.append(f"{_COMPILER} (apt install g++-aarch64-linux-gnu)")
+    if not shutil.which("cmake"):
+        missing.append("cmake 3.24 or newer (pip install cmake)")
+    return missing
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603 - ours
+    if done.returncode:
+        said = "\n".join((done.stdout + done.stderr).splitlines()[-_LINES:])
+        raise PteforgeError(f"{' '.join(command[:4])} ... failed:\n{said}")
+
+
+def print_vulkan_devices() -> None:
+    """Prints each device of Vulkan with its driver, which may end the process that asks.
+
+    Structures and numbers are those of the Vulkan 1.0 specification. Exits with a message without a Vulkan loader.
+    """
+    try:
+        vulkan = ctypes.CDLL("libvulkan.so.1")
+    except OSError as error:
+        sys.exit(f"there is no Vulkan loader: {error}")
+
+    class InstanceInfo(ctypes.Structure):
+        _fields_ = (
+            ("type", ctypes.c_int),
+            ("next", ctypes.c_void_p),
+            ("flags", ctypes.c_uint32),
+            ("application", ctypes.c_void_p),
+            ("layers", ctypes.c_uint32),
+            ("layer_names", ctypes.c_void_p),
+            ("extensions", ctypes.c_uint32),
+            ("extension_names", ctypes.c_void_p),
+        )
+
+    instance = ctypes.c_void_p()
+    if vulkan.vkCreateInstance(ctypes.byref(InstanceInfo(type=1)), None, ctypes.byref(instance)):
+        sys.exit("there is no Vulkan driver")
+    count = ctypes.c_uint32(_MOST_DEVICES)
+    found = (ctypes.c_void_p * _MOST_DEVICES)()
+    vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), found)
+    lines = []
+    for device in found[: count.value]:
+        content = ctypes.create_string_buffer(_PROPERTIES)
+        vulkan.vkGetPhysicalDeviceProperties(ctypes.c_void_p(device), content)
+        api, driver, vendor, identity, _ = memoryview(content).cast("B")[:20].cast("I")
+        name = content.raw[_NAME].split(b"\0")[0].decode(errors="replace")
+        version = f"{api >> 22 & 0x7F}.{api >> 12 & 0x3FF}.{api & 0xFFF}"
+        lines.append(f"{name}, Vulkan {version}, driver {driver:#x}, device {vendor:04x}:{identity:04x}")
+    sys.stdout.write("\n".join(lines))

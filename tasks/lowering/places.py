@@ -1,0 +1,113 @@
+"""Finds the places that a recipe verifies its files on: what they run, and what they say of themselves.
+
+Needs no torch, since keys have the answers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ...artifacts.digest import digest_file
+from ...configs.places import PlaceConfig
+from ...errors import InputError, SourceError, first_line, printable
+from ...runtime.places import arm_host
+from ..stages.prove import PlaceParams
+
+_SECONDS = 60.0  # that a place has to say what it is
+_TOLD = 4000  # characters of what it says that are kept
+_BACKEND = re.compile(r"^backend: (\S+)$", re.MULTILINE)
+_VULKAN = b"libvulkan.so"  # in libraries that look for a driver of Vulkan
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPlace:
+    """A place of a recipe."""
+
+    name: str
+    params: PlaceParams
+    required: bool = False
+    unreachable: str = ""  # why it cannot be reached, if it cannot
+
+
+def plan_place(name: str, config: PlaceConfig, folder: Path) -> PlannedPlace:
+    """Asks a place what it is. Paths of a command are relative to `folder`.
+
+    Raises SourceError if one of its files or programs does not exist. One that does not answer is unreachable.
+    """
+    try:
+        command = _command(config, folder)
+        files = [Path(word) for word in (*command, *map(str, config.library)) if Path(word).is_file()]
+        if missing := [path for path in config.library if not path.is_file()]:
+            raise SourceError(f"there is no library {missing[0]}")
+        params = PlaceParams(
+            library=tuple(map(str, config.library)),
+            command=command,
+            env=dict(config.env),
+            digests={path.name: digest_file(path) for path in files},
+        )
+    except _Unreachable as error:
+        return PlannedPlace(name, PlaceParams(), config.required, str(error))
+    try:
+        about = _about(config, command, folder)
+    except _Unreachable as error:
+        return PlannedPlace(name, params, config.required, str(error))
+    backends = tuple(_BACKEND.findall(about)) if command and not config.about else None
+    return PlannedPlace(name, params.model_copy(update={"about": about, "backends": backends}), config.required)
+
+
+class _Unreachable(Exception):
+    """Says why a place cannot be reached."""
+
+
+def _command(config: PlaceConfig, folder: Path) -> tuple[str, ...]:
+    """The command of a place, with absolute paths; empty for a library."""
+    if config.qemu:
+        try:
+            return arm_host(config.qemu)
+        except InputError as error:
+            raise _Unreachable(str(error)) from error
+    words = shlex.split(config.command or "")
+    return tuple(
+        str((folder / word).absolute()) if "/" in word and (folder / word).exists() else word for word in words
+    )
+
+
+def _about(config: PlaceConfig, command: Sequence[str], folder: Path) -> str:
+    """What a place says of itself."""
+    env = tuple(sorted(config.env.items()))
+    if config.about:
+        return _said(tuple(shlex.split(config.about)), env, str(folder))
+    if command:
+        if shutil.which(command[0]) is None:
+            raise SourceError(f"the command {command[0]!r} cannot be run: there is no such program")
+        return _said((*command, "--about"), env, str(folder))
+    if any(_VULKAN in path.read_bytes() for path in config.library):
+        asks = f"from {arm_host.__module__} import print_vulkan_devices; print_vulkan_devices()"
+        return _said((sys.executable, "-c", asks), env, str(folder))
+    return ""
+
+
+@cache
+def _said(command: Sequence[str], env: Sequence[tuple[str, str]], folder: str) -> str:
+    """The output of a command; once per process, since every recipe asks."""
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's
+            command, cwd=folder, env={**os.environ, **dict(env)}, capture_output=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _Unreachable(f"{shlex.join(command)} did not answer within {_SECONDS:g} s") from error
+    except OSError as error:
+        raise _Unreachable(f"{shlex.join(command)} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        said = first_line(done.stderr.decode(errors="replace")) or "it says nothing"
+        raise _Unreachable(f"{shlex.join(command)} ended with exit code {done.returncode}: {printable(said)}")
+    return printable(done.stdout.decode(errors="replace").strip()[:_TOLD], keep="\n")

@@ -1,0 +1,70 @@
+"""prove: runs a payload on a place, a runtime besides that of this process, and compares every method with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from ...configs.verification import VerifyBounds
+from ...formats.pte.reader import open_pte
+from ..codecs.payload import write_delivered
+from ..engine import kinds, stage
+
+
+class PlaceParams(stage.Params):
+    """A place: how it is reached, and what it is."""
+
+    library: tuple[str, ...] = ()  # paths of shared libraries to load into the process
+    command: tuple[str, ...] = ()  # does what `nfat_run` does; empty for a library
+    env: dict[str, str] = Field(default_factory=dict)
+    digests: dict[str, str] = Field(default_factory=dict)  # SHA-256 of libraries and of the command's files, by name
+    about: str = ""  # device and driver, as the place says
+    backends: tuple[str, ...] | None = None  # that the command's runtime can use; None where only trying shows
+
+
+class Prove(stage.Stage, name="prove"):
+    """Runs in a process of its own, so that a place that crashes or hangs is this stage's failure, and no other's."""
+
+    class Params(stage.Params):
+        place: PlaceParams
+        bounds: VerifyBounds  # the largest allowed differences from eager
+
+    class Inputs(stage.Roles):
+        file: kinds.PteFile  # a plain file, or a payload of a fat one
+        examples: Mapping[str, kinds.Examples]  # by method, of `export`
+        data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+
+    class Outputs(stage.Roles):
+        proof: kinds.Proof
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Runs the file there, if the place has its backends.
+
+        Raises:
+            VerificationFailed: an output is outside the bounds, or the place fails.
+        """
+        from ..codecs.values import load_value
+        from ..verify.running import load_libraries, missing_backends
+        from ..verify.verification import verify_file
+
+        path, data_files = write_delivered(inputs.file, inputs.data, work)
+        examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
+        place, backends = params.place, open_pte(path).backends
+        if place.command:
+            from ..verify.device import verify_on_device
+
+            lacking = sorted(set(backends) - set(place.backends)) if place.backends is not None else []
+            missing = f"needs {', '.join(lacking)}, which the place does not have" if lacking else ""
+            figures = (
+                None
+                if missing
+                else verify_on_device(place.command, path, examples, params.bounds, data_files, env=place.env)
+            )
+        else:
+            load_libraries(place.library, place.env)
+            missing = missing_backends(backends)
+            figures = None if missing else verify_file(path, examples, params.bounds, data_files)
+        content = {"figures": figures and figures.to_json(), "not_run": missing}
+        return Prove.Outputs(proof=work.store.put_json("report/proof", content))
