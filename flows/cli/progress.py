@@ -26,7 +26,7 @@ from ...tasks.results.causes import awaits_diagnosis
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text, without_advice
 from ..releases.records import Published
-from ..reports.figures_text import cells, column_choices, ladders_table, notes, open_table, relative
+from ..reports.figures_text import cells, column_choices, ladders_table, notes, open_table, places_of, relative
 from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..run.pace import PAUSE, Pace, Throttle, samples_done
 from ..run.session import Session, ZooObserver
@@ -88,7 +88,10 @@ def _notes(outcome: ZooOutcome) -> Iterator[Text]:
         if assets := dict.fromkeys(name for recipe in model.recipes for name in recipe.assets):
             yield Text(f"next to the files of {model.model}: {', '.join(assets)}", "dim")
     for note in dict.fromkeys(note for recipe in outcome.recipes for note in notes(recipe)):
-        yield Text(note.text, "yellow" if note.telling else "dim")
+        if not note.listed:
+            yield Text(note.text, "yellow" if note.telling else "dim")
+    for line in places_of(outcome.recipes):
+        yield Text(line, "dim")
 
 
 def _unwatched(model: ModelOutcome) -> str:

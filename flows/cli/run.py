@@ -274,7 +274,7 @@ def install_runtime(
     machine: Annotated[Literal["arm64"], argument("The kind of machine: its cores are emulated by QEMU.")],
 ) -> None:
     """Fetch and build, once, what places such as qemu:cortex-a53 run."""
-    from ...runtime.places import install_arm
+    from ...tasks.verify.emulators import install_arm
 
     del machine  # there is one
     typer.echo(f"nfat_run is in {install_arm() / 'build'}; use it as --place qemu:cortex-a53")

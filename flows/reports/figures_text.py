@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...configs.places import HOST
 from ...errors import printable
-from ...tasks.results.figures import WHOLE_FILE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,10 +93,11 @@ def column_choices(files: Iterable[Delivered]) -> Iterator[list[str]]:
 
 
 class Note(NamedTuple):
-    """What else is to be known of a file, and whether that asks for something to be done."""
+    """What else is to be known of a file; whether that asks for something to be done, or stands in a list, too."""
 
     text: str
     telling: bool = False
+    listed: bool = False
 
 
 def notes(result: Delivered) -> Iterator[Note]:
@@ -133,6 +134,9 @@ def notes(result: Delivered) -> Iterator[Note]:
 
 def _proofs(result: Delivered) -> Iterator[Note]:
     """Where payloads were not run and why, and what came of them on places besides this machine's runtime."""
+    from ...configs.places import HOST  # noqa: PLC0415 - completion has no time for it
+    from ...tasks.results.figures import WHOLE_FILE  # noqa: PLC0415 - as above
+
     for payload in result.payloads if result.figures else ():
         proven, reasons = result.proven_on(payload), result.why_not_run(payload)
         if HOST in reasons:
@@ -144,10 +148,26 @@ def _proofs(result: Delivered) -> Iterator[Note]:
         about = f" ({one_line(proofs[0].about)})" if proofs[0].about else ""
         ran = [f"{_named(result, proof)}{format_sqnr(proof.figures.overall)}" for proof in proofs if proof.figures]
         if ran:
-            yield Note(f"{result.name} on {place}{about}: {', '.join(ran)}")
+            yield Note(f"{result.name} on {place}{about}: {', '.join(ran)}", listed=True)
         for reason in dict.fromkeys(proof.not_run for proof in proofs if proof.not_run):
             payloads = [proof.payload or WHOLE_FILE for proof in proofs if proof.not_run == reason]
-            yield Note(f"{result.name}: not run on {place}: {', '.join(payloads)}: it {reason}")
+            yield Note(f"{result.name}: not run on {place}: {', '.join(payloads)}: it {reason}", listed=True)
+
+
+def places_of(results: Iterable[Delivered]) -> Iterator[str]:
+    """A line for each place: how many files and payloads it ran, the worst of them, and why it did not run others."""
+    proofs: dict[str, list[tuple[Delivered, Proof]]] = {}
+    for result in results:
+        for proof in result.proofs:
+            proofs.setdefault(proof.place, []).append((result, proof))
+    for place, made in proofs.items():
+        ran = [(result.name, proof.figures.overall) for result, proof in made if proof.figures]
+        about = f" ({one_line(made[0][1].about)})" if made[0][1].about else ""
+        if ran:
+            name, worst = min(ran, key=lambda each: math.inf if each[1].sqnr_db is None else each[1].sqnr_db)
+            yield f"on {place}{about}: {len(ran)} files and payloads run, the worst {format_sqnr(worst)} ({name})"
+        for reason, count in Counter(proof.not_run for _, proof in made if proof.not_run).items():
+            yield f"on {place}: {count} not run: it {reason}"
 
 
 def _named(result: Delivered, proof: Proof) -> str:

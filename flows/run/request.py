@@ -88,7 +88,14 @@ class ExportRequest(BaseModel):
         """The fields as JSON values: parameters of the flows. Paths are absolute, since runs start in other folders."""
         places: dict[str, Any] = {"zoo": self.zoo.absolute(), "out": self.out.absolute()}
         places |= {name: absolute_place(place) for name in ("store", "publish") if (place := getattr(self, name))}
+        if self.places:
+            places["places"] = tuple(map(_absolute_library, self.places))
         return self.model_copy(update=places).model_dump(mode="json", exclude_defaults=not defaults)
+
+
+def _absolute_library(place: str) -> str:
+    kind, colon, path = place.partition(":")
+    return f"{kind}{colon}{Path(path).absolute()}" if kind == "library" and colon else place
 
 
 def describe(field: str) -> str:

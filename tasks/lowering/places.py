@@ -19,8 +19,8 @@ from pathlib import Path
 from ...artifacts.digest import digest_file
 from ...configs.places import PlaceConfig
 from ...errors import InputError, SourceError, first_line, printable
-from ...runtime.places import arm_host
 from ..stages.prove import PlaceParams
+from ..verify.emulators import arm_host
 
 _SECONDS = 60.0  # that a place has to say what it is
 _TOLD = 4000  # characters of what it says that are kept

@@ -2,11 +2,8 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
-import zipfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -50,26 +47,6 @@ def lowered(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def arm(made_once, cmake) -> str:
-    """Runs nfat_run on an emulated Arm core: ExecuTorch's wheel for Arm, and the library built for it."""
-
-    def fill(folder: Path) -> None:
-        wheel = ["--no-deps", "--only-binary=:all:", "--platform", "manylinux_2_28_aarch64", "--python-version", "3.11"]
-        wheel += [f"executorch=={version('executorch')}", "--dest", folder]
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *wheel], check=True)
-        zipfile.ZipFile(next(folder.glob("*.whl"))).extractall(folder)
-        system = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
-        compiler = "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++"
-        package = f"-Dexecutorch_DIR={folder / 'executorch/share/cmake'}"
-        cmake(_TESTS.parent / "runtime", folder / "build", "-DNFAT_BUILD_HOST=ON", *system, compiler, package)
-
-    folder = made_once("arm", fill)
-    libraries = f"LD_LIBRARY_PATH={folder / 'executorch/lib'}"
-    words = ["qemu-aarch64-static", "-cpu", "cortex-a76", "-L", "/usr/aarch64-linux-gnu", "-E", libraries]
-    return shlex.join([*words, str(folder / "build/nfat_run")])
-
-
 @pytest.fixture
 def verify(run_here, lowered):
     """Runs `pteforge verify` on files of the folder."""
@@ -98,9 +75,11 @@ def test_fat_files(verify, build):
     assert there["payloads"]["xnnpack"] == here["payloads"]["xnnpack"]
 
 
-@pytest.mark.nightly
-def test_arm(verify, arm):
+@pytest.mark.parametrize("core", ["cortex-a53", "cortex-a76"])
+def test_arm(verify, run_here, lowered, core):
     """On an Arm core, files compute what eager computes; in floating point the last digits are others'."""
+    said = run_here(lowered, "runtime", "install", "arm64")
+    assert said.code == 0, said.err
     files = (
         "out/conv_net/xnnpack-int8-static.pte",
         "out/shared_input/xnnpack-int8-dynamic.pte",
@@ -108,7 +87,7 @@ def test_arm(verify, arm):
         "out/cached/shared.pte",
         "out/two_methods_with_keywords/portable-fp32.pte",
     )
-    assert list(_figures(verify(*files, "--json", "--device", arm))["verified"]) == list(files)
+    assert list(_figures(verify(*files, "--json", "--place", f"qemu:{core}"))["verified"]) == list(files)
 
 
 def test_devices_that_fail(verify, build, tmp_path):

@@ -15,7 +15,7 @@ from pteforge.flows.run.request import ExportRequest, describe
 from pydantic import ValidationError
 
 ROOT = Path(pteforge.__file__).parent
-NAMES = {"models": "--model", "recipes": "--recipe", "overrides": "--set"}
+NAMES = {"models": "--model", "recipes": "--recipe", "overrides": "--set", "places": "--place"}
 
 
 def test_every_field_is_an_option_a_parameter_and_documented():
@@ -49,12 +49,15 @@ def test_parameters():
         "store": str(Path("store").absolute()),
         "out": str(Path("out").absolute()),
         "overrides": ["a=1"],
+        "places": [],
         "debug": False,
         "publish": "s3://models",
         "refresh": False,
     }
     assert ExportRequest(**given).parameters() == given
     assert set(asked.parameters(defaults=False)) == {"zoo", "models", "store", "out", "overrides", "publish"}
+    placed = ExportRequest(zoo="zoo.yaml", places=["gpu", "library:a.so"]).parameters()["places"]
+    assert placed == ["gpu", f"library:{Path('a.so').absolute()}"]
     assert ExportRequest(zoo="zoo.yaml", store="block:forge").parameters()["store"] == "block:forge"
 
 

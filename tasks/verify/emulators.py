@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..artifacts.digest import digest_bytes, digest_json
-from ..artifacts.store import cache_folder
-from ..errors import InputError, PteforgeError
+from ...artifacts.digest import digest_bytes, digest_json
+from ...artifacts.store import cache_folder
+from ...errors import InputError, PteforgeError
 
-_SOURCES = Path(__file__).parent
+_SOURCES = Path(__file__).parents[2] / "runtime"
 _BUILT = ("CMakeLists.txt", "src", "include", "host")  # what is compiled
 _SYSROOT = Path("/usr/aarch64-linux-gnu")
 _EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
