@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
+from ..configs.places import PlaceConfig
 from ..errors import AccuracyMissed, InputError, PteforgeError, StageFailed
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import count_values
@@ -31,6 +32,7 @@ from ..tasks.engine.stage import Params, to_roles
 from ..tasks.engine.workers import InProcess, as_in_a_process
 from ..tasks.lowering.graph import check_stage, lower_model
 from ..tasks.lowering.model import PlannedModel, for_debugging
+from ..tasks.lowering.places import PlannedPlace, plan_place
 from ..tasks.lowering.runs import History, ModelRun, run_without_loop
 from ..tasks.quantize.samples import checked_samples, flat_samples, save_samples
 from ..tasks.stages.baseline import Baseline, score_built
@@ -56,6 +58,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     constant_methods: Mapping[str, Any] | None = None,
     metadata: Metadata | Mapping[str, Any] | None = None,
     strict: bool | None = None,
+    places: Iterable[str] = (),
     until: str | None = None,
     debug: bool = False,
     name: str = "model",
@@ -84,6 +87,8 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         metadata: what the file says about the model: a `pteforge.configs.Metadata`, or a mapping of its fields, as a
             zoo has them. Replaces that of a ModelDefinition, field by field.
         strict: trace with torch.export's strict mode; the default is an ExportRecipe's own setting, or False.
+        places: runtimes to verify on besides this process's: ``qemu:cortex-a53``, or ``command:COMMAND`` for a command
+            that does what ``nfat_run`` does.
         until: name of the last stage to run, such as ``edge``; by default all run.
         debug: force the recipe's debug mode: stack traces in the file, an ETRecord, maps of debug handles.
         name: the model's name in the store's records and in the provenance.
@@ -103,6 +108,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods, example_kwarg_inputs)
     planned = replace(found.planned, until=check_stage(until)) if until else found.planned
     planned = for_debugging(planned) if debug else planned
+    planned = replace(planned, places=tuple(_plan_places(places)))
     methods = tuple(source.definition.methods)
     if calibration is None and found.calibration and planned.quantizers:
         calibration = {method: found.calibration() for method in methods}
@@ -127,6 +133,15 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
             if not run.recipes:
                 raise
         return _result(run, source, outcome, began, time.monotonic() - started)
+
+
+def _plan_places(texts: Iterable[str]) -> Iterator[PlannedPlace]:
+    """Raises InputError for what is no place, or has libraries: one that crashes would end this process."""
+    for text in texts:
+        name, config = PlaceConfig.parse(text)
+        if config.library:
+            raise InputError(f"{text}: libraries are loaded by `pteforge export`, in processes that may crash")
+        yield plan_place(name, config, Path.cwd())
 
 
 def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..configs.nodes import FieldPath, format_field
+from ..configs.places import HOST
 from ..configs.recipe import Recipe
 from ..configs.recipe_lookup import LoadedRecipe, call_recipe, load_preset, load_recipe
 from ..configs.verification import ERROR_BOUNDS, resolve_gate
@@ -100,6 +101,8 @@ def _translated(given: object) -> Translated:
 
 
 def _planned(name: str, recipe: Recipe, error_at: ErrorAt) -> PlannedRecipe:
+    if others := [place for place in recipe.verify.on if place != HOST]:
+        raise error_at(f"{others[0]!r} is a place of a zoo; give `places` to pteforge.export", ("verify", "on"))
     with errors_at(error_at, ("accuracy",)):
         gate = resolve_gate(recipe.accuracy, None, recipe.allowed_drop)
     bounded = bool(recipe.verify.model_fields_set.intersection(ERROR_BOUNDS))

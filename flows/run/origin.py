@@ -15,6 +15,7 @@ from typing import Any
 
 from ...artifacts.records import Record
 from ...configs.load import LoadedZoo, load_zoo
+from ...configs.places import HOST
 from ...configs.zoo import Zoo
 from ...tasks.engine.keys.search import host_capability
 
@@ -89,8 +90,11 @@ def _part(zoo: Zoo, model: str, place: Path, root: Path) -> dict[str, Any]:
     for name in zoo.recipes_of(model):  # without exceptions for other models, which the loader would not find
         recipe = zoo.recipes[name]
         exceptions = {glob: reason for glob, reason in recipe.not_for.items() if fnmatchcase(model, glob)}
-        recipes[name] = recipe.model_copy(update={"not_for": exceptions}) if recipe.not_for else recipe
+        changes: dict[str, Any] = {"not_for": exceptions} if recipe.not_for else {}
+        if recipe.verify.on != (HOST,):  # other places need not be there where the file is made again
+            changes["verify"] = recipe.verify.model_copy(update={"on": (HOST,), "required": False})
+        recipes[name] = recipe.model_copy(update=changes) if changes else recipe
     part = zoo.model_copy(update={"models": {model: zoo.models[model]}, "recipes": recipes})
-    written = part.model_dump(exclude={"run", "publish"}, exclude_unset=True)
+    written = part.model_dump(exclude={"run", "publish", "places"}, exclude_unset=True)
     tree: dict[str, Any] = json.loads(json.dumps(written, default=relative))
     return tree

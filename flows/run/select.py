@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cache, partial
 
 from ...configs.load import LoadedZoo
 from ...configs.model import ModelConfig
@@ -38,10 +39,10 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
         raise InputError(f"no model matches {models!r}; the zoo's models: {', '.join(zoo.models) or 'none'}")
     problems: list[InputError] = []
     planned = []
-    search = ModuleSearch(zoo.python_path)
+    search, place = ModuleSearch(zoo.python_path), cache(partial(_plan_place, loaded))
     for name, config in chosen.items():
         with _collected(problems):
-            model = _plan(loaded, name, config, recipes, search)
+            model = _plan(loaded, name, config, recipes, search, place)
             planned += [model] if model.recipes or model.not_applicable else []
     _raise(problems)
     if not planned:
@@ -105,7 +106,14 @@ def _matches(name: str, globs: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs.split(","))
 
 
-def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str, search: ModuleSearch) -> PlannedModel:
+def _plan(
+    loaded: LoadedZoo,
+    name: str,
+    config: ModelConfig,
+    recipes: str,
+    search: ModuleSearch,
+    place: Callable[[str], PlannedPlace],
+) -> PlannedModel:
     problems: list[InputError] = []
     with _collected(problems):
         source = _check_source(loaded, name, config, search)
@@ -116,7 +124,7 @@ def _plan(loaded: LoadedZoo, name: str, config: ModelConfig, recipes: str, searc
     planned = []
     for recipe in [recipe for recipe, reason in reasons.items() if reason is None]:
         with _collected(problems):
-            planned.append(_plan_recipe(loaded, name, recipe, search))
+            planned.append(_plan_recipe(loaded, name, recipe, search, place))
     _raise(problems)
     return PlannedModel.of_config(
         name,
@@ -152,7 +160,9 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: Mod
     return source
 
 
-def _plan_recipe(loaded: LoadedZoo, model: str, name: str, search: ModuleSearch) -> PlannedRecipe:
+def _plan_recipe(
+    loaded: LoadedZoo, model: str, name: str, search: ModuleSearch, place: Callable[[str], PlannedPlace]
+) -> PlannedRecipe:
     recipe = loaded.zoo.recipes[name]
 
     def error_at(problem: str, where: FieldPath) -> ConfigError:
@@ -163,16 +173,14 @@ def _plan_recipe(loaded: LoadedZoo, model: str, name: str, search: ModuleSearch)
         raise loaded.locations.error(problem, ("models", model, "source"))
     bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)
     bounded = _bounds_are_written(loaded, ("models", model)) or _bounds_are_written(loaded, ("recipes", name))
-    places = tuple(_plan_places(loaded, recipe.verify.on))
-    return replace(plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded), places=places)
+    planned = plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded)
+    return replace(planned, places=tuple(place(each) for each in recipe.verify.on if each != HOST))
 
 
-def _plan_places(loaded: LoadedZoo, names: Sequence[str]) -> Iterator[PlannedPlace]:
-    """The places of a recipe besides this machine's runtime; raises InputError where one cannot exist."""
-    for name in names:
-        if name != HOST:
-            with errors_at(loaded.locations.error, ("places", name)):
-                yield plan_place(name, loaded.zoo.places[name], loaded.files[0].parent)
+def _plan_place(loaded: LoadedZoo, name: str) -> PlannedPlace:
+    """Asks a place of the zoo what it is; raises InputError where it cannot exist."""
+    with errors_at(loaded.locations.error, ("places", name)):
+        return plan_place(name, loaded.zoo.places[name], loaded.files[0].parent)
 
 
 def _bounds_are_written(loaded: LoadedZoo, where: FieldPath) -> bool:

@@ -11,9 +11,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from ...artifacts.digest import digest_file
@@ -83,25 +82,23 @@ def _command(config: PlaceConfig, folder: Path) -> tuple[str, ...]:
 
 def _about(config: PlaceConfig, command: Sequence[str], folder: Path) -> str:
     """What a place says of itself."""
-    env = tuple(sorted(config.env.items()))
     if config.about:
-        return _said(tuple(shlex.split(config.about)), env, str(folder))
+        return _said(shlex.split(config.about), config.env, folder)
     if command:
         if shutil.which(command[0]) is None:
             raise SourceError(f"the command {command[0]!r} cannot be run: there is no such program")
-        return _said((*command, "--about"), env, str(folder))
+        return _said((*command, "--about"), config.env, folder)
     if any(_VULKAN in path.read_bytes() for path in config.library):
         asks = f"from {arm_host.__module__} import print_vulkan_devices; print_vulkan_devices()"
-        return _said((sys.executable, "-c", asks), env, str(folder))
+        return _said((sys.executable, "-c", asks), config.env, folder)
     return ""
 
 
-@cache
-def _said(command: Sequence[str], env: Sequence[tuple[str, str]], folder: str) -> str:
-    """The output of a command; once per process, since every recipe asks."""
+def _said(command: Sequence[str], env: Mapping[str, str], folder: Path) -> str:
+    """The output of a command."""
     try:
         done = subprocess.run(  # noqa: S603 - the user's
-            command, cwd=folder, env={**os.environ, **dict(env)}, capture_output=True, timeout=_SECONDS, check=False
+            command, cwd=folder, env={**os.environ, **env}, capture_output=True, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise _Unreachable(f"{shlex.join(command)} did not answer within {_SECONDS:g} s") from error

@@ -12,6 +12,7 @@ import pteforge
 import pteforge.runtime
 import pytest
 import torch
+from pteforge.configs.verification import Verification
 from pteforge.errors import InputError, SourceError, StageFailed
 from pteforge.tests.lowering import checked_recipe
 
@@ -146,6 +147,22 @@ def test_a_fat_file(net, example, store):
     (delegation,) = result.delegation("xnnpack")
     assert delegation.partitions > 0
     assert [report.partitions for report in result.delegation("portable")] == [0]
+
+
+def test_places(net, example, store, tmp_path):
+    """A command is one; libraries, which may crash, are for other processes, and names for zoos."""
+    host = tmp_path / "host"
+    host.write_text("#!/bin/sh\ntest $1 = --about && echo backend: XnnpackBackend && exit\necho no phone >&2\nexit 1\n")
+    host.chmod(0o700)
+    with pytest.raises(StageFailed, match="no phone"):
+        pteforge.export(net, example, recipe=FAT, store=store, places=[f"command:{host}"])
+    host.write_text("#!/bin/sh\necho no phone >&2\nexit 1\n")
+    result = pteforge.export(net, example, recipe=FAT, store=store, places=[f"command:{host}"])
+    assert all("no phone" in proof.not_run for proof in result.delivered.proofs)
+    with pytest.raises(InputError, match="libraries are loaded by"):
+        pteforge.export(net, example, recipe=FAT, store=store, places=["library:gpu.so"])
+    with pytest.raises(InputError, match=r"recipe.verify.on: 'gpu' is a place of a zoo"):
+        pteforge.export(net, example, recipe=FAT.model_copy(update={"verify": Verification(on=("gpu",))}), store=store)
 
 
 @pytest.mark.parametrize("form", ["plain", "fat"])
