@@ -76,6 +76,12 @@ class Verification(VerifyBounds):
         description="true: also run the program after each step of the lowering (exported, edge, ...) and report how "
         "far each is from eager. Recipes that quantize always do.",
     )
+    runtime: str | None = Field(
+        None,
+        min_length=1,
+        description="What has to be able to load the file: a contract file of `pteforge contract`, relative to the zoo "
+        "file, or a release of ExecuTorch, in quotes, such as '1.4'. null: not checked.",
+    )
 
     @property
     def bounds(self) -> VerifyBounds:

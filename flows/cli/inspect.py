@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import InputError, printable
-from ..reports.figures_text import format_size, open_table
+from ...errors import FileFormatError, InputError, printable
+from ..reports.figures_text import format_runtimes, format_size, open_table
 from .options import AS_JSON, DATA, argument, data_files, open_fat_file
 from .terminal import open_console, print_json
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ...formats.contract import Contract
     from ...formats.pte.metadata import MetadataValue
+    from ...tasks.results.delivered import Delivered
 
 
 _SHORT_DIGEST = 12
@@ -43,11 +45,13 @@ def inspect_file(
     metadata = read_metadata(file)
     delivered = Delivered.next_to(file)
     reached = delivered.quantization if delivered else {}
+    contract = _contract(file, data, delivered)
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": describe_container(fat) if fat else None,
         "quantization": {method: share.to_json() for method, share in reached.items()},
+        "contract": contract and contract.described(),
     }
     if not fat:
         description["weights"] = asdict(weight_bytes(pte, map_file(file)))
@@ -62,6 +66,7 @@ def inspect_file(
         console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
+    console.print(format_runtimes(contract.runtimes if contract else None), soft_wrap=True)
     for method, share in reached.items():
         of_method = f"method {method}: " if len(reached) > 1 else ""
         console.print(printable(f"{of_method}{share}"), soft_wrap=True)
@@ -76,6 +81,18 @@ def inspect_file(
         _print_named_data(console, description)
 
 
+def _contract(file: Path, data: list[Path] | None, delivered: Delivered | None) -> Contract | None:
+    """What a runtime must have, as the provenance or the file says it; None if a payload cannot be read."""
+    from ...formats.contract import Contract, read_needs
+
+    if delivered and delivered.contract:
+        return delivered.contract
+    try:
+        return Contract.of(read_needs(file, data_files(file, data)))
+    except FileFormatError:
+        return None
+
+
 def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
     container = description["container"]
     payloads, external = container["payloads"], container["outside"]
@@ -86,8 +103,11 @@ def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
     yield f"separately they have {format_size(container['sum'])}; together {format_size(total)}{ratio}"
     if external["count"]:
         yield f"external, in .ptd files: {_count(external['count'], 'blob')}, {format_size(external['bytes'])}"
+    yield "to link: libnfat_backend, and for payloads that are to run, their backends and kernels"
     methods = sorted(method["name"] for method in description["methods"])
     for payload in payloads:
+        if payload["kernels"] is not None:
+            yield f"payload {payload['name']}: kernels to link: {printable(', '.join(payload['kernels'])) or 'none'}"
         if missing := payload["missing_blobs"]:
             yield f"payload {payload['name']} lacks {_count(len(missing), 'blob')}: --data names the file that has them"
         for field, extents in (("transposed", "transposed extents"), ("half", "half extents")):

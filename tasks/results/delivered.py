@@ -17,6 +17,7 @@ from ...artifacts.records import Record
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord
 from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
+from ...formats.contract import Contract
 from .diagnosis import Finding
 from .figures import AccuracyReport, Figures
 from .numerics import FoundLayers, Ladder
@@ -32,7 +33,7 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
-_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization")
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization", "contract")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
@@ -125,6 +126,7 @@ class Delivered(Record):
     accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
     search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
     quantization: Mapping[str, Quantization] = field(default_factory=dict)  # by method, of those that PT2E quantized
+    contract: Contract | None = None  # what a runtime must have to load the file
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
     seconds: float = 0.0  # of all its stages, including those found in the store
     failure: Failure | None = None
@@ -231,6 +233,7 @@ class Delivered(Record):
             "sqnr_db": figures and figures.overall.sqnr_db,
             "accuracy": self.accuracy and self.accuracy.to_json(),
             "left_out": dict(self.left_out),
+            "contract": self.contract and self.contract.described(),
             "assets": list(self.assets),
             "search": self.search and self.search.to_json(),
             "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
