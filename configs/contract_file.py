@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from ..errors import ConfigError, Location
 from .base import FrozenModel
@@ -21,7 +21,16 @@ RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 """A version of ExecuTorch; anything else is the path of a contract file."""
 
 _TENSOR = r"(\d+;[\d,]*|\[\d+;[\d,]*\])"
-_Key = Annotated[str, StringConstraints(pattern=rf"^(default|v1|v1/{_TENSOR}(\|{_TENSOR})*)$")]
+_KEY = re.compile(rf"default|v1|v1/{_TENSOR}(\|{_TENSOR})*")
+
+
+def _check_key(text: str) -> str:
+    if not _KEY.fullmatch(text):
+        raise ValueError(f"{text!r} is no kernel key, such as 'v1/6;0,1|6;0,1', and not 'default'")
+    return text
+
+
+_Key = Annotated[str, AfterValidator(_check_key)]
 
 
 class Runtime(FrozenModel):
@@ -51,7 +60,7 @@ class _SelectedOperators(FrozenModel):
 
     operators: dict[str, dict[str, object]]
     include_all_operators: bool = False
-    et_kernel_metadata: dict[str, tuple[_Key, ...]] = Field({}, min_length=0)
+    et_kernel_metadata: dict[str, tuple[_Key, ...]] = Field({})
 
     @model_validator(mode="after")
     def _says_which_kernels(self) -> Self:
