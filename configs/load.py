@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, Location
 from .base import check_object_reference, did_you_mean
+from .contract_file import RELEASE
 from .model import ModelConfig
 from .nodes import (
     FieldPath,
@@ -278,17 +279,19 @@ def _is_path(path: FieldPath, text: str) -> bool:
                 case ["source", str() as key]:
                     return _is_place(key, text)
                 case _:
-                    return _is_declared(field)
+                    return _is_declared(field, text)
     return False
 
 
-def _is_declared(field: Sequence[str | int]) -> bool:
-    """Whether a field is one of the files that user code is declared to read."""
+def _is_declared(field: Sequence[str | int], text: str) -> bool:
+    """Whether a field is a file of its own: one that user code is declared to read, or a contract."""
     match field:
         case ["source" | "accuracy", "files", int()] | ["calibration", _, "files", int()]:
             return True
         case ["source_transforms", int(), "files", int()] | ["metadata", "labels_file"]:
             return True
+        case ["verify", "runtime"]:
+            return not RELEASE.fullmatch(text)
     return False
 
 

@@ -83,6 +83,12 @@ class Verification(VerifyBounds):
         description="Where files are run and compared: `host`, this machine's runtime, and any of the zoo's `places`. "
         "Every payload of a fat file is run wherever its backends are.",
     )
+    runtime: str | None = Field(
+        None,
+        min_length=1,
+        description="What has to be able to load the file: a contract file of `pteforge contract`, relative to the zoo "
+        "file, or a release of ExecuTorch, in quotes, such as '1.4'. null: not checked.",
+    )
 
     def also_on(self, places: Sequence[str]) -> Verification:
         return self.model_copy(update={"on": tuple(dict.fromkeys((*self.on, *places)))})

@@ -18,7 +18,8 @@ from typing import Any
 from flatbuffers import number_types  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
 
 from ..errors import FileFormatError
-from .nfat.container import FatFile
+from .contract import kernel_libraries
+from .nfat.container import FatFile, payload_program
 from .nfat.contents import Manifest, Payload, Source
 from .pte.contents import ConstantTensor, Method, PteFile, TensorSpec, ValueSpec
 from .pte.ptd import check_external_weights, external_weights, ptd_extents
@@ -37,7 +38,7 @@ def describe(pte: PteFile) -> dict[str, Any]:
         "program_size": pte.program_size,
         "segment_base": pte.segment_base,
         "backends": list(pte.backends),
-        "kernels": kernel_libraries(pte),
+        "kernels": kernel_libraries(pte.operators),
         "methods": [_method(method) for method in pte.methods],
         "segments": [
             {**asdict(segment), "holds": sorted(uses)}
@@ -51,30 +52,6 @@ def describe(pte: PteFile) -> dict[str, Any]:
             for named in pte.named_data
         ],
     }
-
-
-_KERNELS = {
-    "aten": "portable_ops_lib",
-    "dim_order_ops": "portable_ops_lib",
-    "quantized_decomposed": "quantized_ops_lib",
-    "llama": "custom_ops",
-}
-"""The library of ExecuTorch's build that has a namespace's operators (CMakeLists.txt in kernels, executorch 1.5.1)."""
-
-_BUILT_IN = "executorch_prim"
-
-
-def kernel_libraries(pte: PteFile) -> list[str]:
-    """Sorted names of the libraries of kernels that an app links to run the file's operators, besides its backends.
-
-    An operator of an unknown namespace stands for itself.
-    """
-    found = set()
-    for operator in {operator for method in pte.methods for operator in method.operators}:
-        namespace = operator.partition("::")[0]
-        if namespace != _BUILT_IN:
-            found.add(_KERNELS.get(namespace, operator))
-    return sorted(found)
 
 
 def _totals(constants: Sequence[ConstantTensor]) -> dict[str, int]:
@@ -164,6 +141,7 @@ def _payload(fat: FatFile, payload: Payload, adds: int, shared: int) -> dict[str
         "name": payload.name,
         "backends": list(payload.description.backends),
         "methods": list(payload.description.methods),
+        "kernels": _kernels(fat, payload),
         "size": payload.size,
         "adds": adds,
         "shared": shared,
@@ -177,6 +155,14 @@ def _payload(fat: FatFile, payload: Payload, adds: int, shared: int) -> dict[str
         "metadata": dict(payload.description.metadata),
         "missing_blobs": [digest for digest in digests if digest not in fat.container.named_data],
     }
+
+
+def _kernels(fat: FatFile, payload: Payload) -> list[str] | None:
+    """Libraries of kernels that a payload needs; None if it cannot be read."""
+    try:
+        return kernel_libraries(payload_program(fat.container, payload).operators)
+    except FileFormatError:
+        return None
 
 
 def payload_sizes(manifest: Manifest) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError, printable
-from ..reports.figures_text import format_size, open_table, proven_text
+from ..reports.figures_text import format_runtimes, format_size, open_table, proven_text
 from .options import AS_JSON, DATA, argument, data_files, open_fat_file
 from .terminal import open_console, print_json
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ...formats.pte.metadata import MetadataValue
-    from ...tasks.results.quantization import Quantization
+    from ...tasks.results.delivered import Delivered
 
 
 _SHORT_DIGEST = 12
@@ -44,13 +44,14 @@ def inspect_file(
     metadata = read_metadata(file)
     delivered = Delivered.next_to(file)
     reached = delivered.quantization if delivered else {}
-    proven = delivered.proven if delivered and delivered.figures else {}
+    contract = _contract(file, data, delivered)
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": describe_container(fat) if fat else None,
         "quantization": {method: share.to_json() for method, share in reached.items()},
-        "proven_on": {payload: list(places) for payload, places in proven.items()},
+        "proven_on": delivered.described_proofs() if delivered else {},
+        "contract": contract and contract.described(),
     }
     if not fat:
         description["weights"] = asdict(weight_bytes(pte, map_file(file)))
@@ -65,7 +66,8 @@ def inspect_file(
         console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
-    for line in _recorded(reached, proven):
+    console.print(format_runtimes(contract.runtimes if contract else None), soft_wrap=True)
+    for line in _recorded(delivered) if delivered else ():
         console.print(printable(line), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
@@ -78,12 +80,24 @@ def inspect_file(
         _print_named_data(console, description)
 
 
-def _recorded(reached: Mapping[str, Quantization], proven: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _contract(file: Path, data: list[Path] | None, delivered: Delivered | None) -> Contract | None:
+    """What a runtime must have, as the provenance or the file says it; None if a payload cannot be read."""
+    from ...formats.contract import Contract, read_needs
+
+    if delivered and delivered.contract:
+        return delivered.contract
+    try:
+        return Contract.of(read_needs(file, data_files(file, data)))
+    except FileFormatError:
+        return None
+
+
+def _recorded(delivered: Delivered) -> Iterator[str]:
     """What only the provenance says."""
-    for payload, places in proven.items():
+    for payload, places in delivered.proven.items() if delivered.figures else ():
         yield f"{payload}: proven on: {proven_text(places)}" if payload else f"proven on: {proven_text(places)}"
-    for method, share in reached.items():
-        yield f"method {method}: {share}" if len(reached) > 1 else str(share)
+    for method, share in delivered.quantization.items():
+        yield f"method {method}: {share}" if len(delivered.quantization) > 1 else str(share)
 
 
 def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
@@ -96,8 +110,11 @@ def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
     yield f"separately they have {format_size(container['sum'])}; together {format_size(total)}{ratio}"
     if external["count"]:
         yield f"external, in .ptd files: {_count(external['count'], 'blob')}, {format_size(external['bytes'])}"
+    yield "to link: libnfat_backend, and for payloads that are to run, their backends and kernels"
     methods = sorted(method["name"] for method in description["methods"])
     for payload in payloads:
+        if payload["kernels"] is not None:
+            yield f"payload {payload['name']}: kernels to link: {printable(', '.join(payload['kernels'])) or 'none'}"
         if missing := payload["missing_blobs"]:
             yield f"payload {payload['name']} lacks {_count(len(missing), 'blob')}: --data names the file that has them"
         for field, extents in (("transposed", "transposed extents"), ("half", "half extents")):

@@ -19,6 +19,7 @@ import typer
 from ... import __version__
 from ...errors import InputError, PteforgeError
 from ..run.interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
+from .contracts import check_file, print_contract
 from .examine import bisect_recipe, doctor
 from .export import deploy, export, init, plan, serve
 from .fat import extract_payload, merge_files, thin_file
@@ -126,6 +127,8 @@ app.command()(plan)
 app.command()(init)
 app.command("inspect")(inspect_file)
 app.command("metadata")(show_metadata)
+app.command("contract")(print_contract)
+app.command("check")(check_file)
 app.command("run")(in_child(run_file))
 app.command("verify")(verify_files)
 app.command("thin")(thin_file)

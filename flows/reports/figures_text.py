@@ -38,6 +38,17 @@ def markdown(text: str) -> str:
     )
 
 
+def format_runtimes(runtimes: Mapping[str, str] | None) -> str:
+    """Which releases of ExecuTorch open a file, by how that is known: ``... 1.0 to 1.4 (derived), 1.5 (run)``."""
+    if runtimes is None:
+        return "which releases of ExecuTorch open it is not known: a payload cannot be read"
+    by_how: dict[str, list[str]] = {}
+    for release, how in runtimes.items():
+        by_how.setdefault(how, []).append(release)
+    said = [f"{' to '.join(dict.fromkeys((names[0], names[-1])))} ({how})" for how, names in by_how.items()]
+    return f"opens in ExecuTorch {', '.join(said)}" if said else "opens in no release of ExecuTorch"
+
+
 def format_error(error: float) -> str:
     return f"{error:.2g}"
 

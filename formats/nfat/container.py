@@ -311,18 +311,23 @@ def open_fat(path: Path, data_files: Sequence[Path] = ()) -> FatFile:
 
 
 def payload_program(container: Container, payload: Payload) -> PteFile:
-    """What a payload contains, read without its weights: only its start is copied, the rest is zero.
+    """What a payload contains, read without its weights: see `payload_start`."""
+    return read_pte(payload_start(container, payload))
+
+
+def payload_start(container: Container, payload: Payload) -> mmap.mmap:
+    """A payload without its weights: only its start is copied, the rest is zero.
 
     Raises FileFormatError if it is damaged, as far as that shows.
     """
-    content, position = mmap.mmap(-1, payload.size), 0  # zero pages take no memory
+    content, position = mmap.mmap(-1, max(payload.size, 1)), 0  # zero pages take no memory
     for chunk in container.chunks(payload):
         if position > _PROGRAM_LIMIT:
             break
         end = min(position + len(chunk), max(position, _PROGRAM_LIMIT))
         content[position:end] = chunk[: end - position]
         position += len(chunk)
-    return read_pte(content)
+    return content
 
 
 def pte_named_data(content: memoryview, pte: PteFile) -> dict[str, memoryview]:

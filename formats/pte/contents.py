@@ -177,6 +177,24 @@ class Delegate:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A call of an operator that no delegate took.
+
+    Attributes:
+        key: which kernel the runtime looks up: ``v1/`` and, for each argument that is a tensor, the number of its dtype
+            and its dim order, as in ``v1/6;0,1|6;0,1``. A list of tensors stands in brackets, with those of the first
+            one: ExecuTorch's selective build counts lists (codegen/tools/selective_build.cpp), its runtime passes over
+            them (runtime/executor/method.cpp, 1.5.1). ``v1`` if there are none.
+        line: where the model calls it, as ``model.py:12 in forward``; empty if the file has no stack traces.
+    """
+
+    method: str
+    operator: str
+    key: str
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class InstructionCounts:
     """Instructions of a method by kind."""
 
@@ -267,9 +285,14 @@ class PteFile:
         return tuple(sorted({delegate.id for method in self.methods for delegate in method.delegates}))
 
     @property
+    def operators(self) -> tuple[str, ...]:
+        """Sorted, with overloads."""
+        return tuple(sorted({operator for method in self.methods for operator in method.operators}))
+
+    @property
     def kernel_modules(self) -> tuple[str, ...]:
         """Modules of ExecuTorch's package whose kernels it calls, and which are not loaded with the runtime."""
-        spaces = {name.partition("::")[0] for method in self.methods for name in method.operators}
+        spaces = {name.partition("::")[0] for name in self.operators}
         return tuple(module for space, module in _KERNELS.items() if space in spaces)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from math import prod
+from pathlib import PurePath
 from typing import Any, Literal
 
 from ...errors import FileFormatError
@@ -18,6 +20,7 @@ from .contents import (
     Dtype,
     Extent,
     InstructionCounts,
+    KernelCall,
     Method,
     ScalarKind,
     ScalarSpec,
@@ -113,6 +116,55 @@ def read_constants(
         if known.extent.size < constant.extent.size:
             found[use.mutable_group, use.index] = constant
     return tuple(sorted(found.values(), key=lambda constant: constant.extent))
+
+
+def read_calls(plan: TableView) -> Iterator[KernelCall]:
+    """The calls of kernels in one execution plan, in its order; raises FileFormatError as `read_method`."""
+    name = plan.text(schema.ExecutionPlan.NAME)
+    operators = [_operator(node) for node in plan.children(schema.ExecutionPlan.OPERATORS)]
+    values = list(plan.children(schema.ExecutionPlan.VALUES))
+
+    @cache  # many calls share a value, and each read is charged
+    def described(index: int) -> str:
+        return _described(values, index)
+
+    for chain in plan.children(schema.ExecutionPlan.CHAINS):
+        traces = list(chain.children(schema.Chain.STACKTRACE))
+        for position, instruction in enumerate(chain.children(schema.Chain.INSTRUCTIONS)):
+            if instruction.number(schema.Instruction.INSTR_ARGS_TYPE, U8) != schema.InstructionArguments.KERNELCALL:
+                continue
+            call = _arguments(instruction)
+            operator = pick(operators, call.number(schema.KernelCall.OP_INDEX, I32), "operator")
+            tensors = filter(None, map(described, call.numbers(schema.KernelCall.ARGS, I32)))
+            line = _line(traces[position]) if position < len(traces) else ""
+            yield KernelCall(name, operator, f"v1/{'|'.join(tensors)}".removesuffix("/"), line)
+
+
+def _described(values: Sequence[TableView], index: int) -> str:
+    """What a `KernelCall.key` has of a value; empty for one that is neither a tensor nor a list of some."""
+    value = pick(values, index, "value")
+    match value.number(schema.EValue.VAL_TYPE, U8):
+        case schema.KernelTypes.TENSOR:
+            tensor = _member(value)
+            order = ",".join(map(str, tensor.numbers(schema.Tensor.DIM_ORDER, U8)))
+            return f"{tensor.number(schema.Tensor.SCALAR_TYPE, I8)};{order}"
+        case schema.KernelTypes.TENSORLIST | schema.KernelTypes.OPTIONALTENSORLIST:
+            items = (item for item in _member(value).numbers(schema.TensorList.ITEMS, I32) if item >= 0)
+            found = (pick(values, item, "value") for item in items)
+            tensors = (item for item in found if item.number(schema.EValue.VAL_TYPE, U8) == schema.KernelTypes.TENSOR)
+            first = next(tensors, None)
+            return f"[{_described([first], 0)}]" if first else ""
+    return ""
+
+
+def _line(trace: TableView) -> str:
+    """The innermost frame of an instruction that is not in an installed package, or else the innermost one."""
+    frames = [(frame.text(schema.Frame.FILENAME), frame) for frame in trace.children(schema.FrameList.ITEMS)]
+    own = [frame for frame in frames if "/site-packages/" not in frame[0]]
+    if not frames:
+        return ""
+    file, frame = (own or frames)[-1]
+    return f"{PurePath(file).name}:{frame.number(schema.Frame.LINENO, I32)} in {frame.text(schema.Frame.NAME)}"
 
 
 def _specs(plan: TableView, slot: schema.ExecutionPlan, values: Sequence[TableView]) -> tuple[ValueSpec, ...]:

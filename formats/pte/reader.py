@@ -12,8 +12,8 @@ from pathlib import Path
 from ...artifacts.files import open_input
 from ...errors import FileFormatError, InputError
 from . import schema_generated as schema
-from .contents import METADATA_PREFIX, SIZES, Extent, NamedData, PteFile, with_sizes
-from .methods import read_constants, read_method
+from .contents import METADATA_PREFIX, SIZES, Extent, KernelCall, NamedData, PteFile, with_sizes
+from .methods import read_calls, read_constants, read_method
 from .tables import U32, U64, Flatbuffer, TableView, pick
 
 
@@ -87,6 +87,14 @@ def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
         named_data=tuple(entry for entry in named if not entry.key.startswith(METADATA_PREFIX)),
         metadata=tuple(entry for entry in named if entry.key.startswith(METADATA_PREFIX)),
     )
+
+
+def read_kernel_calls(content: bytes | memoryview | mmap.mmap) -> tuple[KernelCall, ...]:
+    """The different calls of kernels in a `.pte`, method by method; raises as `read_pte`."""
+    view = memoryview(content).cast("B")
+    program = Flatbuffer(view[: _read_header(view).program_size]).root()
+    plans = program.children(schema.Program.EXECUTION_PLAN)
+    return tuple(dict.fromkeys(call for plan in plans for call in read_calls(plan)))
 
 
 _SIZES = METADATA_PREFIX + SIZES

@@ -15,6 +15,7 @@ from typing import Any, Self
 from pydantic import JsonValue
 
 from ...artifacts.digest import canonical_json
+from ...configs.contract_file import RELEASE, Runtime, read_contract
 from ...configs.model import Limits, ModelConfig
 from ...configs.nodes import FieldPath
 from ...configs.problems import raise_all
@@ -22,7 +23,8 @@ from ...configs.quantize import QuantizationSearch, TorchaoTransform
 from ...configs.recipe import EdgeOptions, MethodOptions, Recipe, Specialization
 from ...configs.sources import BuilderSource, Dataset, NamedFunction, ProgramSource, ResolvedSource
 from ...configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
-from ...errors import ConfigError, SourceError, TargetError
+from ...errors import ConfigError, InputError, SourceError, TargetError
+from ...formats.contract import ANY_KERNEL, ANY_PRIM, check_release, is_prim
 from ..engine.keys.builder import find_builder, find_signature
 from ..engine.keys.search import ModuleSearch, distribution_versions
 from ..quantize.torchao_configs import check_transform, class_name
@@ -85,6 +87,7 @@ class PlannedRecipe:
     gate: AccuracyGate | None = None
     places: tuple[PlannedPlace, ...] = ()  # where payloads are run besides this machine's runtime
     until: str | None = None  # name of the last stage to run; None to make the file
+    runtime: Runtime | None = None  # that has to be able to load the file
     found: FoundLayers | None = None  # what the search for layers to leave in floating point has found
 
     @property
@@ -302,7 +305,22 @@ def plan_recipe(
         )
     if gate and not bounded and (recipe.quantize or recipe.source_transforms):
         bounds = bounds.model_copy(update=dict.fromkeys(ERROR_BOUNDS))
-    return PlannedRecipe(name, recipe, tuple(planned), bounds, quantizers, unavailable, gate)
+    try:
+        runtime = find_runtime(recipe.verify.runtime) if recipe.verify.runtime else None
+    except InputError as error:
+        raise error_at(str(error), ("verify", "runtime")) from error
+    return PlannedRecipe(name, recipe, tuple(planned), bounds, quantizers, unavailable, gate, runtime=runtime)
+
+
+def find_runtime(text: str) -> Runtime:
+    """The runtime that a release of ExecuTorch or the path of a contract file stands for; raises InputError."""
+    if RELEASE.fullmatch(text):
+        return Runtime(name=text, release=check_release(text))
+    runtime = read_contract(Path(text))
+    if runtime.backends is not None or runtime.operators is None or any(map(is_prim, runtime.operators)):
+        return runtime
+    # a selective build of other libraries leaves ExecuTorch's own operators as they are
+    return runtime.model_copy(update={"operators": {**runtime.operators, ANY_PRIM: (ANY_KERNEL,)}})
 
 
 def torchao_calls(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, JsonValue]]]:

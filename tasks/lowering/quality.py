@@ -65,7 +65,9 @@ async def prove(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef
         samples=samples,
         exported={method: exports.programs[method] for method in samples},
     )
-    params = Verify.Params(bounds=recipe.bounds, host=host_capability(), on_examples=on_examples)
+    params = Verify.Params(
+        bounds=recipe.bounds, host=host_capability(), on_examples=on_examples, runtime=recipe.runtime
+    )
     return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, made.so_far)))).figures
 
 

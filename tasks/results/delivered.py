@@ -18,6 +18,7 @@ from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord
 from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
+from ...formats.contract import Contract
 from .diagnosis import Finding
 from .figures import WHOLE_FILE, AccuracyReport, Figures, Proof, Worst
 from .numerics import FoundLayers, Ladder
@@ -33,7 +34,7 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
-_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization")
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization", "contract")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
@@ -127,6 +128,7 @@ class Delivered(Record):
     accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
     search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
     quantization: Mapping[str, Quantization] = field(default_factory=dict)  # by method, of those that PT2E quantized
+    contract: Contract | None = None  # what a runtime must have to load the file
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
     seconds: float = 0.0  # of all its stages, including those found in the store
     failure: Failure | None = None
@@ -228,6 +230,10 @@ class Delivered(Record):
         """`proven_on` of every payload."""
         return {payload: self.proven_on(payload) for payload in self.payloads}
 
+    def described_proofs(self) -> dict[str, list[str]]:
+        """JSON of `proven`."""
+        return {payload: list(places) for payload, places in self.proven.items()} if self.figures else {}
+
     @property
     def measured(self) -> Worst | None:
         """The figures of the file: here, or on the first place that ran it where nothing here could."""
@@ -266,12 +272,13 @@ class Delivered(Record):
             "sqnr_db": worst and worst.sqnr_db,
             "accuracy": self.accuracy and self.accuracy.to_json(),
             "left_out": dict(self.left_out),
+            "contract": self.contract and self.contract.described(),
             "assets": list(self.assets),
             "search": self.search and self.search.to_json(),
             "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
             "verified": self.verified,
             "not_run": dict(figures.not_run) if figures else {},
-            "proven_on": {payload: list(places) for payload, places in self.proven.items()} if figures else {},
+            "proven_on": self.described_proofs(),
             "places": [proof.to_json() for proof in self.proofs],
             "drawn_sqnr_db": figures and figures.drawn and figures.drawn.sqnr_db,
             "calibration": dict(figures.calibration) if figures else {},

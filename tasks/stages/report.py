@@ -12,12 +12,13 @@ from pydantic import Field
 from ...artifacts.local_store import LocalStore
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
+from ...formats.contract import Contract, read_needs
 from ...formats.nfat.container import is_fat, open_fat
 from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.payload import asset_blobs, payload_sha256, write_delivered
 from ..engine import kinds, stage
-from ..results.figures import Proof
+from ..results.figures import Figures, Proof
 from ..targets import TargetParams
 
 FORMAT = 1
@@ -108,6 +109,9 @@ class Report(stage.Stage, name="report"):
             provenance["quantization"] = {
                 method: work.store.read_json(ref) for method, ref in sorted(inputs.quantization.items())
             }
+        ran = Figures.from_json(work.store.read_json(inputs.figures)).of_file
+        run_on = params.versions.get("executorch", "") if ran else ""
+        provenance["contract"] = Contract.of(read_needs(path, data_files), run_on=run_on).described()
         if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
         for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics), ("origin", inputs.origin)):

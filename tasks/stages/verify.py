@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 
+from ...configs.contract_file import Runtime
 from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
+from ...formats.contract import judge, read_needs
 from ...formats.pte.reader import open_pte
 from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
@@ -20,6 +22,7 @@ class Verify(stage.Stage, name="verify"):
         host: str = ""  # CPU capability of the machine that the file runs on
         # methods whose activations have calibrated ranges: their random inputs are held to the quantized program
         on_examples: tuple[str, ...] = ()
+        runtime: Runtime | None = None  # that has to be able to load the file
 
     class Inputs(stage.Roles):
         file: kinds.PteFile
@@ -42,7 +45,8 @@ class Verify(stage.Stage, name="verify"):
         """Runs the file, or what it was made from.
 
         Raises:
-            VerificationFailed: an output is outside the bounds; nothing is recorded, so a repaired run verifies again.
+            VerificationFailed: the runtime that the recipe names cannot load the file, or an output is outside the
+                bounds; nothing is recorded, so a repaired run verifies again.
         """
         from ..codecs.values import load_value, load_values
         from ..verify.running import missing_backends
@@ -58,6 +62,10 @@ class Verify(stage.Stage, name="verify"):
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         pte = open_pte(path)
+        if runtime := params.runtime:
+            lacks = judge(read_needs(path, data_files), runtime.release, runtime.operators, runtime.backends).problems
+            if lacks:
+                raise VerificationFailed(f"the runtime {runtime.name} cannot load the file: {'; '.join(lacks)}")
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
         for name, ref in inputs.samples.items():
             samples = load_values(ref, work.store)

@@ -45,6 +45,8 @@ COMMANDS = {
     "init": [[HOSTILE], [f"hostile:{HOSTILE}"]],
     "inspect": [[FILE], [HOSTILE]],
     "metadata": [[FILE], [HOSTILE]],
+    "contract": [[FILE], [HOSTILE], [FILE, "--yaml"], [FILE, "--cmake"], ["--diff", FILE, HOSTILE]],
+    "check": [[FILE, "--runtime", "1.4"], [FILE, "--runtime", HOSTILE], [HOSTILE, "--runtime", "1.4"]],
     "run": [[FILE], [FILE, "--method", HOSTILE]],
     "verify": [[FILE], [HOSTILE]],
     "thin": [[FILE, "--keep", HOSTILE, "--out", FILE]],

@@ -1,9 +1,8 @@
 """The plain summary is JSON and says what the file holds."""
 
 import json
-from dataclasses import replace
 
-from pteforge.formats.describe import describe, kernel_libraries
+from pteforge.formats.describe import describe
 from pteforge.formats.pte.reader import read_pte
 
 
@@ -32,16 +31,6 @@ def test_says_what_a_file_holds(samples):
     assert sorted(named["size"] for named in summary["named_data"]) == [64, 256, 512, 4608, 16384, 294912]
     limit = next(method for method in summary["methods"] if method["name"] == "limit")
     assert limit["outputs"] == [{"kind": "double", "value": "inf"}]
-
-
-def test_names_kernels_to_link(samples):
-    """Operators of known namespaces are a library each; those of others stand for themselves."""
-    pte = read_pte(samples.files["portable"])
-    assert kernel_libraries(pte) == ["portable_ops_lib"]
-    operators = ("executorch_prim::add.Scalar", "quantized_decomposed::embedding_4bit.out", "own::op.out")
-    others = replace(pte.methods[0], operators=operators)
-    assert kernel_libraries(replace(pte, methods=(others,))) == ["own::op.out", "quantized_ops_lib"]
-    assert kernel_libraries(replace(pte, methods=())) == []
 
 
 def test_counts_operators_and_states(samples):

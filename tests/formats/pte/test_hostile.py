@@ -2,6 +2,7 @@
 
 import random
 import struct
+from contextlib import suppress
 from itertools import pairwise
 
 import flatbuffers
@@ -12,7 +13,7 @@ from pteforge.errors import FileFormatError
 from pteforge.formats.describe import describe
 from pteforge.formats.pte import schema_generated as schema
 from pteforge.formats.pte.contents import PteFile, shareable_extents
-from pteforge.formats.pte.reader import read_pte
+from pteforge.formats.pte.reader import read_kernel_calls, read_pte
 from pteforge.tests.mutations import mutate
 
 _HEADER = struct.Struct("<4sIQQQ")
@@ -31,6 +32,8 @@ def accepted(content: bytes) -> PteFile | None:
     for extent in (*pte.segments, *(data.extent for data in (*pte.constants, *delegates))):
         assert 0 <= extent.offset <= extent.end <= len(content)
     describe(pte)
+    with suppress(FileFormatError):  # arguments of calls, which `read_pte` does not read
+        read_kernel_calls(content)
     return pte
 
 

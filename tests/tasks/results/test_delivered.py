@@ -7,6 +7,7 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
+from pteforge.formats.contract import Contract
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
 from pteforge.tasks.results.figures import AccuracyReport, Figures, Score, Scores, Worst
@@ -37,6 +38,9 @@ MADE = Delivered(
     accuracy=AccuracyReport("nets:score", 0.5, None, None, Scores((Score("", 0.75), Score("", 0.5)), {})),
     search=FoundLayers(("head",), ("head",), 3, (Attempt(1, 0.75, passes=True),), 4000),
     quantization={"forward": Quantization({"int8": 10}, 10, 8, (LeftWeight("w", ("aten.mm",), 2, "because"),))},
+    contract=Contract(
+        {"aten::add.out": ("v1/6;0|6;0",)}, ("XnnpackBackend",), runtimes={"1.4": "derived", "1.5": "run"}
+    ),
     left_out={"vulkan": "it is not there"},
     seconds=1.5,
 )
