@@ -63,6 +63,13 @@ _EXACT_DB = 60.0
 """What no recipe asks for that quantizes."""
 
 
+class InputSearch(FrozenModel):
+    """A search for inputs on which a file is wrong: of every size that it takes, with all kinds of values."""
+
+    seconds: Number = Field(20.0, gt=0, le=3600, description="How long to search, for all payloads of a file together.")
+    seed: Annotated[int, Strict()] = Field(0, ge=0, lt=2**31, description="Another seed tries other values.")
+
+
 class Verification(VerifyBounds):
     """How a recipe's files are verified: the bounds, and whether every step is compared."""
 
@@ -75,6 +82,11 @@ class Verification(VerifyBounds):
         False,
         description="true: also run the program after each step of the lowering (exported, edge, ...) and report how "
         "far each is from eager. Recipes that quantize always do.",
+    )
+    search: InputSearch | None = Field(
+        None,
+        description="Search for inputs on which the file is out of bounds around its exported program, or around the "
+        "quantized one; null: do not. What is found is run again in each later verification of the model.",
     )
 
     @property

@@ -18,7 +18,7 @@ from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord
 from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
 from .diagnosis import Finding
-from .figures import AccuracyReport, Figures
+from .figures import AccuracyReport, Figures, Searched
 from .numerics import FoundLayers, Ladder
 from .quantization import Quantization
 
@@ -32,7 +32,7 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
-_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization")
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "searched", "quantization")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
@@ -121,6 +121,7 @@ class Delivered(Record):
     # methods of a plain file, or of all payloads of a fat one, where the file has been read
     delegated: tuple[MethodCalls, ...] = ()
     figures: Figures | None = None  # of the verification, without its cases
+    searched: Searched | None = None  # what a search for inputs on which the file is wrong came to
     ladder: Ladder | None = None  # how far each program on the way to the file is from eager, if measured
     accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
     search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
@@ -234,6 +235,7 @@ class Delivered(Record):
             "assets": list(self.assets),
             "search": self.search and self.search.to_json(),
             "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
+            "searched": self.searched and self.searched.to_json(),
             "verified": self.verified,
             "not_run": dict(figures.not_run) if figures else {},
             "drawn_sqnr_db": figures and figures.drawn and figures.drawn.sqnr_db,
