@@ -233,6 +233,11 @@ def collect(
     if not dry_run:
         store.ledger.forget(*drop)
     needed = _needed({key: digests for key, digests in needs.items() if key not in drop}, stays)
+    found = {known.inputs for record in store.ledger.all_found() for known in record.found}
+    for ref in found:
+        needed |= dict.fromkeys(
+            store.known_objects(ref) - needed.keys(), "found by searches, which verification repeats"
+        )
     removed: list[StoredObject] = []
     kept: dict[str, list[StoredObject]] = defaultdict(list)  # by reason
     for done, stored in enumerate(objects, 1):

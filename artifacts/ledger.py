@@ -59,6 +59,26 @@ class WatchRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class FoundCase(Record):
+    """Inputs that a search has found for a file, by the file's identity, and whether the file was wrong on them."""
+
+    inputs: ArtifactRef
+    file: Digest
+    wrong: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRecord(Record):
+    """The last inputs that searches have found for the files of a model and a recipe, the oldest first."""
+
+    name: str
+    found: tuple[FoundCase, ...]
+
+
+_MOST_FOUND = 8
+
+
+@dataclass(frozen=True, slots=True)
 class SourceRecord(Record):
     """Code of the user's that a model's stages run, as it was in their keys.
 
@@ -155,6 +175,22 @@ class Ledger:
             if record := self.last(found.slot):
                 yield record
 
+    def found_inputs(self, name: str) -> tuple[FoundCase, ...]:
+        """What the `FoundRecord` of a model and a recipe lists."""
+        record = self._records.read(_named_file("found", name), f"found/{name}", FoundRecord)
+        return record.found if record else ()
+
+    def keep_found(self, name: str, *found: FoundCase) -> None:
+        """Adds inputs to those that are kept, the newest last; these may be old ones."""
+        kept = [known for known in self.found_inputs(name) if known.inputs not in [new.inputs for new in found]]
+        record = FoundRecord(name, (*kept, *found)[-_MOST_FOUND:])
+        self._records.write(_named_file("found", name), f"found/{name}", record.encode())
+
+    def all_found(self) -> Iterator[FoundRecord]:
+        """The inputs that were found for each model and recipe."""
+        for listed in self._all("found", FoundRecord):
+            yield FoundRecord(listed.name, self.found_inputs(listed.name))
+
     def watch_lists(self) -> Iterator[WatchRecord]:
         """The list of each source."""
         for found in self._all("watch", WatchRecord):
@@ -167,7 +203,9 @@ class Ledger:
         slots = {_named_file("slots", found.slot): f"slot/{found.slot}" for found in self._all("slots", SlotRecord)}
         lists = self._all("watch", WatchRecord)
         watched = {_named_file("watch", found.source): f"watch/{found.source}" for found in lists}
-        return {name: f"stage/{key}" for name, key in keys} | slots | watched
+        listed = self._all("found", FoundRecord)
+        found = {_named_file("found", record.name): f"found/{record.name}" for record in listed}
+        return {name: f"stage/{key}" for name, key in keys} | slots | watched | found
 
     def whole_models(self, zoo: str) -> Mapping[str, ModelRecord]:
         """The models of a zoo that were whole when it was last lowered, by name: one file for all of them."""

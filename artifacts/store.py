@@ -273,7 +273,7 @@ def transfer(source: Store, target: Store, progress: Callable[[int, int], None] 
     """Copies finished stages that `target` lacks: their objects first, then the record. What is there stays.
 
     Both sides can be in use. Watch lists and the last keys of slots are copied too where the target has none, since the
-    keys of the next run depend on the former.
+    keys of the next run depend on the former, and inputs that searches have found.
     """
     records = list(source.ledger)
     copied = present = lost = 0
@@ -288,6 +288,11 @@ def transfer(source: Store, target: Store, progress: Callable[[int, int], None] 
         if progress:
             progress(done, len(records))
     _copy_lists(source.ledger, target.ledger)
+    for known in source.ledger.all_found():
+        for found in known.found:
+            if found not in target.ledger.found_inputs(known.name) and source.has(found.inputs):
+                _copy(source, target, found.inputs)
+                target.ledger.keep_found(known.name, found)
     return Transferred(copied, present, lost)
 
 

@@ -65,6 +65,13 @@ _EXACT_DB = 60.0
 """What no recipe asks for that quantizes."""
 
 
+class InputSearch(FrozenModel):
+    """A search for inputs on which a file is wrong: of every size that it takes, with all kinds of values."""
+
+    seconds: Number = Field(20.0, gt=0, le=3600, description="How long to search, for all payloads of a file together.")
+    seed: Annotated[int, Strict()] = Field(0, ge=0, lt=2**31, description="Another seed tries other values.")
+
+
 class Verification(VerifyBounds):
     """How a recipe's files are verified: the bounds, and whether every step is compared."""
 
@@ -88,6 +95,11 @@ class Verification(VerifyBounds):
         min_length=1,
         description="What has to be able to load the file: a contract file of `pteforge contract`, relative to the zoo "
         "file, or a release of ExecuTorch, in quotes, such as '1.4'. null: not checked.",
+    )
+    search: InputSearch | None = Field(
+        None,
+        description="Search for inputs on which the file is out of bounds around its exported program, or around the "
+        "quantized one; null: do not. What is found is run again in each later verification of the model.",
     )
 
     def also_on(self, places: Sequence[str]) -> Verification:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import InputError, printable
+from ...errors import FileFormatError, InputError, printable
 from ..reports.figures_text import format_runtimes, format_size, open_table, proven_text
 from .options import AS_JSON, DATA, argument, data_files, open_fat_file
 from .terminal import open_console, print_json
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ...formats.contract import Contract
     from ...formats.pte.metadata import MetadataValue
     from ...tasks.results.delivered import Delivered
 

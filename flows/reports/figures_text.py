@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ...tasks.results.delivered import Delivered
-    from ...tasks.results.figures import Proof, Worst
+    from ...tasks.results.figures import Proof, Searched, Worst
     from ...tasks.results.numerics import Ladder, Rung
 
 FOUND = ".found.yaml"
@@ -135,6 +135,7 @@ def notes(result: Delivered) -> Iterator[Note]:
             )
         elif observed:
             yield Note(f"{name} is calibrated on {observed}")
+    yield from _note_of_search(name, result.searched)
     for method, reached in result.quantization.items():
         of_method = f", method {method}" if len(result.quantization) > 1 else ""
         yield Note(f"{name}{of_method}: {reached}", reached.is_little)
@@ -200,6 +201,18 @@ _ABOUT = 100
 
 def proven_text(places: Sequence[str]) -> str:
     return ", ".join(places) or "not run"
+
+
+def _note_of_search(name: str, searched: Searched | None) -> Iterator[Note]:
+    if searched:
+        worst = searched.worst
+        reached = (
+            f"{worst.equal} of {worst.counted} equal" if worst and worst.counted else format_db(worst and worst.sqnr_db)
+        )
+        place = f" at {worst.label.removeprefix('searched ')}" if worst else ""
+        often = f"; {searched.differing} returned other bits when they were repeated" if searched.differing else ""
+        text = f"{name}: searched {searched.cases} inputs in {searched.seconds:g} s, worst {reached}{place}{often}"
+        yield Note(text, telling=bool(often))
 
 
 def model_tables(recipes: Iterable[Delivered]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:

@@ -31,6 +31,7 @@ Rung = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program
 # What the lowering knows of a model besides its programs.
 State = Annotated[ArtifactRef, Kind("program/state")]  # names of the buffers that a method changes
 Examples = Annotated[ArtifactRef, Kind("examples")]  # flat inputs, eager's flat outputs, sequences of calls
+FoundInputs = Annotated[ArtifactRef, Kind("examples/found")]  # tasks.verify.adversarial.Found
 Samples = Annotated[ArtifactRef, Kind("samples")]  # flat inputs for calibration
 MethodNames = Annotated[ArtifactRef, Kind("model/methods")]
 NodeNames = Annotated[ArtifactRef, Kind("model/batch_norms")]  # of an exported program's graph
@@ -59,6 +60,7 @@ NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.results.numer
 Quantization = Annotated[ArtifactRef, Kind("report/quantization")]  # tasks.results.quantization.Quantization
 Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.results.figures.Figures
 Proof = Annotated[ArtifactRef, Kind("report/proof")]  # what `prove` says: tasks.results.figures.Proof without a name
+Searched = Annotated[ArtifactRef, Kind("report/searched")]  # tasks.results.figures.Searched
 Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.results.figures.Scores
 Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.results.figures.AccuracyReport
 Origin = Annotated[ArtifactRef, Kind("report/origin")]  # what the digest in a file's metadata is of

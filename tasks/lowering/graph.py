@@ -41,6 +41,7 @@ from ..stages.preprocess import Preprocess
 from ..stages.prove import Prove
 from ..stages.quantize import Quantize
 from ..stages.report import Report
+from ..stages.search_inputs import SearchInputs
 from ..stages.serialize import Serialize
 from ..stages.source_transform import SourceTransform
 from ..stages.verify import Verify
@@ -70,13 +71,14 @@ from .quality import (
     prove_on_places,
     rank,
     score,
+    search_inputs,
 )
 from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
 STAGES: tuple[type[Stage], ...] = (
     *(Export, Diagnose, SourceTransform, FoldBatchNorms, Calibration, Quantize, AtenPasses),
     *(Edge, EdgeManagerPasses, Partition, Preprocess, Compile),
-    *(Pack, Serialize, Ladder, Bisect, BisectPayload, Verify, Prove, Baseline, Evaluate, Gate, Report),
+    *(Pack, Serialize, Ladder, Bisect, BisectPayload, Verify, SearchInputs, Prove, Baseline, Evaluate, Gate, Report),
 )
 """Every stage, in the order in which a model goes through them; ``--until`` goes by it."""
 
@@ -122,13 +124,14 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
             await compare_programs(run, exports, so_far)  # for whoever looks for what is wrong
         raise
     proofs = {
-        "figures": verify(run, exports, made),
+        "verified": verify(run, exports, made),
         "accuracy": score(run, exports, made.file),
         "numerics": compare_programs(run, exports, so_far),
         "proofs": prove_on_places(run, exports, made),
     }
     proven: dict[str, Any] = await together(proofs)
-    check_proven(run, proven["figures"], proven["proofs"])
+    figures, searched = proven.pop("verified")
+    check_proven(run, figures, proven["proofs"])
     compiled = {name if recipe.fat else "": payload.compiled for name, payload in made.payloads.items()}
     debugging = compiled if recipe.debugs else {}
     debug_refs: dict[str, Any] = {
@@ -148,6 +151,8 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
                 for method, prepared in made.prepared.items()
                 if (last := prepared.quantized or prepared.transformed) and last.reached
             },
+            figures=figures,
+            searched=searched,
             **proven,
             **debug_refs,
         ),
@@ -480,14 +485,15 @@ async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]
     return outputs.container
 
 
-async def verify(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef:
-    """The figures of the file; adds to the error of one that is refused what can be done about it."""
+async def verify(run: RecipeRun, exports: Exports, made: MadeFile) -> tuple[ArtifactRef, ArtifactRef | None]:
+    """The figures of the file, and what a search has found; adds to the error of one that is refused what may help."""
     try:
-        return await prove(run, exports, made)
+        figures = await prove(run, exports, made)
     except (StageFailed, VerificationFailed) as error:
         if advice := await _advice(run, exports, made, str(error)):
             error.args = (f"{error.args[0]}; {advice}",)
         raise
+    return figures, await search_inputs(run, exports, made)
 
 
 async def _advice(run: RecipeRun, exports: Exports, made: MadeFile, problem: str) -> str:
@@ -499,8 +505,8 @@ async def _advice(run: RecipeRun, exports: Exports, made: MadeFile, problem: str
             f"several methods change {', '.join(map(repr, state))}, and each has a copy of its own: "
             "`compile: {share_mutable_buffers: true}` in the recipe makes that one"
         )
-    if not re.search(r"output \d+: SQNR", problem):
-        return ""
+    if "searched [" in problem or not re.search(r"output \d+: SQNR", problem):
+        return ""  # on inputs of a search, the quantized program is right
     if "its examples pass" in problem:
         if on_examples := recipe.calibrated_on_examples(prepared, run.model.calibration):
             return (

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ...artifacts.digest import canonical_json
+from ...artifacts.ledger import FoundCase
 from ...artifacts.ref import ArtifactRef
 from ...configs.verification import AccuracyGate
 from ...errors import PteforgeError, VerificationFailed
@@ -15,7 +16,7 @@ from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
 from ..results.causes import Circumstance
-from ..results.figures import WHOLE_FILE, Figures
+from ..results.figures import WHOLE_FILE, Figures, Searched
 from ..results.numerics import NodeLosses, rank_layers
 from ..stages.baseline import Baseline
 from ..stages.bisect import Bisect
@@ -24,6 +25,7 @@ from ..stages.evaluate import Evaluate
 from ..stages.gate import Gate
 from ..stages.ladder import Ladder, RungParams
 from ..stages.prove import Prove
+from ..stages.search_inputs import SearchInputs
 from ..stages.serialize import Serialize
 from ..stages.verify import Verify
 from .model import PlannedRecipe, params_of
@@ -42,12 +44,16 @@ class Climbed:
     payloads: Mapping[str, Payload]  # by specialization
 
 
-async def prove(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef:
-    """The figures of the file, which are within the recipe's bounds."""
+async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: ArtifactRef | None = None) -> ArtifactRef:
+    """The figures of the file, which are within the recipe's bounds.
+
+    Where the recipe searches for inputs, it is also run on those that were `found`, now and for earlier files.
+    """
     recipe, prepared = run.plan, made.prepared
     on_examples = judged_on_examples(recipe, prepared)
     samples = {method: own.samples for method, own in prepared.items() if own.samples and method in on_examples}
     quantized = {method: own.quantized for method, own in prepared.items() if own.quantized}
+    kept = sorted({*_found_before(run, made), *([found] if found else [])}, key=lambda ref: ref.identity)
     edges = made.payloads[recipe.specializations[0].name].edges if recipe.may_be_unverified else {}
     inputs = Verify.Inputs(
         file=made.file.file,
@@ -63,7 +69,9 @@ async def prove(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef
         },
         calibration={method: outputs.calibration for method, outputs in quantized.items() if recipe.calibrates(method)},
         samples=samples,
-        exported={method: exports.programs[method] for method in samples},
+        exported={method: exports.programs[method] for method in (exports.programs if kept else samples)},
+        found={str(number): ref for number, ref in enumerate(kept)},
+        reference=_references(exports, made) if kept else {},
     )
     params = Verify.Params(
         bounds=recipe.bounds, host=host_capability(), on_examples=on_examples, runtime=recipe.runtime
@@ -123,6 +131,50 @@ def check_proven(run: RecipeRun, figures: ArtifactRef, proofs: Mapping[str, Arti
         f"nothing has run the file, so nothing can be said of what it computes: {'; '.join(reasons)} "
         "(with `verify: {required: false}` in the recipe it is made all the same)"
     )
+
+
+def _found_before(run: RecipeRun, made: MadeFile) -> Iterator[ArtifactRef]:
+    """Inputs that searches have found. Those of this file on which it is right were run by the search itself."""
+    if run.plan.recipe.verify.search:
+        for kept in run.store.ledger.found_inputs(f"{run.model.name}/{run.plan.name}"):
+            if (kept.wrong or kept.file != made.file.file.identity) and run.store.has(kept.inputs):
+                yield kept.inputs
+
+
+def _references(exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
+    """The program of each method that its file has to compute: with the recipe's changes of numerics."""
+    changed = {method: own.quantized or own.transformed for method, own in made.prepared.items()}
+    return {method: own.program if (own := changed[method]) else exports.programs[method] for method in changed}
+
+
+async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef | None:
+    """What a search for inputs on which the file is wrong has found, if the recipe asks for one.
+
+    The inputs are kept for the verification of later files. Raises VerificationFailed if the file is wrong on them.
+    """
+    asked = run.plan.recipe.verify.search
+    if asked is None:
+        return None
+    params = SearchInputs.Params(bounds=run.plan.bounds, asked=asked, host=host_capability())
+    inputs = SearchInputs.Inputs(
+        file=made.file.file,
+        data=made.file.data,
+        examples=exports.examples,
+        exported=exports.programs,
+        reference=_references(exports, made),
+    )
+    done = await run.call(run.step(SearchInputs.name), SearchInputs, params, inputs)
+    if not is_known(done.outputs.searched):
+        return done.outputs.searched
+    searched = Searched.from_json(run.read_json(done.outputs.searched))
+    if done.outputs.inputs and not done.cached:
+        case = FoundCase(done.outputs.inputs, made.file.file.identity, bool(searched.problem))
+        run.store.ledger.keep_found(f"{run.model.name}/{run.plan.name}", case)
+    if searched.problem and not searched.unsteady:
+        await prove(run, exports, made, done.outputs.inputs)
+    elif searched.problem:
+        raise VerificationFailed(f"{searched.problem}; --refresh searches again")
+    return done.outputs.searched
 
 
 def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
 from ...formats.contract import Contract
 from .diagnosis import Finding
-from .figures import WHOLE_FILE, AccuracyReport, Figures, Proof, Worst
+from .figures import WHOLE_FILE, AccuracyReport, Figures, Proof, Searched, Worst
 from .numerics import FoundLayers, Ladder
 from .quantization import Quantization
 
@@ -34,7 +34,7 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
-_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization", "contract")
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "searched", "quantization", "contract")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
@@ -124,6 +124,7 @@ class Delivered(Record):
     delegated: tuple[MethodCalls, ...] = ()
     figures: Figures | None = None  # of the verification, without its cases
     proofs: tuple[Proof, ...] = ()  # by payload, on places besides this machine's runtime
+    searched: Searched | None = None  # what a search for inputs on which the file is wrong came to
     ladder: Ladder | None = None  # how far each program on the way to the file is from eager, if measured
     accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
     search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
@@ -276,6 +277,7 @@ class Delivered(Record):
             "assets": list(self.assets),
             "search": self.search and self.search.to_json(),
             "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
+            "searched": self.searched and self.searched.to_json(),
             "verified": self.verified,
             "not_run": dict(figures.not_run) if figures else {},
             "proven_on": self.described_proofs(),

@@ -114,6 +114,19 @@ class Proof(Record):
     not_run: str = ""  # why
 
 
+@dataclass(frozen=True, slots=True)
+class Searched(Record):
+    """What a search over the inputs of a file has found."""
+
+    seconds: float  # that it was given
+    cases: int  # inputs on which the file was compared with its program
+    refused: int  # inputs that the program refuses, or makes NaN or infinity of
+    differing: int  # inputs of which a second call returned other bits
+    worst: Case | None  # against the program, not against eager; None if all outputs were equal
+    problem: str = ""  # how the worst is out of bounds; empty if it is not
+    unsteady: bool = False  # whether it is not always so
+
+
 def summarize(
     cases: Sequence[Case], not_run: Mapping[str, str] | None = None, *, on_examples: Collection[str] = ()
 ) -> Figures:

@@ -52,6 +52,7 @@ class Report(stage.Stage, name="report"):
         proofs: Mapping[str, kinds.Proof] = field(default_factory=dict)  # of `prove`, by ``PLACE/PAYLOAD``
         accuracy: kinds.Accuracy | None = None  # of `gate`
         numerics: kinds.Numerics | None = None  # of `ladder`
+        searched: kinds.Searched | None = None  # of `search_inputs`
         quantization: Mapping[str, kinds.Quantization] = field(default_factory=dict)  # by method, of `quantize`
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
         etrecord: Mapping[str, kinds.EtRecord] = field(default_factory=dict)
@@ -114,8 +115,8 @@ class Report(stage.Stage, name="report"):
         provenance["contract"] = Contract.of(read_needs(path, data_files), run_on=run_on).described()
         if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
-        for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics), ("origin", inputs.origin)):
-            if ref:
+        for name in ("accuracy", "numerics", "origin", "searched"):
+            if ref := getattr(inputs, name):
                 provenance[name] = work.store.read_json(ref)
         made = work.store.put_json("report/provenance", provenance)
         return Report.Outputs(provenance=made)

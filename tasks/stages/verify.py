@@ -36,6 +36,9 @@ class Verify(stage.Stage, name="verify"):
         calibration: Mapping[str, kinds.ObservedSamples] = field(default_factory=dict)  # by method, of `quantize`
         samples: Mapping[str, kinds.Samples] = field(default_factory=dict)  # by method, of `calibration`
         exported: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)  # of `export`, the methods of `samples`
+        found: Mapping[str, kinds.FoundInputs] = field(default_factory=dict)  # of `search_inputs`, for any file
+        # with `found`, of all methods, as well as `exported`: what the file has to compute
+        reference: Mapping[str, kinds.ToCompare] = field(default_factory=dict)
 
     class Outputs(stage.Roles):
         figures: kinds.Figures
@@ -49,6 +52,7 @@ class Verify(stage.Stage, name="verify"):
                 bounds; nothing is recorded, so a repaired run verifies again.
         """
         from ..codecs.values import load_value, load_values
+        from ..verify.adversarial import Found
         from ..verify.running import missing_backends
         from ..verify.verification import (
             as_quantized,
@@ -56,6 +60,7 @@ class Verify(stage.Stage, name="verify"):
             check_sizes,
             same_for_all,
             verify_file,
+            verify_found,
             verify_programs,
             with_samples,
         )
@@ -80,6 +85,9 @@ class Verify(stage.Stage, name="verify"):
                     for name in params.on_examples
                 }
                 figures = verify_file(path, examples, params.bounds, data_files, on_examples=of_quantized)
+                found = [Found(**load_value(ref, work.store)) for ref in inputs.found.values()]
+                references = (inputs.exported, inputs.reference)
+                verify_found(path, found, references, examples, params.bounds, work.store, data_files)
             check_sizes(pte, examples)
         except VerificationFailed as error:
             if drawing := sorted({name for stored in examples.values() for name in stored.get("random", ())}):

@@ -245,12 +245,23 @@ def draw_inputs(
     shapes, example = input_shapes(program), examples[0]
     generator = torch.Generator().manual_seed(number)
     sizes = drawn_sizes(program, example, number) if sizes is None else {**example_sizes(program, example), **sizes}
+    return fill_inputs(examples, sized_shapes(shapes, sizes), generator, values)
+
+
+def sized_shapes(shapes: Sequence[Shape | None], sizes: Mapping[sympy.Symbol, int]) -> list[list[int] | None]:
+    """The shapes of a program's inputs where its symbols have these sizes."""
+    return [shape and [int(expression.subs(sizes)) for expression in shape] for shape in shapes]
+
+
+def fill_inputs(
+    examples: Sequence[Sequence[Any]], shapes: Sequence[list[int] | None], generator: torch.Generator, values: Draw
+) -> list[Any]:
+    """Random flat inputs of these shapes, with values as `draw_inputs` has them; others are the first example's."""
     drawn = []
-    for position, (value, shape) in enumerate(zip(example, shapes, strict=True)):
-        if shape is None or not isinstance(value, torch.Tensor):
+    for position, (value, wanted) in enumerate(zip(examples[0], shapes, strict=True)):
+        if wanted is None or not isinstance(value, torch.Tensor):
             drawn.append(value)
             continue
-        wanted = [int(expression.subs(sizes)) for expression in shape]
         pool = torch.cat([each[position].detach().reshape(-1) for each in examples[:_MOST_EXAMPLES]])
         made = _like(value, pool, wanted, generator, values) if value.numel() else value.new_zeros(wanted)
         drawn.append(made.contiguous(memory_format=torch.channels_last) if _is_channels_last(value) else made)
@@ -292,7 +303,7 @@ def _like(
 ) -> torch.Tensor:
     """A tensor like an example's, of another size and with values from a pool."""
     drawn = pool[torch.randint(len(pool), (math.prod(wanted),), generator=generator)].reshape(wanted)
-    if _are_offsets(value):
+    if are_offsets(value):
         drawn = drawn.sort().values
         drawn[:1] = value[:1]
     elif values == "varied":
@@ -323,7 +334,8 @@ def _below(same: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return (share * (same.double().abs() + 1)).floor().mul(same.sign()).to(same.dtype)
 
 
-def _are_offsets(value: torch.Tensor) -> bool:
+def are_offsets(value: torch.Tensor) -> bool:
+    """Whether a tensor is a vector of ascending integers, which have to stay in order."""
     return value.dim() == 1 and len(value) > 1 and _are_integers(value) and bool((value.diff() > 0).all())
 
 

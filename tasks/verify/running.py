@@ -70,12 +70,15 @@ class Loadable:
 
     def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
         """As `Runnable`."""
+        yield from map(self.open(call.method for call in calls), calls)
+
+    def open(self, methods: Iterable[str]) -> Callable[[ExpectedCall], Sequence[Any]]:
+        """Loads methods, and returns a function that calls them and returns their flat outputs, as `run` does."""
         signatures = self.signatures()
         # those that share their state, which has a memory arena of its own
         sharing = [name for name, method in signatures.items() if len(method.planned_memory) > 1]
-        loaded = _load_methods(self, (*sharing, *(call.method for call in calls)))
-        for call in calls:
-            yield _execute(loaded, call._replace(inputs=signatures[call.method].lay_out(call.inputs)))
+        loaded = _load_methods(self, (*sharing, *methods))
+        return lambda call: _execute(loaded, call._replace(inputs=signatures[call.method].lay_out(call.inputs)))
 
     def signatures(self) -> Mapping[str, Method]:
         """The file's methods by name, whose `lay_out` makes inputs what the runtime takes them for."""
@@ -258,6 +261,7 @@ class TorchProgram:
         """Loads nothing yet. What `load` returns may be written to."""
         self._load = load
         self._module: GraphModule | None = None
+        self.stateful = False  # whether a run has written to its state
 
     @property
     def module(self) -> GraphModule:
@@ -278,7 +282,7 @@ class TorchProgram:
             )
         outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
         if versions != [buffer._version for buffer in buffers] or _writes_unseen(module):  # noqa: SLF001 - as above
-            self._module = None
+            self._module, self.stateful = None, True
         return outputs
 
 

@@ -19,8 +19,10 @@ from ...artifacts.ref import ArtifactRef
 from ...configs.verification import VerifyBounds
 from ...errors import VerificationFailed
 from ...formats.pte.contents import PteFile, TensorSpec, shape_problem
+from ..codecs.program import load_program
 from ..results.figures import WHOLE_FILE, Case, Figures, disagreements, judged, summarize, violations, worst_of
 from ..usercode.inputs import StoredCase, same_shapes, stored_cases
+from .adversarial import Found, Judge
 from .compare import compare_all
 from .running import Runnable, StoredProgram, run_method, run_sequences, runnable_payloads
 
@@ -46,6 +48,34 @@ def verify_file(
     for payload, program in runnable_payloads(path, data_files, not_run):
         cases += _run_program(program, payload, examples, bounds, on_examples)
     return summarize(cases, not_run, on_examples=on_examples)
+
+
+def verify_found(
+    path: Path,
+    found: Sequence[Found],
+    programs: tuple[Mapping[str, ArtifactRef], Mapping[str, ArtifactRef]],
+    examples: Mapping[str, Mapping[str, Any]],
+    bounds: VerifyBounds,
+    store: LocalStore,
+    data_files: Sequence[Path] = (),
+) -> None:
+    """Runs a `.pte` file, plain or fat, on inputs that searches have found; raises VerificationFailed.
+
+    Takes two `programs` of each method: the exported one, and the one that the file has to compute.
+    """
+    found = [each for each in found if each.method in examples]
+    judges = {}
+    for name in {each.method for each in found}:
+        judges[name] = Judge(name, StoredProgram(programs[1][name], store), bounds, examples[name].get("rounding", ""))
+    exported = {name: load_program(programs[0][name], store) for name in judges}
+    for payload, program in runnable_payloads(path, data_files, {}) if found else ():
+        for each in found:
+            if problem := judges[each.method].run_again(program, each, exported[each.method]):
+                where = f"payload {payload!r}: " if payload else ""
+                raise VerificationFailed(
+                    f"{where}on inputs that a search has found, the file does not compute what its program computes: "
+                    f"{problem}"
+                )
 
 
 def with_samples(

@@ -180,6 +180,14 @@ FAT = "output: {form: fat}, specializations"
         ("extends: xnnpack-fp32, output: {form: thin}", "mine.output.form", "'plain' or 'fat' (found 'thin')"),
         ("extends: xnnpack-fp32, compile: {delegate_alignment: 0}", "mine.compile.delegate_alignment", "power of two"),
         ("extends: xnnpack-fp32, verify: {drawn_inputs: -1}", "mine.verify.drawn_inputs", "equal to 0 (found -1)"),
+        (
+            "extends: xnnpack-fp32, verify: {search: {seconds: 0}}",
+            "mine.verify.search.seconds",
+            "greater than 0 (found 0)",
+        ),
+        ("extends: xnnpack-fp32, verify: {search: {seed: -1}}", "mine.verify.search.seed", "equal to 0 (found -1)"),
+        ("extends: xnnpack-fp32, verify: {search: 20}", "mine.verify.search", "(found 20)"),
+        ("extends: xnnpack-fp32, verify: {search: {cases: 9}}", "mine.verify.search.cases", ""),
         ("extends: xnnpack-fp32, edge: {passe: []}", "mine.edge.passe", "unknown key 'passe'; did you mean 'passes'?"),
     ],
 )

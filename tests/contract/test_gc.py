@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pteforge.artifacts.digest import digest_bytes, digest_json
 from pteforge.artifacts.gc import collect, usage, verify_store
-from pteforge.artifacts.ledger import StageRecord
+from pteforge.artifacts.ledger import FoundCase, StageRecord
 from pteforge.artifacts.local_store import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactRef
 from pteforge.artifacts.runs import RunRecord, StageOutcome, run_lease
@@ -47,6 +47,17 @@ def test_only_unneeded_objects_go(place):
         assert not fresh.has(litter)
         for record in records:
             fresh.fetch(record.outputs["program"])
+
+
+def test_what_searches_have_found_stays(place):
+    """Inputs that verification runs again are kept without a stage that made them, and are named as the reason."""
+    with place.open("a") as store, place.open("b") as fresh:
+        found = FoundCase(_litter(store), digest_bytes(b"file"), wrong=True)
+        store.ledger.keep_found("net/int8", found)
+        report = collect(store, keep_newer_than=AT_ONCE, older_than=NOW)
+        assert (report.objects_removed, report.objects_kept) == (0, 1)
+        assert list(report.kept) == ["found by searches, which verification repeats"]
+        fresh.fetch(found.inputs)
 
 
 def test_old_records_are_dropped(place):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes, digest_json
-from pteforge.artifacts.ledger import Ledger, ModelRecord, SlotRecord, SourceRecord, StageRecord
+from pteforge.artifacts.ledger import FoundCase, Ledger, ModelRecord, SlotRecord, SourceRecord, StageRecord
 from pteforge.artifacts.records import Seal
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import StageOutcome
@@ -150,6 +150,21 @@ def test_watch_list_comes_back(place, caplog):
         store.ledger._records.write(name, "watch/zoo.models:resnet8", json.dumps([1]).encode())
         assert store.ledger.watched("zoo.models:resnet8") == ()
         assert "zoo.models:resnet8" in caplog.text
+
+
+def test_found_inputs(place):
+    """All hosts see what searches have found for a model and recipe: each once, the newest last, and no more than 8."""
+    cases = [FoundCase(replace(REF, identity=digest_json(number)), BLOB.digest, number == 0) for number in range(10)]
+    with place.open("a") as here, place.open("b") as there:
+        assert here.ledger.found_inputs("net/int8") == ()
+        for case in cases[:3]:
+            here.ledger.keep_found("net/int8", case)
+        here.ledger.keep_found("net/int8", cases[0])
+        assert there.ledger.found_inputs("net/int8") == (cases[1], cases[2], cases[0])
+        assert there.ledger.found_inputs("net/fp32") == ()
+        here.ledger.keep_found("net/int8", *cases[3:])
+        assert there.ledger.found_inputs("net/int8") == (cases[0], *cases[3:])
+        assert [record.name for record in there.ledger.all_found()] == ["net/int8"]
 
 
 def test_fields_must_be_json(place):

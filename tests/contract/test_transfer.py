@@ -6,6 +6,7 @@ from datetime import datetime
 
 import pytest
 from pteforge.artifacts.digest import digest_json
+from pteforge.artifacts.ledger import FoundCase
 from pteforge.artifacts.store import Transferred, open_store, transfer
 from pteforge.tests.contract.conftest import commit
 
@@ -21,6 +22,8 @@ def test_there_and_back(mine, place, tmp_path):
     records = [commit(mine, number) for number in range(3)]
     mine.ledger.watch("builder", ["hidden", "late"])
     mine.ledger.remember("net/export", records[0].key, {"number": 0})
+    found = FoundCase(mine.local.put_artifact("examples/found", b"inputs"), digest_json(1), wrong=False)
+    mine.ledger.keep_found("net/int8", found)
     with place.open("a") as theirs:
         commit(theirs, 2, finished=datetime.fromisoformat(records[2].finished))
         commit(theirs, 3)
@@ -35,6 +38,8 @@ def test_there_and_back(mine, place, tmp_path):
             assert new.local.read(record.log).startswith(b"log ")
         assert new.ledger.watched("builder") == ("hidden", "late")
         assert {slot.slot for slot in new.ledger.slots()} == {"net/export", "net/edge"}
+        assert new.ledger.found_inputs("net/int8") == (found,)
+        assert new.has(found.inputs)
 
 
 def test_what_is_there_stays(mine, place):

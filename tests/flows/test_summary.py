@@ -12,11 +12,11 @@ from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
 from pteforge.flows.cli import progress
 from pteforge.flows.cli.progress import Failures, Lines, print_failures, print_summary
-from pteforge.flows.reports.figures_text import ladders_table, rungs_table
+from pteforge.flows.reports.figures_text import ladders_table, notes, rungs_table
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.results.delivered import Delivered, Failure
-from pteforge.tasks.results.figures import Figures, Worst
+from pteforge.tasks.results.figures import Case, Figures, Searched, Worst
 from pteforge.tasks.results.numerics import Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tasks.stages.edge import Edge
@@ -110,6 +110,25 @@ def test_narrow_terminals(failed, capsys, tmp_path, monkeypatch):
         assert out.splitlines()[1].split() == ["model", "recipe", "status", *names.split()]
         assert "failed at partition " in out
         assert "xnnpack-int8-dynamic   made" in out
+
+
+@pytest.mark.parametrize(
+    ("worst", "differing", "said"),
+    [
+        (Case("forward", "searched [3, 17], one-hot", 0, 1e-3, 1e-4, 61.2), 0, "worst 61.2 dB at [3, 17], one-hot"),
+        (
+            Case("forward", "searched [2], zeros", 0, 1, 1, None, counted=8, equal=6),
+            0,
+            "worst 6 of 8 equal at [2], zeros",
+        ),
+        (None, 2, "worst exact; 2 returned other bits when they were repeated"),
+    ],
+)
+def test_what_a_search_came_to(worst, differing, said):
+    """A line says how many inputs were searched, how long, and which was worst; it stands out where answers differ."""
+    searched = Searched(20.0, 214, 3, differing, worst)
+    (note,) = notes(Delivered("net", "int8", "made", searched=searched))
+    assert note == (f"net/int8: searched 214 inputs in 20 s, {said}", bool(differing))
 
 
 @pytest.mark.parametrize(("quantized", "style"), [(40, "33"), (60, "2")], ids=["yellow", "dim"])

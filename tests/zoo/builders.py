@@ -309,6 +309,12 @@ def of_any_length(network: str):
     return ModelDefinition({"forward": MethodDefinition(getattr(networks, network)(), [(torch.randn(2, 9),)], (dims,))})
 
 
+def planted(rows: int = 5, *, whole: bool = False):
+    """Without faults, which `edge_passes:plant` plants; of positive integers if they are `whole`."""
+    example = torch.arange(4 * rows).reshape(rows, 4) if whole else torch.randn(rows, 4)
+    return dynamic(networks.Planted(), example, low=2, high=64)
+
+
 def neighbors():
     """Sizes that torch adds guards to: it refuses `Dim`s, and takes `Dim.AUTO`."""
     dims = {0: Dim.AUTO(min=1, max=4), 1: Dim.AUTO(min=1, max=32)}

@@ -1,5 +1,6 @@
 """Passes for tests."""
 
+import networks
 import torch
 from executorch.exir.dialects._ops import ops
 from executorch.exir.pass_base import ExportPass
@@ -37,6 +38,15 @@ def other_activation(name: str, program: ExportedProgram, activation: str = "tan
         if name == "forward":
             node.target = getattr(torch.ops.aten, activation).default
     return program
+
+
+def plant(_name: str, program: ExportedProgram, fault: str) -> ExportedProgram:
+    """Replaces the program of `builders:planted` by one with a fault."""
+    (name,) = program.graph_signature.user_inputs
+    (example,) = (node.meta["val"] for node in program.graph.nodes if node.name == name)
+    sizes = ({0: torch.export.Dim("rows", min=2, max=64)},)
+    example = torch.ones(5, 4, dtype=example.dtype)
+    return torch.export.export(networks.Planted(fault).eval(), (example,), dynamic_shapes=sizes)
 
 
 def forgets_the_program(_name: str, program: ExportedProgram) -> None:

@@ -424,3 +424,26 @@ class SizeOutput(nn.Module):
 
     def forward(self, values):
         return values * 2, values.shape[0]
+
+
+class Planted(nn.Module):
+    """[n, 4] to [n, 4], right, or with a fault that examples do not show: at one size, below zero, of later calls."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault = fault
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        if not x.is_floating_point():
+            return torch.div(x, 3, rounding_mode="trunc" if self.fault == "truncates" else "floor")
+        y = x * 2 + 1
+        if self.fault == "one size":
+            rows = torch.ones_like(x[:, 0]).sum()
+            y = y + nn.functional.relu(1 - (rows - 37).abs())
+        if self.fault == "never resizes":
+            y = nn.functional.pad(y, (0, 0, 0, 64 - x.shape[0]))
+        if self.fault == "every third call":
+            self.calls.add_(1)
+            y = y + nn.functional.relu(1 - (self.calls - 3).abs())
+        return y

@@ -10,7 +10,7 @@ from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
-from pteforge.tasks.results.figures import AccuracyReport, Figures, Score, Scores, Worst
+from pteforge.tasks.results.figures import AccuracyReport, Case, Figures, Score, Scores, Searched, Worst
 from pteforge.tasks.results.numerics import Attempt, FoundLayers, Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 
@@ -34,6 +34,7 @@ MADE = Delivered(
     toolchain={"torch": "2"},
     delegated=(MethodCalls("", "forward", 1, 0),),
     figures=Figures(WORST, {"forward": WORST}, {}, {}, drawn=WORST, calibration={"forward": "8 samples"}, notes=("a",)),
+    searched=Searched(20.0, 214, 3, 1, Case("forward", "searched [3, 17], one-hot", 0, 1e-3, 1e-4, 61.2)),
     ladder=Ladder((Rung("edge", ("xnnpack",), "forward", WORST),)),
     accuracy=AccuracyReport("nets:score", 0.5, None, None, Scores((Score("", 0.75), Score("", 0.5)), {})),
     search=FoundLayers(("head",), ("head",), 3, (Attempt(1, 0.75, passes=True),), 4000),
