@@ -20,7 +20,7 @@ from .base import TARGET_SEPARATOR, FrozenModel, MethodName, ObjectReference
 from .nodes import FieldPath
 from .quantize import Quantize, SourceTransform
 from .sources import NamedFunction
-from .verification import Accuracy, Verification
+from .verification import Accuracy, Number, Verification
 
 
 class _PassMaker(NamedFunction):
@@ -252,6 +252,32 @@ class Specialization(FrozenModel):
         return self.name or self.target.replace(TARGET_SEPARATOR, "-")
 
 
+class SelfCheck(FrozenModel):
+    """How each payload of a fat file checks itself before a device runs it."""
+
+    cases: StrictInt = Field(
+        2,
+        ge=1,
+        le=16,
+        description="Most calls of each method that the file carries, with the outputs of eager: the examples, and "
+        "then random inputs, unless the recipe quantizes. One does not find backends that ignore their inputs.",
+    )
+    repeats: StrictInt = Field(
+        3,
+        ge=1,
+        le=100,
+        description="How often each call is made. Its outputs must be the same, bit for bit; 1: they may vary.",
+    )
+    tolerance: Number | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Largest ratio of noise to signal of an output: 0.0001 is 80 dB. No element may be off by more "
+        "than ten times that, as a share of the largest one. null: that of `verify.min_sqnr_db`, relaxed for 16-bit "
+        "outputs as there; 0.01 if that is null.",
+    )
+
+
 class Output(FrozenModel):
     """What kind of file is made."""
 
@@ -271,6 +297,18 @@ class Output(FrozenModel):
         "it as 32-bit or 16-bit numbers. false: for apps with a delegate older than this, which would pass over the "
         "payloads concerned.",
     )
+
+    self_check: SelfCheck | None = Field(
+        None,
+        description="fat: calls with known results in the file. When a device loads a payload, it makes them, and "
+        "passes over the payload if they return something else or vary. null: none.",
+    )
+
+    @model_validator(mode="after")
+    def _checks_of_payloads(self) -> Self:
+        if self.self_check and self.form != "fat":
+            raise ValueError("`self_check` needs `form: fat`: nothing checks a plain file when it is loaded")
+        return self
 
     @property
     def payload_is_split(self) -> bool:

@@ -21,6 +21,7 @@ from ..errors import FileFormatError
 from .contract import kernel_libraries
 from .nfat.container import FatFile, payload_program
 from .nfat.contents import Manifest, Payload, Source
+from .nfat.golden import read_cases
 from .pte.contents import ConstantTensor, Method, PteFile, TensorSpec, ValueSpec
 from .pte.ptd import check_external_weights, external_weights, ptd_extents
 from .pte.reader import map_file
@@ -136,7 +137,8 @@ def describe_container(fat: FatFile) -> dict[str, Any]:
 
 
 def _payload(fat: FatFile, payload: Payload, adds: int, shared: int) -> dict[str, Any]:
-    digests = [fat.container.manifest.blobs[index].digest for index in payload.blobs]
+    indices = {*payload.blobs, *([payload.self_check.blob] if payload.self_check else ())}
+    digests = [fat.container.manifest.blobs[index].digest for index in sorted(indices)]
     return {
         "name": payload.name,
         "backends": list(payload.description.backends),
@@ -154,6 +156,22 @@ def _payload(fat: FatFile, payload: Payload, adds: int, shared: int) -> dict[str
         "half": payload.half_bytes,
         "metadata": dict(payload.description.metadata),
         "missing_blobs": [digest for digest in digests if digest not in fat.container.named_data],
+        "self_check": _self_check(fat, payload),
+    }
+
+
+def _self_check(fat: FatFile, payload: Payload) -> dict[str, Any] | None:
+    """How a payload checks itself; None if it does not. Payloads may share the bytes."""
+    if payload.self_check is None:
+        return None
+    container, check = fat.container, payload.self_check
+    blob = container.manifest.blobs[check.blob]
+    golden = container.golden_check(payload) if blob.digest in container.named_data else None
+    return {
+        "cases": len(read_cases(golden.blob)) if golden else None,
+        "repeats": check.repeats,
+        "tolerance": check.tolerance,
+        "bytes": blob.size,
     }
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import InputError, PteforgeError
+from ..errors import InputError, PteforgeError, first_line
 from ..formats.nfat.container import V1, FatFile, is_fat, open_fat
 from ..formats.nfat.contents import BACKEND_ID
 from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape_problem
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
 from ..formats.pte.reader import open_pte
-from .selection import Preference, backend_problem, first_line, load_program, scratch_folder, select
+from .selection import Preference, backend_problem, load_program, scratch_folder, select
 from .signature import call_mismatch, inputs_problem
 
 _Item = TypeVar("_Item")
@@ -30,8 +30,8 @@ def load(
 ) -> LoadedProgram:
     """Loads a `.pte` file into ExecuTorch's Python runtime.
 
-    From a fat file, loads the first payload whose backends are registered and available, whose bytes are undamaged, and
-    whose methods load. Order is priority.
+    From a fat file, loads the first payload whose backends are registered and available, whose bytes are undamaged,
+    whose methods load, and which passes the check that it carries, if any. Order is priority.
 
     Args:
         path: the file, fat or plain.

@@ -10,10 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..errors import FileFormatError, InputError, NoPayloadFits, PteforgeError
+from ..errors import FileFormatError, InputError, NoPayloadFits, PteforgeError, first_line
 from ..formats.nfat.container import Container
 from ..formats.nfat.contents import BACKEND_ID, Payload
-from ..formats.pte.contents import PteFile
+from ..formats.nfat.golden import Execute
+from ..formats.pte.contents import Method, PteFile
 from ..formats.pte.reader import open_pte
 
 
@@ -64,7 +65,8 @@ def select(
         except _PassedOver as problem:
             report.append(f"{payload.name}: passed over: {problem}")
             continue
-        report.append(f"{payload.name}: chosen: 0 bytes in place, {payload.size} copied")
+        checked = "; it passed its own check" if payload.self_check else ""
+        report.append(f"{payload.name}: chosen: 0 bytes in place, {payload.size} copied{checked}")
         return Choice(payload.name, pte, program, tuple(report))
     raise NoPayloadFits(str(file), tuple(report))
 
@@ -105,7 +107,25 @@ def _open(
             container.write(payload, file)
         except FileFormatError as error:
             raise _PassedOver(f"it {str(error).removeprefix(f'payload {payload.name} ')}") from error
-        return _load(file, methods, named_data)
+        loaded = _load(file, methods, named_data)
+        _check_itself(container, payload, [method for method in loaded[0].methods if method.name in methods], file)
+        return loaded
+
+
+def _check_itself(container: Container, payload: Payload, methods: Iterable[Method], file: Path) -> None:
+    """Runs the payload's golden cases, on programs that are then discarded."""
+
+    def load(method: str) -> Execute:
+        execute: Execute = load_program(file).load_method(method).execute
+        return execute
+
+    try:
+        check = container.golden_check(payload)
+        problem = check.problem(methods, load) if check else ""
+    except FileFormatError as error:
+        problem = f"it {str(error).removeprefix(f'payload {payload.name} ')}"
+    if problem:
+        raise _PassedOver(problem)
 
 
 def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[PteFile, Any]:
@@ -168,10 +188,6 @@ def load_program(file: Path, data_file: Path | None = None) -> Any:
         return Runtime.get().load_program(file, verification=Verification.InternalConsistency, data_path=data_file)
     except MemoryError as error:  # std::bad_alloc: a damaged file may ask for any size
         raise RuntimeError("it asks for more memory than there is") from error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager

@@ -247,12 +247,14 @@ def _pack(
         named = {key: memoryview(content) for key, content in container.named_data.items()}
         entries = [(payload.name, content) for payload, content in zip(payloads, contents, strict=True)]
         return PackedContainer(pack_v1(entries), named, DEFAULT_ALIGNMENT)
+    checks = {payload.name: check for payload in payloads if (check := container.golden_check(payload))}
     return pack_v2(
         [(payload.description, content) for payload, content in zip(payloads, contents, strict=True)],
         alignment=container.manifest.alignment,
         metadata=container.manifest.metadata,
         fallback=False,
         share_transposed=share_transposed,
+        checks=checks,
     )
 
 

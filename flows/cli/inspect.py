@@ -122,6 +122,10 @@ def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
             if payload[field]:
                 needs = f"a delegate with {extents} (features {payload['features']:#x})"
                 yield f"payload {payload['name']} needs {needs}, which share {format_size(payload[field])} of it"
+        if check := payload["self_check"]:
+            cases = "golden cases" if check["cases"] is None else _count(check["cases"], "golden case")
+            times = f"run {_count(check['repeats'], 'time')} with a tolerance of {check['tolerance']:.3g}"
+            yield f"payload {payload['name']} checks itself: {cases}, {format_size(check['bytes'])}, {times}"
         if payload["methods"] and sorted(payload["methods"]) != methods:
             yield f"payload {payload['name']} has other methods: {printable(', '.join(payload['methods']))}"
 

@@ -30,6 +30,7 @@ from .contents import (
     Source,
     parts_digest,
 )
+from .golden import GoldenCheck
 from .limits import check_manifest
 from .manifest import read_manifest, write_manifest
 
@@ -88,6 +89,16 @@ class Container:
                 return payload
         names = ", ".join(payload.name for payload in self.payloads)
         raise FileFormatError(f"there is no payload {name}; there are: {names}")
+
+    def golden_check(self, payload: Payload) -> GoldenCheck | None:
+        """How a payload checks itself, if it does; raises FileFormatError as `chunks`."""
+        if payload.self_check is None:
+            return None
+        blob = self.manifest.blobs[payload.self_check.blob]
+        content = self._blob(blob, payload)
+        if digest_bytes(content) != blob.digest:
+            raise FileFormatError(f"payload {payload.name} is damaged: the blob {blob.digest} has other bytes")
+        return GoldenCheck(content, payload.self_check.tolerance, payload.self_check.repeats)
 
     def rebuild(self, payload: Payload) -> bytes:
         return b"".join(self._verified(payload))

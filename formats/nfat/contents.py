@@ -111,6 +111,21 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """How a payload checks itself.
+
+    Attributes:
+        blob: index of the blob with the golden cases, which `golden.read_cases` reads.
+        tolerance: largest ratio of noise to signal of an output, see README.md.
+        repeats: how often each case is run.
+    """
+
+    blob: int
+    tolerance: float
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """A specialization in a container.
 
@@ -121,6 +136,7 @@ class Payload:
         parts_sha256: see `parts_digest`; None if the container does not have it.
         transposes: by extent; there are some if `features` has `TRANSPOSED_EXTENTS`. If it has `HALF_EXTENTS`, some
             extents are `half`.
+        self_check: None if it carries no golden cases.
     """
 
     description: Description
@@ -130,6 +146,7 @@ class Payload:
     features: int = 0
     parts_sha256: Digest | None = None
     transposes: tuple[Transpose, ...] = ()
+    self_check: SelfCheck | None = None
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from .contents import (
     MappedExtent,
     MatrixShape,
     Payload,
+    SelfCheck,
     Source,
 )
 
@@ -32,6 +33,11 @@ MAX_TEXT = 65535
 
 MAX_ZEROS = 1 << 24
 """Total bytes of a payload's zero extents."""
+
+MAX_REPEATS = 100
+MAX_GOLDEN = 1 << 24
+"""Bytes of a blob of golden cases."""
+MIN_GOLDEN = 4
 
 ITEM_SIZES = (1, 2, 4, 8, 16)
 """Possible sizes in bytes of items of transposed extents."""
@@ -63,6 +69,8 @@ def check_manifest(manifest: Manifest, inline_size: int) -> None:
             _check_expansion(payload, manifest.blobs, inline_size)
             _check_transposes(payload)
             _check_halves(payload)
+            if payload.self_check:
+                _check_self_check(payload.name, payload.self_check, manifest.blobs)
 
 
 def check_description(description: Description) -> None:
@@ -152,6 +160,23 @@ def _check_halves(payload: Payload) -> None:
                 "zeros" if extent.source is Source.ZEROS else "transposed" if index in transposed else "of an odd size"
             )
             raise FileFormatError(f"payload {payload.name}: the half extent {index} is {what}")
+
+
+def _check_self_check(name: str, check: SelfCheck, blobs: Sequence[Blob]) -> None:
+    if not 0 < check.tolerance <= 1 or not 1 <= check.repeats <= MAX_REPEATS:
+        raise FileFormatError(
+            f"payload {name} checks itself {check.repeats} times with a tolerance of {check.tolerance}; "
+            f"1 to {MAX_REPEATS} times and a tolerance above 0 and up to 1 are possible"
+        )
+    if check.blob >= len(blobs):
+        raise FileFormatError(f"payload {name} has golden cases in blob {check.blob}; there are {len(blobs)}")
+    check_golden_size(blobs[check.blob].size, f"payload {name}")
+
+
+def check_golden_size(size: int, owner: str) -> None:
+    """Raises FileFormatError if golden cases have so many bytes, naming their `owner`."""
+    if not MIN_GOLDEN <= size <= MAX_GOLDEN:
+        raise FileFormatError(f"{owner} has {size} bytes of golden cases; {MIN_GOLDEN} to {MAX_GOLDEN} are possible")
 
 
 def _transpose_problem(shape: MatrixShape, extent: MappedExtent) -> str:

@@ -17,7 +17,7 @@ from flatbuffers import Builder  # type: ignore[import-untyped]  # ships neither
 from ...artifacts.digest import Digest
 from ...errors import FileFormatError
 from ..pte.contents import Extent
-from ..pte.tables import U8, U32, U64, Flatbuffer, TableView
+from ..pte.tables import F64, U8, U32, U64, Flatbuffer, TableView
 from . import slots_generated as slots
 from .contents import (
     BYTE_ALIGNMENT,
@@ -30,6 +30,7 @@ from .contents import (
     MappedExtent,
     MatrixShape,
     Payload,
+    SelfCheck,
     Source,
     Transpose,
 )
@@ -104,7 +105,15 @@ class _Reader:
         if payload.unknown_features:
             return payload
         extents = self._halved(node, tuple(self._extents(node, size)))
-        return replace(payload, extents=extents, transposes=tuple(self._transposes(node, len(extents))))
+        transposes = tuple(self._transposes(node, len(extents)))
+        return replace(payload, extents=extents, transposes=transposes, self_check=self._self_check(node))
+
+    def _self_check(self, node: TableView) -> SelfCheck | None:
+        check = node.child(slots.Payload.SELF_CHECK)
+        if check is None:
+            return None
+        blob, repeats = check.number(slots.SelfCheck.BLOB, U32), check.number(slots.SelfCheck.REPEATS, U32)
+        return SelfCheck(blob, check.number(slots.SelfCheck.TOLERANCE, F64, 0.0), repeats)
 
     def _digest(self, node: TableView, slot: IntEnum) -> Digest | None:
         extent = node.extent(slot)
@@ -208,6 +217,7 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
     ]
     transposes = _write_structs(builder, [U32] * 4, shapes) if shapes else 0
     halves = _write_structs(builder, [U32], [(index,) for index in payload.halves]) if payload.halves else 0
+    check = _write_self_check(builder, payload.self_check) if payload.self_check else 0
     builder.StartObject(len(slots.Payload))
     builder.PrependUOffsetTRelativeSlot(slots.Payload.NAME, name, 0)
     builder.PrependUint64Slot(slots.Payload.SIZE, payload.size, 0)
@@ -221,6 +231,16 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
     builder.PrependUOffsetTRelativeSlot(slots.Payload.PARTS_SHA256, parts, 0)
     builder.PrependUOffsetTRelativeSlot(slots.Payload.TRANSPOSES, transposes, 0)
     builder.PrependUOffsetTRelativeSlot(slots.Payload.HALVES, halves, 0)
+    builder.PrependUOffsetTRelativeSlot(slots.Payload.SELF_CHECK, check, 0)
+    written: int = builder.EndObject()
+    return written
+
+
+def _write_self_check(builder: Builder, check: SelfCheck) -> int:
+    builder.StartObject(len(slots.SelfCheck))
+    builder.PrependFloat64Slot(slots.SelfCheck.TOLERANCE, check.tolerance, 0.0)
+    builder.PrependUint32Slot(slots.SelfCheck.BLOB, check.blob, 0)
+    builder.PrependUint32Slot(slots.SelfCheck.REPEATS, check.repeats, 0)
     written: int = builder.EndObject()
     return written
 

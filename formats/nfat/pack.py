@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from ...artifacts.digest import Digest, digest_bytes
 from ...errors import FileFormatError, InputError, PteforgeError
@@ -21,11 +22,13 @@ from .contents import (
     Manifest,
     MappedExtent,
     Payload,
+    SelfCheck,
     Source,
     Transpose,
     parts_digest,
 )
 from .conversions import is_half, is_transpose
+from .golden import GoldenCheck
 from .limits import check_description
 from .sharing import Block, Placement, Section, StoragePlan, StoredRun, plan_storage, sections
 
@@ -63,6 +66,7 @@ def pack_v2(
     metadata: Mapping[str, str] | None = None,
     fallback: bool = True,
     share_transposed: bool = True,
+    checks: Mapping[str, GoldenCheck] = MappingProxyType({}),
 ) -> PackedContainer:
     """Packs payloads; the same payloads in the same order give the same bytes.
 
@@ -73,6 +77,7 @@ def pack_v2(
         fallback: whether the last payload has to run without backends, as in all published files.
         share_transposed: whether constants of the other payloads may be stored as what it has, in another layout or as
             numbers of twice as many bits. Delegates built before that existed pass over these payloads.
+        checks: by name of a payload, how it checks itself.
 
     Raises:
         InputError: there is no fallback, or a payload is a fat file itself; as FileFormatError if a payload is not a
@@ -92,7 +97,7 @@ def pack_v2(
         backends = {*pte.backends, *description.backends}
         free = share_transposed and index + 1 < len(payloads) and bool(backends) and backends <= _FREES_CONSTANTS
         all_sections += sections(index, pte, convertible=free)
-    return pack_sections(descriptions, contents, all_sections, alignment, metadata or {})
+    return pack_sections(descriptions, contents, all_sections, alignment, metadata or {}, checks)
 
 
 def pack_sections(
@@ -101,19 +106,21 @@ def pack_sections(
     all_sections: Collection[Section],
     alignment: int,
     metadata: Mapping[str, str],
+    checks: Mapping[str, GoldenCheck] = MappingProxyType({}),
 ) -> PackedContainer:
     """Packs files of any kind, by preference; the sections, in any order, together cover all of their bytes."""
     stored = _Storage(plan_storage(contents, all_sections))
+    golden = {name: stored.add(check.blob) for name, check in checks.items()}
     blobs = tuple(Blob(digest, len(blob)) for digest, blob in stored.blobs.items())
-    manifest = Manifest(
-        tuple(
-            _payload(description, content, stored, index, blobs)
-            for index, (description, content) in enumerate(zip(descriptions, contents, strict=True))
-        ),
-        blobs,
-        alignment,
-        metadata,
-    )
+    payloads = [
+        _payload(description, content, stored, index, blobs)
+        for index, (description, content) in enumerate(zip(descriptions, contents, strict=True))
+    ]
+    for index, payload in enumerate(payloads):
+        if check := checks.get(payload.name):
+            found = SelfCheck(golden[payload.name], check.tolerance, check.repeats)
+            payloads[index] = replace(payload, self_check=found)
+    manifest = Manifest(tuple(payloads), blobs, alignment, metadata)
     return PackedContainer(write_v2(manifest, stored.inline), stored.blobs, alignment, stored.shareable)
 
 
@@ -131,6 +138,13 @@ class _Storage:
             for block in blocks:
                 self._store(plan.contents[run.payload], run, block)
         self._indices = {digest: index for index, digest in enumerate(self.blobs)}
+
+    def add(self, content: memoryview) -> int:
+        """Stores a blob that is not part of a payload; returns its index."""
+        digest = digest_bytes(content)
+        self.blobs.setdefault(digest, content)
+        self.shareable.setdefault(digest, ())
+        return self._indices.setdefault(digest, len(self._indices))
 
     def of(self, extent: MappedExtent, blobs: Sequence[Blob]) -> memoryview:
         """The stored bytes of an extent."""

@@ -7,5 +7,7 @@ IDENTIFIER = b"NFM2"
 Manifest = IntEnum("Manifest", {"PAYLOADS": 0, "BLOBS": 1, "ALIGNMENT": 2, "METADATA": 3})
 Note = IntEnum("Note", {"KEY": 0, "VALUE": 1})
 Payload = IntEnum("Payload", {"NAME": 0, "SIZE": 1, "SHA256": 2, "EXTENTS": 3, "BACKENDS": 4, "METHODS": 5,
-    "EXECUTORCH_VERSION": 6, "FEATURES": 7, "METADATA": 8, "PARTS_SHA256": 9, "TRANSPOSES": 10, "HALVES": 11})
+    "EXECUTORCH_VERSION": 6, "FEATURES": 7, "METADATA": 8, "PARTS_SHA256": 9, "TRANSPOSES": 10, "HALVES": 11,
+    "SELF_CHECK": 12})
+SelfCheck = IntEnum("SelfCheck", {"TOLERANCE": 0, "BLOB": 1, "REPEATS": 2})
 Source = IntEnum("Source", {"ZEROS": 0, "INLINE": 1, "BLOB": 2})

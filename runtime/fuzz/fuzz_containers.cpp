@@ -1,5 +1,5 @@
 // A libFuzzer target: any bytes as the delegate's data. Reads them, asks for ranges of all payloads, and loads method
-// `forward` as the delegate does.
+// `forward` as the delegate does; and reads them as golden cases.
 //
 // There is one blob in named data, the one of tests/formats/nfat/corpus, so that those containers are whole.
 
@@ -18,6 +18,7 @@
 
 #include "container.h"
 #include "extent_loader.h"
+#include "golden.h"
 #include "sha256.h"
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* bytes, size_t size, size_t most);
@@ -148,6 +149,22 @@ void check_delegate(nfat::Bytes content) {
 
 } // namespace
 
+/// Golden cases that are read lie within their blob.
+void check_golden(nfat::Bytes content) {
+  std::vector<nfat::GoldenCase> cases;
+  if (!nfat::read_golden(content, cases).empty()) {
+    return;
+  }
+  for (const nfat::GoldenCase& golden : cases) {
+    for (const auto& tensors : {golden.inputs, golden.outputs}) {
+      for (const nfat::GoldenTensor& tensor : tensors) {
+        check(tensor.elements.data >= content.data && tensor.elements.size != 0);
+        check(tensor.elements.data + tensor.elements.size <= content.data + content.size);
+      }
+    }
+  }
+}
+
 /// Memory that cannot be had is an error that everybody has to deal with.
 extern "C" const char* __asan_default_options() {
   return "allocator_may_return_null=1:max_allocation_size_mb=1024";
@@ -163,6 +180,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   check_payloads({bytes, size});
   check_delegate({bytes, size});
+  check_golden({bytes, size});
   return 0;
 }
 

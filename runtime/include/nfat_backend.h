@@ -21,6 +21,12 @@ NFAT_BACKEND_API int nfat_backend_status(void);
  * "none", "parsed" (which it is from the start) or "all". Returns 0, or an executorch::runtime::Error for other names. */
 NFAT_BACKEND_API int nfat_backend_verify_digests(const char* level);
 
+/* Remembers in a file which payloads have passed the checks that they carry, so that all loads from now on run each
+ * check once; NULL: run them at each load, as from the start. `device` names the device, its drivers and whatever else
+ * results may depend on: a payload is checked again for another one. The folder of the file has to exist and belong to
+ * the app. A payload whose check has ended the process twice, with a backend that aborts, is passed over. */
+NFAT_BACKEND_API void nfat_backend_remember_checks(const char* file, const char* device);
+
 /* What became of each payload when this thread last loaded a fat method, one line for each.
  *
  * Writes at most `size` bytes, of which the last is a NUL. Returns the length of the whole text without the NUL. */

@@ -37,6 +37,8 @@ constexpr char kVerifyOption[] = "verify_digests";
 /// The level of loads that do not give it.
 std::atomic<Verify> default_verify{Verify::kParsed};
 
+Remembered remembered;
+
 class NfatBackend final : public BackendInterface {
  public:
   bool is_available() const override {
@@ -56,7 +58,7 @@ class NfatBackend final : public BackendInterface {
       report.log();
       return Error::InvalidProgram;
     }
-    Request request{context.get_method_name(), context.get_named_data_map(), default_verify};
+    Request request{context.get_method_name(), context.get_named_data_map(), default_verify, &remembered};
     const auto level = context.get_runtime_spec<const char*>(kVerifyOption);
     if (level.ok() ? !verify_level(*level, request.verify) : level.error() != Error::NotFound) {
       ET_LOG(Error, "NfatBackend: the option %s is one of none, parsed, all", kVerifyOption);
@@ -104,6 +106,11 @@ int nfat_backend_verify_digests(const char* level) {
   }
   nfat::default_verify = chosen;
   return 0;
+}
+
+void nfat_backend_remember_checks(const char* file, const char* device) {
+  const std::string version = NFAT_EXECUTORCH_VERSION " ";
+  nfat::remembered.use(file != nullptr ? file : "", version + (device != nullptr ? device : ""));
 }
 
 size_t nfat_backend_report(char* text, size_t size) {

@@ -9,9 +9,6 @@ namespace nfat {
 
 using executorch::runtime::FreeableBuffer;
 
-namespace {
-
-/// The key of a blob in named data.
 std::string key_of(const uint8_t* sha256) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string key;
@@ -22,8 +19,6 @@ std::string key_of(const uint8_t* sha256) {
   }
   return key;
 }
-
-} // namespace
 
 Mapping MappedBlobs::find(uint32_t index, std::string& problem) {
   const std::lock_guard<std::mutex> guard(mutex_);

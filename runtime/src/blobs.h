@@ -17,6 +17,9 @@ namespace nfat {
 
 using Mapping = std::shared_ptr<const executorch::runtime::FreeableBuffer>;
 
+/// The key in named data of a blob with a SHA-256.
+std::string key_of(const uint8_t* sha256);
+
 /// Thread-safe. Named data has to outlive all calls of `find`, not what they returned.
 class MappedBlobs {
  public:

@@ -200,6 +200,14 @@ class Blobs {
   Bytes table_;
 };
 
+/// How a payload checks itself, by the golden cases in a blob.
+struct SelfCheck {
+  double tolerance = 0;
+  uint32_t blob = 0;
+  /// 0 where a payload does not.
+  uint32_t repeats = 0;
+};
+
 struct Payload {
   std::string_view name;
   uint64_t size = 0;
@@ -213,6 +221,7 @@ struct Payload {
   Halves halves;
   Texts backends;
   uint64_t features = 0;
+  SelfCheck self_check;
 
   bool has_unknown_features() const {
     return (features & ~kKnownFeatures) != 0;

@@ -21,6 +21,9 @@ constexpr uint64_t kMaxBackends = 64;
 constexpr uint64_t kMaxName = 64;
 constexpr uint64_t kMaxWord = 255;
 constexpr uint32_t kMaxAlignment = 65536;
+constexpr uint32_t kMaxRepeats = 100;
+constexpr uint64_t kMinGolden = 4;
+constexpr uint64_t kMaxGolden = uint64_t{1} << 24;
 
 namespace manifest_slot {
 constexpr unsigned kPayloads = 0;
@@ -39,7 +42,14 @@ constexpr unsigned kFeatures = 7;
 constexpr unsigned kPartsSha256 = 9;
 constexpr unsigned kTransposes = 10;
 constexpr unsigned kHalves = 11;
+constexpr unsigned kSelfCheck = 12;
 } // namespace payload_slot
+
+namespace self_check_slot {
+constexpr unsigned kTolerance = 0;
+constexpr unsigned kBlob = 1;
+constexpr unsigned kRepeats = 2;
+} // namespace self_check_slot
 
 /// Reads the manifest; each function returns what is wrong, or nothing.
 class Reader {
@@ -133,6 +143,9 @@ class Reader {
         return problem;
       }
       if (std::string problem = read_halves(table, payload); !problem.empty()) {
+        return problem;
+      }
+      if (std::string problem = read_self_check(table, payload.self_check); !problem.empty()) {
         return problem;
       }
     }
@@ -260,6 +273,27 @@ class Reader {
       }
     }
     return {};
+  }
+
+  std::string read_self_check(const FlatTable& table, SelfCheck& check) const {
+    FlatTable found;
+    bool there = false;
+    uint64_t tolerance = 0;
+    if (!table.child(payload_slot::kSelfCheck, found, there) ||
+        (there &&
+         (!found.u64(self_check_slot::kTolerance, tolerance) || !found.u32(self_check_slot::kBlob, check.blob) ||
+          !found.u32(self_check_slot::kRepeats, check.repeats)))) {
+      return "damaged manifest";
+    }
+    if (!there) {
+      return {};
+    }
+    std::memcpy(&check.tolerance, &tolerance, sizeof tolerance);
+    const Blobs& blobs = container_.blobs;
+    const bool sound = check.tolerance > 0 && check.tolerance <= 1 && check.repeats >= 1 &&
+        check.repeats <= kMaxRepeats && check.blob < blobs.count() && blobs.size(check.blob) >= kMinGolden &&
+        blobs.size(check.blob) <= kMaxGolden;
+    return sound ? "" : "it checks itself with a tolerance, a blob or repeats that are not possible";
   }
 
   static uint64_t size_of(const Payload& payload, uint64_t index) {

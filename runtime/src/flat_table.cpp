@@ -56,6 +56,15 @@ bool FlatTable::text(unsigned slot, std::string_view& value) const {
   return true;
 }
 
+bool FlatTable::child(unsigned slot, FlatTable& value, bool& there) const {
+  uint64_t at = 0;
+  if (!field(slot, 4, at)) {
+    return false;
+  }
+  there = at != 0;
+  return !there || value.open(bytes_, at + bytes_.u32(at));
+}
+
 /// `at` is where a field of `size` bytes is; 0, which is no field's place, where the table leaves it out. Some versions of
 /// flatbuffers' Python half write too small a size for tables, so that it says nothing of where fields can be.
 bool FlatTable::field(unsigned slot, uint64_t size, uint64_t& at) const {

@@ -26,6 +26,8 @@ class FlatTable {
   /// `width` is the size of an item in bytes.
   [[nodiscard]] bool vector(unsigned slot, uint64_t width, Vector& value) const;
   [[nodiscard]] bool text(unsigned slot, std::string_view& value) const;
+  /// `there` is whether the field is; `value` is opened if so.
+  [[nodiscard]] bool child(unsigned slot, FlatTable& value, bool& there) const;
 
  private:
   [[nodiscard]] bool field(unsigned slot, uint64_t size, uint64_t& at) const;

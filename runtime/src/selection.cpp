@@ -1,8 +1,11 @@
 #include "selection.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "golden.h"
 #include "registry.h"
 
 namespace nfat {
@@ -47,6 +50,51 @@ std::string open(const Container& container, const Payload& payload, const Reque
   return damage.empty() ? problem : damage;
 }
 
+/// Runs a payload's golden cases of the method, unless it is known to pass: `how` says what was done. Returns what is
+/// wrong, or nothing.
+std::string check_itself(const Container& container, const Payload& payload, const Request& request,
+                         const std::shared_ptr<MappedBlobs>& blobs, std::string& how) {
+  const SelfCheck& check = payload.self_check;
+  if (check.repeats == 0) {
+    return {};
+  }
+  std::string problem = request.verify == Verify::kNothing ? "" : blobs->verify(check.blob);
+  const Mapping mapping = problem.empty() ? blobs->find(check.blob, problem) : nullptr;
+  if (mapping == nullptr) {
+    return problem;
+  }
+  std::vector<GoldenCase> cases;
+  const Bytes content{static_cast<const uint8_t*>(mapping->data()), mapping->size()};
+  if (problem = read_golden(content, cases); !problem.empty()) {
+    return problem;
+  }
+  const auto others = [&](const GoldenCase& golden) { return golden.method != request.method; };
+  cases.erase(std::remove_if(cases.begin(), cases.end(), others), cases.end());
+  if (cases.empty()) {
+    return {};
+  }
+  Attempt attempt(request.remembered, payload, blobs->sha256(check.blob), request.method);
+  if (attempt.passed_before()) {
+    how = "; it passed its own check before";
+    return {};
+  }
+  if (attempt.ends_the_process()) {
+    return "its own check has ended the process more than once";
+  }
+  std::string unloadable;
+  const auto load = [&](std::unique_ptr<LoadedMethod>& loaded) {
+    unloadable = open(container, payload, request, blobs, loaded);
+    blobs->release();
+    return unloadable;
+  };
+  if (problem = run_golden(cases, check, load); !problem.empty()) {
+    return unloadable.empty() ? "it fails its own check: " + problem : problem;
+  }
+  attempt.passed();
+  how = "; it passed its own check";
+  return {};
+}
+
 } // namespace
 
 std::unique_ptr<LoadedMethod> select(const Container& container, const Request& request, Report& report) {
@@ -54,7 +102,10 @@ std::unique_ptr<LoadedMethod> select(const Container& container, const Request& 
   for (uint32_t index = 0; index < container.count; ++index) {
     const Payload& payload = container.payloads[index];
     std::unique_ptr<LoadedMethod> opened;
-    const std::string problem = open(container, payload, request, blobs, opened);
+    std::string checked;
+    std::string problem = known_problem(payload);
+    problem = problem.empty() ? check_itself(container, payload, request, blobs, checked) : problem;
+    problem = problem.empty() ? open(container, payload, request, blobs, opened) : problem;
     blobs->release();
     if (!problem.empty()) {
       report.passed_over(payload.name, problem);
@@ -63,7 +114,8 @@ std::unique_ptr<LoadedMethod> select(const Container& container, const Request& 
     const ExtentLoader& loader = opened->loader();
     report.chosen(
         payload.name,
-        std::to_string(loader.in_place()) + " bytes in place, " + std::to_string(loader.copied()) + " copied");
+        std::to_string(loader.in_place()) + " bytes in place, " + std::to_string(loader.copied()) + " copied" +
+            checked);
     return opened;
   }
   return nullptr;

@@ -8,6 +8,7 @@
 
 #include "container.h"
 #include "loaded_method.h"
+#include "remembered.h"
 #include "report.h"
 #include "verification.h"
 
@@ -19,9 +20,11 @@ struct Request {
   /// Named data of the outer program; may be null.
   const executorch::runtime::NamedDataMap* named_data;
   Verify verify;
+  /// Where the payloads that have passed their own checks are remembered.
+  Remembered* remembered = nullptr;
 };
 
-/// The first payload that can run here and has the bytes it should have; null if there is none. The report gets a line
+/// The first payload that can run here, has the bytes it should have, and passes its own check; null if there is none. The report gets a line
 /// for each payload that was looked at.
 std::unique_ptr<LoadedMethod> select(const Container& container, const Request& request, Report& report);
 

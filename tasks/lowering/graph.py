@@ -35,7 +35,7 @@ from ..stages.export import Export
 from ..stages.fold_batch_norms import FoldBatchNorms
 from ..stages.gate import Gate, judge
 from ..stages.ladder import Ladder
-from ..stages.pack import Pack, PackedPayload
+from ..stages.pack import Pack, PackedPayload, SelfCheckParams
 from ..stages.partition import Partition
 from ..stages.preprocess import Preprocess
 from ..stages.prove import Prove
@@ -471,6 +471,8 @@ async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Pay
 async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]) -> ArtifactRef:
     recipe = run.plan
     present = [spec for spec in recipe.specializations if spec.name in payloads]
+    check, bound = recipe.recipe.output.self_check, recipe.bounds.min_sqnr_db
+    edges = payloads[present[-1].name].edges if check else {}
     outputs = await run(
         Pack,
         Pack.Params(
@@ -479,10 +481,23 @@ async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]
             alignment=max(BYTE_ALIGNMENT, recipe.recipe.compile.segment_alignment),
             executorch_version=version("executorch"),
             share_transposed=recipe.recipe.output.share_transposed,
+            self_check=SelfCheckParams(
+                **check.model_dump(), drawn=not recipe.quantizers, min_sqnr_db=_UNBOUNDED_DB if bound is None else bound
+            )
+            if check
+            else None,
         ),
-        Pack.Inputs(payload={name: payload.compiled.payload for name, payload in payloads.items()}),
+        Pack.Inputs(
+            payload={name: payload.compiled.payload for name, payload in payloads.items()},
+            examples=exports.examples if check else {},
+            state={method: edge.state for method, edge in edges.items()},
+        ),
     )
     return outputs.container
+
+
+_UNBOUNDED_DB = 40.0
+"""What a payload's own check asks for where verification asks for nothing."""
 
 
 async def verify(run: RecipeRun, exports: Exports, made: MadeFile) -> tuple[ArtifactRef, ArtifactRef | None]:

@@ -160,9 +160,14 @@ def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:
     if bounds.max_relative_error is not None and figures.max_relative_error > bounds.max_relative_error:
         yield f"max relative error {figures.max_relative_error:.3g} > {bounds.max_relative_error:.3g}"
     if bounds.min_sqnr_db is not None and figures.sqnr_db is not None:
-        least = min(bounds.min_sqnr_db, _MOST_DB.get(figures.rounded_to, bounds.min_sqnr_db))
+        least = least_sqnr(bounds.min_sqnr_db, figures.rounded_to)
         if figures.sqnr_db < least and not (isinstance(figures, Case) and _is_as_good(figures, bounds)):
             yield f"SQNR {figures.sqnr_db:.1f} dB < {least:.1f} dB"
+
+
+def least_sqnr(bound: float, rounded_to: str) -> float:
+    """The SQNR bound in dB for outputs of a dtype, see `Case.rounded_to`."""
+    return min(bound, _MOST_DB.get(rounded_to, bound))
 
 
 _MOST_LOST_DB = 3.0

@@ -23,6 +23,7 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...errors import FileFormatError, VerificationFailed, runtime_reasons
 from ...formats.nfat.container import is_fat, open_fat
+from ...formats.nfat.golden import GoldenCheck
 from ...formats.pte.contents import Method
 from ...formats.pte.ptd import check_external_weights
 from ...formats.pte.reader import open_pte
@@ -59,6 +60,7 @@ class Loadable:
 
     program: Path  # the `.pte` file
     data: Path | None = None  # the `.ptd` file with its external weights; None where it has none
+    check: GoldenCheck | None = None  # that it carries as a payload of a fat file
 
     def load(self) -> Program:
         """Loads it with all of ExecuTorch's checks; raises RuntimeError where one fails."""
@@ -79,6 +81,11 @@ class Loadable:
         sharing = [name for name, method in signatures.items() if len(method.planned_memory) > 1]
         loaded = _load_methods(self, (*sharing, *methods))
         return lambda call: _execute(loaded, call._replace(inputs=signatures[call.method].lay_out(call.inputs)))
+
+    def own_problem(self) -> str:
+        """How it fails the check that it carries; empty if it passes or carries none."""
+        methods = self.signatures().values()
+        return self.check.problem(methods, lambda name: self.load().load_method(name).execute) if self.check else ""
 
     def signatures(self) -> Mapping[str, Method]:
         """The file's methods by name, whose `lay_out` makes inputs what the runtime takes them for."""
@@ -247,7 +254,7 @@ def runnable_payloads(
             if missing := missing_backends(payload.description.backends):
                 not_run[payload.name] = missing
             else:
-                yield payload.name, Loadable(rebuilt)
+                yield payload.name, Loadable(rebuilt, check=container.golden_check(payload))
 
 
 Watch = Callable[[Node, Any], Any]

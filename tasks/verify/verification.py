@@ -47,6 +47,11 @@ def verify_file(
     not_run: dict[str, str] = {}
     for payload, program in runnable_payloads(path, data_files, not_run):
         cases += _run_program(program, payload, examples, bounds, on_examples)
+        if problem := program.own_problem():
+            raise VerificationFailed(
+                f"payload {payload!r}: {problem}; devices would pass over it: `output: {{self_check: ...}}` in the "
+                "recipe needs a larger `tolerance`, or `repeats: 1` where results may vary"
+            )
     return summarize(cases, not_run, on_examples=on_examples)
 
 

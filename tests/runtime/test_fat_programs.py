@@ -6,6 +6,7 @@ from pteforge.formats.nfat.container import open_fat
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds
 
 _DAMAGED = "xnnpack: passed over: it is damaged: "
+_FAILED = "xnnpack: passed over: it fails its own check: "
 _NESTED = "fat: passed over: it is a fat program itself, and those do not nest"
 
 
@@ -36,6 +37,11 @@ _NESTED = "fat: passed over: it is a fat program itself, and those do not nest"
         ("halves", "xnnpack", ""),
         ("halves-no-parts-digest", "xnnpack", ""),
         ("halves-damaged-first", "portable", f"{_DAMAGED}what the container says of it has another SHA-256"),
+        ("checked", "xnnpack", ""),
+        ("checked-state", "xnnpack", ""),
+        ("checked-other-method", "xnnpack", ""),
+        ("checked-wrong-first", "portable", f"{_FAILED}output 0 is off by "),
+        ("checked-other-sizes-first", "portable", f"{_FAILED}it fails (Error::"),
         ("transposed-damaged-first", "portable", f"{_DAMAGED}what the container says of it has another SHA-256"),
     ],
 )
@@ -53,6 +59,9 @@ def test_chosen_payload(outcomes, name, chosen, reason):
         ("v1-none-fits", {"MLXBackend": "needs MLXBackend", "HexagonBackend": "needs HexagonBackend"}),
         ("v2-none-fits", {"mlx": "needs MLXBackend"}),
         ("v2-blobs-missing", {"xnnpack": "is missing", "portable": "is missing"}),
+        ("checked-all-wrong", {"xnnpack": "it fails its own check", "portable": "it fails its own check"}),
+        ("checked-no-cases", {"xnnpack": "cases are damaged", "portable": "cases are damaged"}),
+        ("checked-damaged", {"xnnpack": "it is damaged: its blob", "portable": "it is damaged: its blob"}),
         ("v2-blobs-short", {"xnnpack": "bytes instead of", "portable": "bytes instead of"}),
     ],
 )
@@ -91,6 +100,12 @@ def test_halves(outcomes, programs):
     payload = open_fat(programs / "halves.pte").container.payload("xnnpack")
     halves = sum(payload.extents[index].size for index in payload.halves)
     assert outcomes["halves"].report[-1].endswith(f" bytes in place, {halves} copied")
+
+
+@pytest.mark.parametrize("name", ["checked", "checked-state"])
+def test_checked(outcomes, name):
+    """The report says that a payload has passed its own check."""
+    assert outcomes[name].report[-1].endswith(" copied; it passed its own check")
 
 
 @pytest.mark.parametrize("name", ["v2", "v2-damaged-first", "v2-dynamic", "v2-state"])

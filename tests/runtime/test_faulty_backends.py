@@ -1,7 +1,9 @@
 """Fat programs on backends that fail, in C++ and with sanitizers: the library falls back, and calls are error codes."""
 
 import os
+import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -16,16 +18,17 @@ _RIGHT = ["3", "6", "9", "12"]
 def call(sanitized, programs):
     """Loads programs one after another in one process, and calls each four times; returns the lines that it prints.
 
-    The test fails if the process dies, or a sanitizer reports anything.
+    The test fails if the process ends in another way than `ends`, or a sanitizer reports anything.
     """
 
-    def call(*names: str, beside: str = "") -> list[str]:
+    def call(*names: str, beside: str = "", remember: tuple[Path, str] | None = None, ends: int = 0) -> list[str]:
         files = [programs / "faulty" / f"{name}.pte" for name in names]
-        options = ["--while", programs / "faulty" / f"{beside}.pte"] if beside else []
+        options = ["--remember", *remember] if remember else []
+        options += ["--while", programs / "faulty" / f"{beside}.pte"] if beside else []
         command = [sanitized / "call_faulty", *options, *files]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=os.environ)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        assert done.returncode == ends, done.stderr
+        return [line for line in done.stdout.splitlines() if not line.endswith(" delegates")]
 
     return call
 
@@ -50,7 +53,7 @@ def test_faults_at_load(call, name, reason):
 
 def test_no_other_payload(call):
     """Where no other payload is left, loading ends with the error code that it always ends with."""
-    reason, error = call("alone")
+    reason, error = call("alone-init-throw")
     assert (reason, error) == (f"{_CANNOT_LOAD} (a backend threw an exception: the device?is lost)", _NO_PAYLOAD)
 
 
@@ -90,9 +93,9 @@ def test_loading_again(call):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("init-nothing", ["0", "0", "0", "0"]),
-        ("execute-nothing", ["0", "6", "9", "12"]),
-        ("third-nothing", ["3", "6", "6", "12"]),
+        ("init-nothing", ["0 is wrong"] * 4),
+        ("execute-nothing", ["0 is wrong", "6", "9", "12"]),
+        ("third-nothing", ["3", "6", "6 is wrong", "12"]),
     ],
 )
 def test_nothing_written(call, name, expected):
@@ -108,3 +111,95 @@ def test_hanging(call, name):
     *_, chosen, first, second, third, fourth = call("none", beside=name)
     assert chosen.startswith("faulty: chosen: ")
     assert [first, second, third, fourth] == _RIGHT
+
+
+_WRONG = (
+    *("zeros", "nan", "infinity", "shifted", "last", "sign", "noise", "echo", "half", "part", "resized", "slow"),
+    *("later", "first", "second", "alternating", "stale", "cached"),
+)
+_OTHERS = [f"{when}-{how}" for when in ("execute", "third") for how in ("throw", "throw-number", "error", "nothing")]
+_CHECK = "faulty: passed over: it fails its own check: "
+
+
+@pytest.mark.parametrize("name", [*(f"answer-{what}" for what in _WRONG), *_OTHERS, "init-nothing"])
+def test_faults_that_checks_find(call, name):
+    """A faulty backend answers an app's calls wrongly, or not at all; none of a file that checks itself.
+
+    All calls are then answered by the next payload, from the first one on.
+    """
+    chosen, *outputs = call(name)
+    assert chosen.startswith("faulty: chosen: ")
+    assert len(outputs) == 4
+    assert outputs != _RIGHT
+    failed, chosen, *outputs = call(f"checked-{name}")
+    assert failed.startswith(_CHECK)
+    assert chosen.startswith("portable: chosen: ")
+    assert chosen.endswith("; it passed its own check")
+    assert outputs == _RIGHT
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("init-throw", f"{_CANNOT_LOAD} (a backend threw an exception: the device?is lost)"),
+        ("init-error", f"{_CANNOT_LOAD} (Error::AccessFailed)"),
+        ("IdlingBackend", f"{_NEEDS} IdlingBackend, which is not available on this device"),
+        ("execute-throw", f"{_CHECK}it fails (Error::Internal) in run 1 of 3"),
+        ("answer-zeros", f"{_CHECK}output 0 is off by 1 of its size, an element by 1 of the largest one; "),
+        ("answer-nan", f"{_CHECK}output 0 has NaN or infinity where the golden one has none"),
+        ("answer-resized", f"{_CHECK}output 0 has another dtype or size than the golden one in run 1 of 3"),
+        ("answer-stale", f"{_CHECK}output 0 is off by "),
+        ("answer-second", f"{_CHECK}it returns other outputs for equal inputs"),
+    ],
+)
+def test_reasons(call, name, reason):
+    """The report says what is wrong; of a payload that does not load, the same as without a check."""
+    assert call(f"checked-{name}")[0].startswith(reason)
+
+
+def test_nothing_of_the_check_stays(call, sanitized, programs):
+    """A sound backend is checked on delegates that are gone when the method is loaded, and then it runs."""
+    command = [sanitized / "call_faulty", programs / "faulty" / "checked-none.pte"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    chosen, delegates, *outputs = done.stdout.splitlines()
+    assert chosen.startswith("faulty: chosen: ")
+    assert chosen.endswith("; it passed its own check")
+    assert delegates == "2 delegates"
+    assert outputs == _RIGHT
+    assert call("checked-none", "none", "checked-answer-zeros")[5:10] == [*call("none")]
+
+
+def test_no_payload_passes(call):
+    """Where the only payload that runs here fails its check, loading fails, and the report says why."""
+    reason, error = call("checked-alone-answer-zeros")
+    assert (reason.startswith(_CHECK), error) == (True, _NO_PAYLOAD)
+
+
+def test_remembered(call, tmp_path):
+    """A payload that has passed is not checked again on the same device; one that has failed is, and fails again."""
+    remember = tmp_path / "checks", "driver 1"
+    first, *outputs = call("checked-none", remember=remember)
+    assert first.endswith("; it passed its own check")
+    again, *outputs = call("checked-none", remember=remember)
+    assert again.endswith("; it passed its own check before")
+    assert outputs == _RIGHT
+    assert call("checked-none", remember=(remember[0], "driver 2"))[0].endswith("; it passed its own check")
+    for chosen in ("; it passed its own check", "; it passed its own check before"):
+        failed, portable, *outputs = call("checked-answer-later", remember=remember)
+        assert failed.startswith(_CHECK)
+        assert portable.endswith(chosen)
+        assert outputs == _RIGHT
+    unusable = tmp_path / "missing" / "checks", ""
+    assert call("checked-none", remember=unusable)[0].endswith("; it passed its own check")
+
+
+def test_aborting(call, tmp_path):
+    """A backend that aborts ends the process; not a third time, where checks are remembered."""
+    remember = tmp_path / "checks", "driver 1"
+    for _ in range(2):
+        assert call("checked-execute-abort", remember=remember, ends=-signal.SIGABRT) == []
+    reason, chosen, *outputs = call("checked-execute-abort", remember=remember)
+    assert reason == "faulty: passed over: its own check has ended the process more than once"
+    assert chosen.startswith("portable: chosen: ")
+    assert outputs == _RIGHT
+    assert call("checked-execute-abort", remember=(remember[0], "driver 2"), ends=-signal.SIGABRT) == []

@@ -16,9 +16,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", ["v1", "v2", "v2-damaged-first", "v2-dynamic", "v2-aliases", "v2-two-methods", "transposed", "halves"]
-)
+_RUN = ("v1", "v2", "v2-damaged-first", "v2-dynamic", "v2-aliases", "v2-two-methods", "transposed", "halves")
+
+
+@pytest.mark.parametrize("name", [*_RUN, "checked"])
 def test_outputs(check_host, programs, outcomes, name):
     """A C++ program that links the library gets bit for bit what Python gets: for each method, call and size."""
     assert outcomes[name].error == ""
@@ -53,17 +54,20 @@ def test_sizes(run_host, host_arguments, programs, tmp_path):
         assert (said in log) == refused
 
 
-def test_state(run_host, host_arguments, programs):
-    """State is kept from call to call, and every process starts with the initial one."""
+@pytest.mark.parametrize("name", ["v2-state", "checked-state"])
+def test_state(run_host, host_arguments, programs, name):
+    """State is kept from call to call; every process starts with the initial one, whatever a check has left."""
     import torch
 
     for _ in range(2):
-        code, found, messages = run_host("--repeat", "3", *host_arguments(programs, "v2-state"))
+        code, found, messages = run_host("--repeat", "3", *host_arguments(programs, name))
         assert code == 0, messages
         assert found == torch.tensor([[2.0] * 4, [4.0] * 4, [6.0] * 4]).numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", ["v1", "v2", "v2-state", "v2-aliases", "large", "transposed", "halves"])
+@pytest.mark.parametrize(
+    "name", ["v1", "v2", "v2-state", "v2-aliases", "large", "transposed", "halves", "checked-state"]
+)
 def test_threads(run_host, host_arguments, sanitized, programs, name):
     """Instances that threads load and call at the same time do not affect each other, their state included."""
     arguments = host_arguments(programs, name)

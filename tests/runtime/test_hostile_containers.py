@@ -28,7 +28,7 @@ _COUNT = 3000
 _LARGE = 4 << 20
 _NAMED = {path.name: path.read_bytes() for path in (_CORPUS / "blobs").iterdir()}
 _SOUND = {
-    name: (_CORPUS / "good" / f"{name}.nfat").read_bytes() for name in ("v1-two-payloads", "v2-transposed", "v2-halves")
+    name: (_CORPUS / "good" / f"{name}.nfat").read_bytes() for name in ("v1-two-payloads", "v2-self-check", "v2-halves")
 }
 
 

@@ -6,6 +6,7 @@ Loads libnfat_backend into this process, after checking that it matches the inst
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -47,6 +48,16 @@ class Library:
         if self.handle.nfat_backend_verify_digests(level.encode("utf-8", "replace")) != 0:
             raise LibraryError(f"{level!r} is no level of verification: none, parsed and all are")
 
+    def remember_checks(self, file: Path | None, device: str = "") -> None:
+        """Remembers in a file which payloads have passed the checks that they carry, to run each check only once.
+
+        Args:
+            file: its folder has to exist; None to check payloads at each load, as from the start.
+            device: names device and drivers; payloads are checked again for another one.
+        """
+        name = None if file is None else os.fsencode(file)
+        self.handle.nfat_backend_remember_checks(name, device.encode("utf-8", "replace"))
+
     def report(self) -> tuple[str, ...]:
         """One line for each payload that was tried when this thread last loaded a fat method."""
         size = self.handle.nfat_backend_report(None, 0) + 1
@@ -77,6 +88,8 @@ def load(folder: Path = _HERE) -> Library:
         raise LibraryError(f"{path} cannot be loaded: {error}") from error
     handle.nfat_backend_executorch_version.restype = ctypes.c_char_p
     handle.nfat_backend_verify_digests.argtypes = [ctypes.c_char_p]
+    handle.nfat_backend_remember_checks.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    handle.nfat_backend_remember_checks.restype = None
     handle.nfat_backend_report.restype = ctypes.c_size_t
     handle.nfat_backend_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     _check_registration(path, handle)

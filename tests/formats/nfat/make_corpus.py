@@ -19,17 +19,24 @@ from pteforge.formats.nfat.contents import (
     MappedExtent,
     MatrixShape,
     Payload,
+    SelfCheck,
     Source,
     Transpose,
     parts_digest,
 )
+from pteforge.formats.nfat.golden import GoldenCase, GoldenTensor, write_cases
 from pteforge.formats.nfat.limits import MAX_ZEROS
 from pteforge.formats.nfat.manifest import write_manifest
+from pteforge.formats.pte.schema_generated import ScalarType
 
 CORPUS = Path(__file__).with_name("corpus")
 
 WEIGHTS = bytes(range(256)) * 32
-"""The only blob of all containers of version 2, which is in corpus/blobs/ under its key."""
+"""The first blob of all containers of version 2, which is in corpus/blobs/ under its key."""
+
+_ONE = GoldenTensor(ScalarType.FLOAT, (2, 1), bytes(8))
+CASES = write_cases([GoldenCase("forward", (_ONE,), (_ONE,)), GoldenCase("step", (), (_ONE, _ONE), stateful=True)])
+"""Golden cases, the other blob, of payloads that check themselves."""
 
 INLINE = b"inner program 1." + b"inner program 2!" + b"end"
 
@@ -137,6 +144,12 @@ HALVES = _payload(
 GOOD = Manifest((FIRST, LAST), BLOBS, 128, {"made-by": "hand"})
 
 
+def _checked(tolerance: float = 1e-4, blob: int = 1, repeats: int = 3) -> Manifest:
+    """A manifest with a payload that checks itself."""
+    first = replace(TRANSPOSED, self_check=SelfCheck(blob, tolerance, repeats))
+    return replace(GOOD, payloads=(first, LAST), blobs=(*BLOBS, Blob(digest_bytes(CASES), len(CASES))))
+
+
 def _bad(name: str, problem: str, manifest: Manifest, inline: bytes = INLINE) -> Case:
     return Case(f"v2-{name}", assemble(write_manifest(manifest), inline), problem)
 
@@ -165,6 +178,7 @@ def cases() -> Iterator[Case]:
     yield from _bad_extents()
     yield from _bad_transposes()
     yield from _bad_halves()
+    yield from _bad_self_checks()
 
 
 def _good() -> Iterator[Case]:
@@ -190,6 +204,10 @@ def _good() -> Iterator[Case]:
     yield Case("v2-halves", write_v2(replace(GOOD, payloads=(HALVES, LAST)), INLINE))
     whole = replace(HALVES, parts_sha256=None)
     yield Case("v2-halves-no-parts-digest", write_v2(replace(GOOD, payloads=(whole, LAST)), INLINE))
+    yield Case("v2-self-check", write_v2(_checked(), INLINE))
+    yield Case("v2-self-check-once-and-exact", write_v2(_checked(5e-324, repeats=1), INLINE))
+    first, last = _checked(0, 9, 0).payloads
+    yield _bad("self-check-and-a-feature", "", replace(GOOD, payloads=(replace(first, features=4), last)))
     yield Case("v1-two-payloads", pack_v1([("XnnpackBackend", b"first"), ("portable", b"second")]))
     yield Case("v1-empty", pack_v1([]))
     yield Case("v1-id-of-32", pack_v1([("B" * 32, b"x")]))
@@ -383,6 +401,18 @@ def _bad_halves() -> Iterator[Case]:
     yield _bad("half-outside-inline", "its source has", _halves(0, offset=32))
 
 
+def _bad_self_checks() -> Iterator[Case]:
+    for name, tolerance in (("0", 0.0), ("below-0", -1e-4), ("large", 1.0001), ("nan", math.nan)):
+        yield _bad(f"self-check-tolerance-{name}", "with a tolerance of", _checked(tolerance))
+    yield _bad("self-check-no-repeats", "0 times", _checked(repeats=0))
+    yield _bad("self-check-many-repeats", "101 times", _checked(repeats=101))
+    yield _bad("self-check-of-no-blob", "blob 2; there are 2", _checked(blob=2))
+    yield _bad("self-check-of-no-blob-huge", "blob 4294967295; there are 2", _checked(blob=2**32 - 1))
+    small, large = (replace(_checked(), blobs=(*BLOBS, Blob(digest_bytes(b""), size))) for size in (3, 2**24 + 1))
+    yield _bad("self-check-of-3-bytes", "3 bytes of golden cases", small)
+    yield _bad("self-check-of-too-many-bytes", "16777217 bytes of golden cases", large)
+
+
 def write_corpus() -> None:
     for case in cases():
         folder = CORPUS / ("bad" if case.problem else "good")
@@ -390,7 +420,8 @@ def write_corpus() -> None:
         (folder / f"{case.name}.nfat").write_bytes(case.content)
     blobs = CORPUS / "blobs"
     blobs.mkdir(exist_ok=True)
-    (blobs / digest_bytes(WEIGHTS)).write_bytes(WEIGHTS)
+    for content in (WEIGHTS, CASES):
+        (blobs / digest_bytes(content)).write_bytes(content)
 
 
 if __name__ == "__main__":

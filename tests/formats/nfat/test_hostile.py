@@ -17,12 +17,13 @@ from pteforge.formats.nfat import manifest as manifest_module
 from pteforge.formats.nfat import slots_generated as slots
 from pteforge.formats.nfat.container import Container, assemble, read_container, write_v2
 from pteforge.formats.nfat.contents import Blob, Description, Manifest, MappedExtent, Payload, Source
+from pteforge.formats.nfat.golden import read_cases
 from pteforge.formats.nfat.limits import MAX_ZEROS
 from pteforge.formats.nfat.manifest import write_manifest
 from pteforge.tests.mutations import mutate, spliced
 
 _CORPUS = Path(__file__).with_name("corpus")
-_SAMPLES = {name[:2]: (_CORPUS / "good" / f"{name}.nfat").read_bytes() for name in ("v1-two-payloads", "v2-transposed")}
+_SAMPLES = {name[:2]: (_CORPUS / "good" / f"{name}.nfat").read_bytes() for name in ("v1-two-payloads", "v2-self-check")}
 _BLOBS = {path.name: path.read_bytes() for path in (_CORPUS / "blobs").iterdir()}
 _MANIFEST = _SAMPLES["v2"][16:][: struct.unpack_from("<I", _SAMPLES["v2"], 8)[0]]
 _INLINE = bytes(read_container(_SAMPLES["v2"]).inline)
@@ -52,6 +53,8 @@ def _check_payload(container: Container, payload: Payload) -> None:
     assert end == payload.size or payload.unknown_features
     if payload.size < 1 << 20:
         try:
+            if check := container.golden_check(payload):
+                assert 1 <= len(read_cases(check.blob)) <= 64
             assert sum(map(len, container.chunks(payload))) == payload.size
             container.verify(payload)
         except FileFormatError:
@@ -140,6 +143,25 @@ def test_many_parents_of_one_vector(monkeypatch):
     with pytest.raises(FileFormatError, match="more extents than fit into the manifest"):
         read_container(content)
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_golden_cases(seed, allocates_less_than):
+    """Whatever a blob of golden cases holds, it is soon read or refused; some of each."""
+    sound = next(blob for blob in _BLOBS.values() if len(blob) < 200)
+    chance, number = random.Random(seed), 0  # noqa: S311 - the same blobs each time
+    with allocates_less_than(1 << 20):
+        for _ in range(5000):
+            try:
+                cases = read_cases(memoryview(mutate(sound, chance)))
+            except FileFormatError:
+                continue
+            number += 1
+            assert sum(len(tensor.content) for case in cases for tensor in (*case.inputs, *case.outputs)) < len(sound)
+    assert 50 < number < 4000
+    for size in range(len(sound)):
+        with pytest.raises(FileFormatError):
+            read_cases(memoryview(sound[:size]))
 
 
 def test_huge_payload_of_a_missing_blob(allocates_less_than):

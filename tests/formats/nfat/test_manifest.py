@@ -19,6 +19,7 @@ from pteforge.formats.nfat.contents import (
     MappedExtent,
     MatrixShape,
     Payload,
+    SelfCheck,
     Source,
     Transpose,
 )
@@ -27,6 +28,7 @@ from pteforge.formats.nfat.manifest import read_manifest, write_manifest
 
 _INLINE_SIZE = 1 << 20
 
+_tolerances = st.floats(0, 1, exclude_min=True)
 _digests = st.binary(min_size=32, max_size=32).map(lambda value: Digest(value.hex()))
 _words = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
 _texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
@@ -79,7 +81,14 @@ def _manifests(draw):
             extents[-1] = replace(last, size=last.size // 4 * 2, half=True)
             position = last.position + extents[-1].size
         features = int(bool(transposes)) | (2 if any(extent.half for extent in extents) else 0)
-        payloads.append(Payload(description, position, draw(_digests), tuple(extents), features, parts, transposes))
+        golden = [index for index, blob in enumerate(blobs) if 4 <= blob.size <= 1 << 24]
+        check = (
+            draw(st.builds(SelfCheck, st.sampled_from(golden), _tolerances, st.integers(1, 100))) if golden else None
+        )
+        check = draw(st.sampled_from([check, None]))
+        payloads.append(
+            Payload(description, position, draw(_digests), tuple(extents), features, parts, transposes, check)
+        )
     return Manifest(tuple(payloads), tuple(blobs), draw(st.sampled_from([16, 128, 65536])), draw(_metadata))
 
 
@@ -106,6 +115,7 @@ def test_flatc_reads_what_is_written(tmp_path):
         3,
         digests[1],
         (Transpose(0, MatrixShape(1, 2, 8)),),
+        SelfCheck(1, 0.25, 3),
     )
     manifest = Manifest((payload,), (Blob(digests[2], 5), Blob(digests[3], 7)), 128, {"made": "here"})
     (tmp_path / "manifest.bin").write_bytes(write_manifest(manifest))
@@ -129,6 +139,7 @@ def test_flatc_reads_what_is_written(tmp_path):
                 "parts_sha256": list(bytes.fromhex(digests[1])),
                 "transposes": [{"extent": 0, "item": 1, "rows": 2, "columns": 8}],
                 "halves": [1],
+                "self_check": {"tolerance": 0.25, "blob": 1, "repeats": 3},
             }
         ],
         "blobs": [{"size": size, "sha256": list(bytes.fromhex(digests[size // 2]))} for size in (5, 7)],
@@ -141,6 +152,7 @@ def test_fields_of_the_future_and_of_the_past(monkeypatch):
     """A reader ignores fields that a later schema adds at the end of a table; those that are left out have defaults."""
     later = {len(slots.Payload), len(slots.Manifest)}
     earlier = [slots.Payload.BACKENDS, slots.Payload.METHODS, slots.Payload.EXECUTORCH_VERSION, slots.Payload.METADATA]
+    later |= {len(slots.SelfCheck)} - {len(slots.Manifest)}
     earlier += [slots.Manifest.BLOBS, slots.Manifest.ALIGNMENT, slots.Manifest.METADATA]
 
     class OtherBuilder(Builder):

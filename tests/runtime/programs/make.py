@@ -19,8 +19,10 @@ from executorch.exir.backend.backend_details import BackendDetails, PreprocessRe
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.passes import MemoryPlanningPass
+from pteforge.artifacts.digest import digest_bytes
 from pteforge.formats.nfat.container import pack_v1, write_v2
 from pteforge.formats.nfat.contents import Description
+from pteforge.formats.nfat.golden import GoldenCase, GoldenCheck, golden_tensors, read_cases, write_cases
 from pteforge.formats.nfat.pack import PackedContainer, pack_sections, pack_v2
 from pteforge.formats.nfat.sharing import sections
 from pteforge.formats.pte.reader import read_pte
@@ -128,6 +130,20 @@ def fat(programs: Programs, *, planned: bool = False) -> tuple[bytes, bytes, Pac
     return accelerated, portable, pack_v2([_xnnpack(accelerated), (Description("portable"), portable)])
 
 
+def golden(
+    content: bytes, calls: Sequence[tuple[str, Sequence[Any], Sequence[Any]]], *, stateful: bool = False
+) -> GoldenCheck:
+    """A check by calls of a payload's methods: name, inputs and outputs."""
+    methods = {method.name: method for method in read_pte(content).methods}
+    cases = [
+        GoldenCase(
+            name, golden_tensors(inputs, methods[name].inputs), golden_tensors(outputs, methods[name].outputs), stateful
+        )
+        for name, inputs, outputs in calls
+    ]
+    return GoldenCheck(memoryview(write_cases(cases)), 1e-4, 3)
+
+
 def _planned(programs: Programs) -> bytes:
     """The signature of fat files that plan memory for inputs and outputs."""
     return payload(programs, xnnpack=False, planned=True)
@@ -156,6 +172,7 @@ def main(folder: Path) -> None:
     _write_large(maker)
     _write_convolutions(maker)
     _write_halves(maker)
+    _write_checked(maker)
     maker.finish()
     (folder / "faulty").mkdir()
     _write_faulty(Maker(folder / "faulty"))
@@ -304,24 +321,79 @@ def _write_halves(maker: Maker) -> None:
     maker.write("halves-damaged-first", signature, replace(packed, container=container), {"forward": [(x,)]}, plain)
 
 
+def _write_checked(maker: Maker) -> None:
+    """Payloads that check themselves, also some whose check is wrong or missing."""
+    x = torch.randn(4, 64)
+    net = linear()
+    program = {"forward": export(net, (x,))}
+    accelerated, plain, _ = fat(program)
+    payloads = [_xnnpack(accelerated), (Description("portable"), plain)]
+    check = golden(plain, [("forward", (x,), (net(x),)), ("forward", (x + 1,), (net(x + 1),))])
+    wrong = golden(plain, [("forward", (x,), (net(x) + 1,))])
+
+    def write(name: str, expected: bytes, *checks: GoldenCheck, **blobs: bytes) -> None:
+        packed = pack_v2(payloads, checks=dict(zip(("xnnpack", "portable"), checks, strict=True)))
+        packed = replace(packed, blobs={key: blobs.get(key, blob) for key, blob in packed.blobs.items()})
+        maker.write(name, _planned(program), packed, {"forward": [(x,), (x - 1,)]}, expected)
+
+    write("checked", accelerated, check, check)
+    write("checked-wrong-first", plain, wrong, check)
+    write("checked-all-wrong", b"", wrong, wrong)
+    write("checked-no-cases", b"", *[replace(check, blob=memoryview(bytes(8)))] * 2)
+    write("checked-damaged", b"", check, check, **{digest_bytes(check.blob): bytes(len(check.blob))})
+    other_sizes = golden(plain, [("forward", (x[:2],), (net(x[:2]),))])
+    write("checked-other-sizes-first", plain, other_sizes, check)
+    write("checked-other-method", accelerated, replace(wrong, blob=_renamed(wrong.blob)), check)
+
+    ones = torch.ones(4)
+    counting = {"forward": export(counter(), (ones,))}
+    accelerated, plain, _ = fat(counting)
+    check = golden(plain, [("forward", (ones,), (ones * 2,))], stateful=True)
+    packed = pack_v2(
+        [_xnnpack(accelerated), (Description("portable"), plain)], checks={"xnnpack": check, "portable": check}
+    )
+    maker.write("checked-state", _planned(counting), packed, {"forward": [(ones,), (ones,), (ones * 3,)]}, accelerated)
+
+
+def _renamed(blob: memoryview) -> memoryview:
+    """Golden cases of method `backward`, which no file has."""
+    (case,) = read_cases(blob)
+    return memoryview(write_cases([replace(case, method="backward")]))
+
+
 _FAULTS = {
     "none": "none",
     **{f"init-{how}": f"init {how}" for how in ("throw", "throw-number", "error", "nothing", "hang")},
     **{f"execute-{how}": f"execute 1 {how}" for how in ("throw", "throw-number", "error", "nothing", "hang")},
     **{f"third-{how}": f"execute 3 {how}" for how in ("throw", "throw-number", "error", "nothing")},
-}
+    "execute-abort": "execute 1 abort",
+    **{f"answer-{what}": f"answer {what}" for what in (
+        *("zeros", "nan", "infinity", "shifted", "last", "sign", "noise", "echo", "half", "part", "resized", "slow"),
+        *("later", "first", "second", "alternating", "stale", "cached"),
+    )},
+}  # fmt: skip
 
 
 def _write_faulty(maker: Maker) -> None:
-    """(x + x) + x, whose payloads are one with a delegate for each sum, the second of which fails, and portable."""
-    program = {"forward": export(FunctionOfLayers(lambda _, x: (x + x) + x), (torch.ones(4),))}
+    """(x + x) + x, whose payloads are one with a delegate for each sum, the second of which fails, and portable.
+
+    Those called checked-NAME check themselves.
+    """
+    shapes = ({0: Dim("numbers", min=2, max=8)},)
+    net = FunctionOfLayers(lambda _, x: (x + x) + x)
+    program = {"forward": export(net, (torch.ones(4),), dynamic_shapes=(shapes,))}
     plain, signature = payload(program, xnnpack=False), _planned(program)
+    inputs = torch.tensor([1.37, -2.11, 0.1, 3.29])
+    calls = [("forward", (x,), (net(x),)) for x in (inputs, inputs + 1)]
 
     portable = Description("portable"), plain
 
     def write(name: str, backend: str, faulty: bytes, *others: tuple[Description, bytes]) -> None:
-        packed = pack_v2([(Description("faulty", (backend,)), faulty), *others], fallback=False)
-        maker.write(name, signature, packed, {})
+        payloads = [(Description("faulty", (backend,)), faulty), *others]
+        maker.write(name, signature, pack_v2(payloads, fallback=False), {})
+        check = golden(plain, calls if name.endswith("cached") else calls[:1])  # which one case cannot find
+        checks = {description.name: check for description, _ in payloads}
+        maker.write(f"checked-{name}", signature, pack_v2(payloads, fallback=False, checks=checks), {})
 
     for name, fault in _FAULTS.items():
         lowered = to_edge_transform_and_lower(
@@ -330,8 +402,8 @@ def _write_faulty(maker: Maker) -> None:
         faulty = lowered.to_executorch(ExecutorchBackendConfig(memory_planning_pass=_UNPLANNED)).buffer
         assert b"FaultyBackend" in faulty
         write(name, "FaultyBackend", faulty, portable)
-        if name == "init-throw":
-            write("alone", "FaultyBackend", faulty)
+        if name in ("init-throw", "answer-zeros"):
+            write(f"alone-{name}", "FaultyBackend", faulty)
         for other in ("UnsureBackend", "IdlingBackend") if name == "none" else ():
             write(other, other, faulty.replace(b"FaultyBackend", other.encode()), portable)
 
