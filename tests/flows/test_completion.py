@@ -17,7 +17,8 @@ from pteforge.tasks.lowering.graph import STAGES
 from pteforge.tests.conftest import run_process
 
 COMMANDS = ["export", "plan", "init", "inspect", "metadata", "run", "verify", "thin", "extract", "merge", "bisect"]
-COMMANDS += [
+COMMANDS += ["doctor", "publish", "reproduce", "deploy", "serve", "runs", "why", "diff", "schema", "release", "store"]
+COMMANDS += ["runtime"]
     "doctor",
     "publish",
     "reproduce",
