@@ -13,6 +13,7 @@ import pteforge
 import pytest
 import torch
 from pteforge.tasks.codecs.payload import read_payload
+from pteforge.tasks.verify.emulators import arm_host, install_arm
 from pteforge.tests.conftest import run_process
 from pteforge.tests.lowering import PORTABLE, XNNPACK, outputs_of, recipe
 
@@ -273,19 +274,16 @@ int main() {
 """
 
 
-def firmware(folder: Path) -> Path:
-    """A program of the microcontroller's source and the file `portable.pte` of a folder."""
+def firmware(folder: Path, compiler: str = "c++", package: Path = WHEEL) -> Path:
+    """A program of the microcontroller's source, as it is in a folder, and the file `portable.pte` there."""
     (folder / "plain.pte").write_bytes((folder / "portable.pte").read_bytes())
     (folder / "main.cpp").write_text(FIRMWARE)
     shell("\n".join(line for line in script("model.inc").splitlines() if line.startswith("od ")), folder)
-    libraries = [f"-L{WHEEL / 'lib'}", f"-Wl,-rpath,{WHEEL / 'lib'}", "-Wl,--no-as-needed", "-lexecutorch"]
-    libraries += ["-lexecutorch_kernels_optimized", "-lexecutorch_threadpool"]
-    flags = shlex.split(
-        re.search(r"target_compile_options\(firmware PRIVATE (.*)\)", FILES["firmware/CMakeLists.txt"])[1]
-    )
+    options = re.search(r"target_compile_options\(firmware PRIVATE (.*)\)", FILES["firmware/CMakeLists.txt"])
+    libraries = [f"-L{package}/lib", f"-Wl,-rpath,{package}/lib,-rpath-link,{package}/lib,--no-as-needed"]
+    libraries += ["-lexecutorch", "-lexecutorch_kernels_optimized", "-lexecutorch_threadpool"]
     sources = [folder / "firmware/inference.cpp", folder / "main.cpp"]
-    run("c++", *COMPILE, *flags, *sources, "-o", folder / "program", *libraries)
-    run("aarch64-linux-gnu-g++", *COMPILE, *flags, "-c", sources[0], "-o", folder / "inference.o")
+    run(compiler, *COMPILE, *options[1].split(), *sources, "-o", folder / "program", *libraries)
     return folder / "program"
 
 
@@ -299,18 +297,31 @@ def small_buffer(folder: Path) -> str:
     return done.stderr
 
 
-@pytest.mark.slow
-def test_microcontroller(models):
-    """The program computes what Python's runtime does, in static buffers of the page's sizes and without the heap.
+def check_firmware(folder: Path, *command: object) -> None:
+    """Checks what the microcontroller's program computes, that its buffers are large enough, and that these are all.
 
-    The wheel's kernels make a pool of threads in the first call, so allocations of a second call are counted. The file
-    also compiles for Arm, without exceptions and type information.
+    The wheel's kernels make a pool of threads in the first call, so allocations of a second call are counted.
     """
-    write(models, "firmware/inference.cpp")
-    done = run_process(firmware(models))
+    done = run_process(*command)
     assert done.returncode == 0, done.stderr
-    (expected,) = outputs_of((models / "portable.pte").read_bytes(), IMAGE)
+    (expected,) = outputs_of((folder / "portable.pte").read_bytes(), IMAGE)
     torch.testing.assert_close(numbers(done.stdout), expected, rtol=1e-4, atol=1e-5)
     taken, *allocations = map(int, re.search(r"bytes (\d+), allocations (\d+) and (\d+)", done.stderr).groups())
     assert 1024 < taken <= 4096
     assert allocations == [0, 0]
+
+
+@pytest.mark.slow
+def test_microcontroller(models):
+    """The program computes what Python's runtime does, in static buffers of the page's sizes and without the heap."""
+    write(models, "firmware/inference.cpp")
+    check_firmware(models, firmware(models))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)  # it builds nfat_run
+def test_microcontroller_on_arm(models):
+    """So it does on an emulated Arm core."""
+    write(models, "firmware/inference.cpp")
+    program = firmware(models, "aarch64-linux-gnu-g++", install_arm() / "executorch")
+    check_firmware(models, *arm_host("cortex-a53")[:-1], program)
