@@ -31,7 +31,7 @@ void free_copy(void*, void* memory, size_t) {
   std::free(memory);
 }
 
-Error failed(const std::string& problem) {
+Error failed([[maybe_unused]] const std::string& problem) {
   ET_LOG(Error, "NfatBackend: %s", problem.c_str());
   return Error::InvalidExternalData;
 }
