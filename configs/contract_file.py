@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field
 
-from ..errors import ConfigError, Location
 from .base import FrozenModel
-from .nodes import Node, read_yaml
+from .nodes import read_yaml
 from .problems import check, raise_all
 
 RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
@@ -62,12 +61,6 @@ class _SelectedOperators(FrozenModel):
     include_all_operators: bool = False
     et_kernel_metadata: dict[str, tuple[_Key, ...]] = Field({})
 
-    @model_validator(mode="after")
-    def _says_which_kernels(self) -> Self:
-        if unnamed := sorted(self.et_kernel_metadata.keys() - self.operators.keys()):
-            raise ValueError(f"`et_kernel_metadata` has {unnamed[0]!r}, which is not one of the `operators`")
-        return self
-
     @property
     def kernels(self) -> dict[str, tuple[str, ...]] | None:
         """Kernels without metadata are for any dtype."""
@@ -76,26 +69,20 @@ class _SelectedOperators(FrozenModel):
         return {name: self.et_kernel_metadata.get(name) or ("default",) for name in self.operators}
 
 
-def read_contract(path: Path, name: str = "") -> Runtime:
-    """Reads a contract file; raises ConfigError, with file, line and field of each problem. Messages call it `name`."""
-    name = name or str(path)
-    tree = read_yaml(path, name)
+def read_contract(path: Path) -> Runtime:
+    """Reads a contract file; raises ConfigError, with file, line and field of each problem."""
+    tree = read_yaml(path, str(path))
     if {"format", "backends"} & tree.entries.keys():
         contract, problems = check(_Contract, tree)
         raise_all(problems)
         assert contract  # noqa: S101 - there were no problems
         return Runtime(name=path.name, operators=dict(contract.operators), backends=contract.backends)
     if "operators" not in tree.entries:
-        raise _foreign(tree, name)
+        raise tree.error(
+            "this is no contract, which has `operators`; write one with `pteforge contract FILE.pte... --json`, or "
+            "name the selected_operators.yaml of the app's build"
+        )
     selected, problems = check(_SelectedOperators, tree)
     raise_all(problems)
     assert selected  # noqa: S101 - as above
     return Runtime(name=path.name, operators=selected.kernels)
-
-
-def _foreign(tree: Node, name: str) -> ConfigError:
-    return ConfigError(
-        "this is no contract, which has `operators`; write one with `pteforge contract FILE.pte... --json`, or name "
-        "the selected_operators.yaml of the app's build",
-        location=tree.location or Location(name),
-    )

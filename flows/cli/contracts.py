@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -126,8 +127,9 @@ _TARGETS = {
     "VgfBackend": "vgf_backend",
     "VulkanBackend": "vulkan_backend",
     "XnnpackBackend": "xnnpack_backend",
+    "custom_ops": "custom_ops",
 }
-"""Backend to the target of CMake that has it (CMakeLists.txt in backends, executorch 1.5.1); NfatBackend's is ours."""
+"""Backend or library to its target in CMake (executorch 1.5.1); that of NfatBackend is in `runtime/`."""
 
 _SELECTED = {
     "portable_ops_lib": ("FUNCTIONS_YAML", "kernels/portable/functions.yaml", "portable_kernels"),
@@ -140,24 +142,28 @@ def _cmake(contract: Contract, files: Sequence[str]) -> Iterator[str]:
     """Calls of tools/cmake/Codegen.cmake, executorch 1.5.1, whose functions select dtypes for one plain file only."""
     from ...formats.contract import kernel_libraries
 
+    if odd := [name for name in contract.operators if not re.fullmatch(r"[\w:.]+", name)]:
+        raise InputError(f"{odd[0]!r} is not the name of an operator")  # it could be CMake code
     yield "# In a project with ExecuTorch 1.5.1 as a subdirectory, ${EXECUTORCH_ROOT}, after tools/cmake/Codegen.cmake."
     plain = len(files) == 1 and Path(files[0]).is_file() and "NfatBackend" not in contract.backends
-    linked = [_TARGETS.get(name, f"<target of {name}>") for name in contract.backends]
-    for library in kernel_libraries(contract.operators):
-        if library not in _SELECTED:
-            linked.append(f"<library of {library}>" if "::" in library else library)
+    linked, others = list[str](), list[str]()
+    for name in (*contract.backends, *kernel_libraries(contract.operators)):
+        if name not in _SELECTED:
+            (linked if name in _TARGETS else others).append(_TARGETS.get(name, name))
             continue
-        declared, yaml, kernels = _SELECTED[library]
-        operators = ",".join(each for each in contract.operators if kernel_libraries([each]) == [library])
+        declared, yaml, kernels = _SELECTED[name]
+        operators = ",".join(each for each in contract.operators if kernel_libraries([each]) == [name])
         dtypes = ' DTYPE_SELECTIVE_BUILD "ON"' if plain and kernels == "portable_kernels" else ""
         source = f'OPS_FROM_MODEL "{Path(files[0]).resolve()}"' if dtypes else f'ROOT_OPS "{operators}"'
-        name = f'LIB_NAME "selected_{library}"'
-        yield f"gen_selected_ops({name} {source}{dtypes})"
-        yield f'generate_bindings_for_kernels({name} {declared} "${{EXECUTORCH_ROOT}}/{yaml}"{dtypes})'
-        yield f"gen_operators_lib({name} KERNEL_LIBS {kernels} DEPS executorch_core{dtypes})"
-        linked.append(f"selected_{library}")
+        library = f'LIB_NAME "selected_{name}"'
+        yield f"gen_selected_ops({library} {source}{dtypes})"
+        yield f'generate_bindings_for_kernels({library} {declared} "${{EXECUTORCH_ROOT}}/{yaml}"{dtypes})'
+        yield f"gen_operators_lib({library} KERNEL_LIBS {kernels} DEPS executorch_core{dtypes})"
+        linked.append(f"selected_{name}")
     yield "# What to link into the app, each as a whole archive."
     yield f"set(PTEFORGE_LIBRARIES {' '.join(linked)})"
+    if others:
+        yield printable(f"# And the libraries of {', '.join(others)}.")
 
 
 def check_file(

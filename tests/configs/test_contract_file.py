@@ -43,7 +43,6 @@ def test_both_forms(tmp_path):
             "app.yaml:4:10: operators.a::b[0]: 'x' is no kernel key, such as",
         ),
         (SELECTED.replace('"v1"]', '"v2/6;0"]'), "app.yaml:6:"),
-        (SELECTED + "  a::b: [default]", "which is not one of the `operators`"),
         ("operators: [", "app.yaml:2:1: not valid YAML"),
     ],
 )

@@ -24,8 +24,8 @@ using executorch::runtime::Error;
 using executorch::runtime::EValue;
 using executorch::runtime::Kernel;
 using executorch::runtime::KernelKey;
-using executorch::runtime::MethodMeta;
 using executorch::runtime::Tag;
+using executorch::runtime::TensorInfo;
 
 namespace {
 
@@ -42,34 +42,58 @@ void log_message(
   logged += " " + std::string(message, length);
 }
 
-/// The values of a method's inputs, and the memory that they point to.
-struct Inputs {
+/// The values of a method's inputs, and the memory that they and outputs point to.
+struct Values {
   std::vector<std::vector<char>> bytes;
   std::vector<executorch::extension::TensorPtr> tensors;
-  std::vector<EValue> values;
+  std::vector<EValue> inputs;
 };
 
-void add_input(const MethodMeta& meta, size_t index, Inputs& inputs) {
-  const Tag tag = *meta.input_tag(index);
-  if (tag != Tag::Tensor) {
-    inputs.values.push_back(
-        tag == Tag::None         ? EValue()
-            : tag == Tag::Double ? EValue(1.0)
-            : tag == Tag::Bool   ? EValue(true)
-                                 : EValue(static_cast<int64_t>(1)));
-    return;
-  }
-  const auto described = *meta.input_tensor_meta(index);
+EValue add_tensor(const TensorInfo& described, Values& values) {
   const auto sizes = described.sizes();
   const auto order = described.dim_order();
-  inputs.bytes.emplace_back(described.nbytes());
-  inputs.tensors.push_back(executorch::extension::make_tensor_ptr(
+  values.bytes.emplace_back(described.nbytes());
+  values.tensors.push_back(executorch::extension::make_tensor_ptr(
       {sizes.begin(), sizes.end()},
-      inputs.bytes.back().data(),
+      values.bytes.back().data(),
       {order.begin(), order.end()},
       {},
       described.scalar_type()));
-  inputs.values.emplace_back(inputs.tensors.back());
+  return EValue(values.tensors.back());
+}
+
+EValue make_number(Tag tag) {
+  switch (tag) {
+    case Tag::None:
+      return {};
+    case Tag::Double:
+      return EValue(1.0);
+    case Tag::Bool:
+      return EValue(true);
+    default:
+      return EValue(static_cast<int64_t>(1));
+  }
+}
+
+/// Calls a loaded method, with memory for the outputs that it does not plan.
+Error call(Module& module, const std::string& name) {
+  const auto meta = *module.method_meta(name);
+  Values values;
+  for (size_t index = 0; index < meta.num_inputs(); ++index) {
+    const Tag tag = *meta.input_tag(index);
+    values.inputs.push_back(
+        tag == Tag::Tensor ? add_tensor(*meta.input_tensor_meta(index), values) : make_number(tag));
+  }
+  for (size_t index = 0; index < meta.num_outputs(); ++index) {
+    if (*meta.output_tag(index) != Tag::Tensor || meta.output_tensor_meta(index)->is_memory_planned()) {
+      continue;
+    }
+    const EValue output = add_tensor(*meta.output_tensor_meta(index), values);
+    if (const Error error = module.set_output(name, output, index); error != Error::Ok) {
+      return error;
+    }
+  }
+  return module.execute(name, values.inputs).error();
 }
 
 /// Loads all methods with these kernels, as far as they load.
@@ -128,12 +152,7 @@ int main(int count, char** values) {
   }
   const auto names = module.method_names();
   for (const std::string& name : *names) {
-    const auto meta = *module.method_meta(name);
-    Inputs inputs;
-    for (size_t index = 0; index < meta.num_inputs(); ++index) {
-      add_input(meta, index, inputs);
-    }
-    say(name, module.execute(name, inputs.values).error());
+    say(name, call(module, name));
   }
   for (size_t left_out = 0; left_out < kernels.size(); ++left_out) {
     std::vector<Kernel> registry = kernels;
