@@ -81,7 +81,7 @@ void Attempt::passed() {
 }
 
 void Attempt::write(const char* what) const {
-  std::ofstream file(remembered_->file_, std::ios::app);
+  std::ofstream file(remembered_->file_, std::ios::app | std::ios::ate);
   if (file.tellp() > kLargest) {
     file = std::ofstream(remembered_->file_);
   }

@@ -177,6 +177,17 @@ FAT = "output: {form: fat}, specializations"
         (f"{FAT}: [{{target: a}}, {{target: a}}]", "mine.specializations", "'a' is there more than once; give each"),
         (FAT + ": [{target: a}], compile: {share_mutable_buffers: true}", "mine", "each method of a fat file is a"),
         (FAT + ": [{target: a, required: false}]", "mine.specializations", "it cannot be `required: false`"),
+        ("extends: xnnpack-fp32, output: {self_check: {}}", "mine.output", "`self_check` needs `form: fat`"),
+        (
+            "extends: xnnpack-fp32, output: {form: fat, self_check: {repeats: 0}}",
+            "mine.output.self_check.repeats",
+            "greater than or equal to 1 (found 0)",
+        ),
+        (
+            "extends: xnnpack-fp32, output: {form: fat, self_check: {tolerance: 2.0}}",
+            "mine.output.self_check.tolerance",
+            "less than or equal to 1 (found 2.0)",
+        ),
         ("extends: xnnpack-fp32, output: {form: thin}", "mine.output.form", "'plain' or 'fat' (found 'thin')"),
         ("extends: xnnpack-fp32, compile: {delegate_alignment: 0}", "mine.compile.delegate_alignment", "power of two"),
         ("extends: xnnpack-fp32, verify: {drawn_inputs: -1}", "mine.verify.drawn_inputs", "equal to 0 (found -1)"),

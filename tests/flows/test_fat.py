@@ -38,10 +38,22 @@ def test_a_changed_option_runs_one_chain(made, lower):
 
 
 def test_removing_a_specialization_only_repacks(made, lower, pteforge):
-    """Without one of the specializations only the end runs; the file is what `thin` makes of the larger one."""
+    """Without one of the specializations only the end runs; the file is what `thin` makes of the larger one.
+
+    That includes the checks that payloads carry, which `inspect` shows.
+    """
+    checked = {"self_check": {"cases": 1}}
+    made.write_zoo({"net": "nets:linear"}, ("fat",), recipe("vulkan", "xnnpack", "portable", **checked))
+    assert lower(made).ran("net") == END
+    said = pteforge(made, "inspect", "out/net/fat.pte").out
+    size = "run 3 times with a tolerance of 0.0001\n"
+    assert [line.partition(": ")[0] for line in said.splitlines() if size.strip() in line] == [
+        f"payload {name} checks itself" for name in ("vulkan", "xnnpack", "portable")
+    ]
+    assert "payload xnnpack checks itself: 1 golden case, " in said
     before = open_fat(made.out / "net" / "fat.pte").container
     assert pteforge(made, "thin", "out/net/fat.pte", "--keep", "xnnpack,portable", "-o", "thin.pte").code == 0
-    made.write_zoo({"net": "nets:linear"}, ("fat",), recipe("xnnpack", "portable"))
+    made.write_zoo({"net": "nets:linear"}, ("fat",), recipe("xnnpack", "portable", **checked))
     assert lower(made).ran("net") == END
     after = open_fat(made.out / "net" / "fat.pte").container
     assert [payload.sha256 for payload in after.payloads] == [payload.sha256 for payload in before.payloads[1:]]

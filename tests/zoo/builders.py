@@ -548,6 +548,11 @@ def padded_encoder():
     return encoder, (torch.randn(2, 6, 16), padding)
 
 
+def noisy():
+    """Adds other random numbers at each call."""
+    return Function(lambda x: x + torch.rand(2, 3)), (torch.ones(2, 3),)
+
+
 def half_grid_sample():
     """Eager's kernel for half rounds positions, ExecuTorch's does not."""
     grid = (torch.rand(1, 10, 12, 2) * 2 - 1).half()

@@ -1,12 +1,15 @@
-"""pack and serialize of fat files: payloads as they were, what they share once, methods called as before."""
+"""pack and serialize of fat files: payloads as they were, what they share once, methods and their checks."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
+from pteforge.errors import PteforgeError, VerificationFailed
 from pteforge.formats.nfat.container import open_fat
+from pteforge.formats.nfat.golden import read_cases
 from pteforge.formats.nfat.pack import pack_v2
 from pteforge.formats.pte.reader import read_pte
+from pteforge.runtime import load
 from pteforge.tasks.codecs.payload import write_payload
 from pteforge.tests.lowering import recipe
 
@@ -123,3 +126,60 @@ def test_every_payload_that_can_run_is_verified(lower):
     assert set(figures["payloads"]) == {"xnnpack", "portable"}
     assert figures["not_run"] == {"vulkan": "needs VulkanBackend, which this machine's runtime does not have"}
     assert [payload["name"] for payload in lowered.provenance["file"]["payloads"]] == ["vulkan", "xnnpack", "portable"]
+
+
+def checked(check, **fields):
+    return recipe("xnnpack", "portable", output={"form": "fat", "self_check": check}, **fields)
+
+
+@pytest.mark.parametrize(("builder", "stateful"), [("two_methods", False), ("counter", True)])
+def test_self_checks(builder, stateful, lower, tmp_path):
+    """Payloads carry calls of all methods with eager's outputs, in one blob, and are otherwise what they were."""
+    lowered = lower(f"builders:{builder}", checked({"cases": 2}))
+    container = opened(lowered, tmp_path).container
+    found = [container.golden_check(payload) for payload in container.payloads]
+    assert [(check.tolerance, check.repeats, bytes(check.blob)) for check in found] == [
+        (pytest.approx(1e-4), 3, bytes(found[0].blob))
+    ] * 2
+    cases = read_cases(found[0].blob)
+    examples = {
+        step.partition("/")[2] or "forward": lowered.value(step, "examples")
+        for step, outputs in lowered.outputs.items()
+        if "examples" in outputs
+    }
+    assert [case.method for case in cases] == [name for name in sorted(examples) for _ in range(2)]
+    for number, case in enumerate(cases):
+        stored = examples[case.method]
+        for golden, value in zip(case.outputs, stored["outputs"][number % 2], strict=True):
+            assert golden.sizes == tuple(value.shape)
+            assert golden.content == value.contiguous().numpy().tobytes()
+        assert case.stateful == stateful
+    plain = opened(lower(f"builders:{builder}", FAT), tmp_path).container
+    assert [each.sha256 for each in container.payloads] == [each.sha256 for each in plain.payloads]
+    assert [each.parts_sha256 for each in container.payloads] == [each.parts_sha256 for each in plain.payloads]
+    opened(lowered, tmp_path)
+    assert load(tmp_path / "fat.pte").report[-1].endswith("; it passed its own check")
+
+
+@pytest.mark.parametrize(
+    ("check", "verify", "tolerance"),
+    [
+        ({}, {"min_sqnr_db": 60.0}, 1e-3),
+        ({}, {"min_sqnr_db": None}, 1e-2),
+        ({"tolerance": 0.03}, {"min_sqnr_db": 60.0}, 0.03),
+    ],
+)
+def test_tolerance_of_self_checks(check, verify, tolerance, lower, tmp_path):
+    """The tolerance is the recipe's own, or that of its verification."""
+    container = opened(lower("builders:mlp", checked(check, verify=verify)), tmp_path).container
+    assert [payload.self_check.tolerance for payload in container.payloads] == [pytest.approx(tolerance)] * 2
+
+
+def test_self_checks_that_cannot_be(lower):
+    """A method without one answer, and one that fails its check here, are errors that name what to change."""
+    with pytest.raises(
+        PteforgeError, match=r"`output.self_check`: method 'forward' .* draws random numbers \(aten.rand"
+    ):
+        lower("builders:noisy", checked({}, verify={"min_sqnr_db": None}))
+    with pytest.raises(VerificationFailed, match=r"payload 'xnnpack': it fails its own check: output 0 .*`tolerance`"):
+        lower("builders:conv_net", checked({"tolerance": 1e-12}))
