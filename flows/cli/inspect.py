@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ...formats.pte.metadata import MetadataValue
+    from ...tasks.results.delivered import Delivered
 
 
 _SHORT_DIGEST = 12
@@ -42,12 +43,14 @@ def inspect_file(
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
     delivered = Delivered.next_to(file)
-    reached = delivered.quantization if delivered else {}
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": describe_container(fat) if fat else None,
-        "quantization": {method: share.to_json() for method, share in reached.items()},
+        "quantization": {method: share.to_json() for method, share in delivered.quantization.items()}
+        if delivered
+        else {},
+        "kept_on_cpu": [asdict(kept) for kept in delivered.kept_on_cpu] if delivered else [],
     }
     if not fat:
         description["weights"] = asdict(weight_bytes(pte, map_file(file)))
@@ -62,9 +65,8 @@ def inspect_file(
         console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
-    for method, share in reached.items():
-        of_method = f"method {method}: " if len(reached) > 1 else ""
-        console.print(printable(f"{of_method}{share}"), soft_wrap=True)
+    for line in _delivered(delivered) if delivered else ():
+        console.print(printable(line), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(line, soft_wrap=True)
@@ -74,6 +76,13 @@ def inspect_file(
             _print_method(console, method)
     if not fat:
         _print_named_data(console, description)
+
+
+def _delivered(delivered: Delivered) -> Iterator[str]:
+    """What the provenance says of the methods: what is quantized, and what stays on the CPU."""
+    for method, share in delivered.quantization.items():
+        yield f"method {method}: {share}" if len(delivered.quantization) > 1 else str(share)
+    yield from delivered.on_cpu
 
 
 def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:

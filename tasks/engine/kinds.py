@@ -57,6 +57,7 @@ Numerics = Annotated[ArtifactRef, Kind("report/numerics")]  # tasks.results.nume
 PayloadLosses = Annotated[ArtifactRef, Kind("report/payload_losses")]  # tasks.results.numerics.PayloadLosses
 NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.results.numerics.NodeLosses
 Quantization = Annotated[ArtifactRef, Kind("report/quantization")]  # tasks.results.quantization.Quantization
+Kept = Annotated[ArtifactRef, Kind("report/kept")]  # tasks.results.delivered.KeptCalls, without payload and method
 Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.results.figures.Figures
 Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.results.figures.Scores
 Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.results.figures.AccuracyReport

@@ -134,6 +134,11 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
                 for method, prepared in made.prepared.items()
                 if (last := prepared.quantized or prepared.transformed) and last.reached
             },
+            kept={
+                f"{name if recipe.fat else ''}/{method}": ref
+                for name, payload in made.payloads.items()
+                for method, ref in payload.kept.items()
+            },
             **proven,
             **debug_refs,
         ),
@@ -241,7 +246,7 @@ async def lower_specialization(
         ),
         payload=spec.name,
     )
-    return Payload(edges, linked, compiled)
+    return Payload(edges, linked, compiled, {method: part.kept for method, part in parts.items() if part.kept})
 
 
 async def export_methods(run: ModelRun) -> Exports:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,7 +33,7 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
-_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization")
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "quantization", "kept_on_cpu")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
@@ -99,6 +100,20 @@ class MethodCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptCalls:
+    """The calls of an operator in a method that a target's limits leave to the CPU, and why.
+
+    `payload` is empty for a plain file.
+    """
+
+    payload: str
+    method: str
+    operator: str  # as in ``aten.convolution``
+    why: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class Delivered(Record):
     """What came of a model and a recipe."""
 
@@ -126,6 +141,7 @@ class Delivered(Record):
     search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
     quantization: Mapping[str, Quantization] = field(default_factory=dict)  # by method, of those that PT2E quantized
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
+    kept_on_cpu: tuple[KeptCalls, ...] = ()  # what limits of targets leave to the CPU
     seconds: float = 0.0  # of all its stages, including those found in the store
     failure: Failure | None = None
     rejected: _Path | None = None  # the file that missed its accuracy gate
@@ -206,6 +222,18 @@ class Delivered(Record):
         return self.figures.overall.sqnr_db if self.figures else None
 
     @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """What limits leave to the CPU, in words: a line for each payload and reason."""
+        found: dict[tuple[str, str], Counter[str]] = {}
+        for kept in self.kept_on_cpu:
+            found.setdefault((kept.payload, kept.why), Counter())[kept.operator] += kept.calls
+        return tuple(
+            f"{payload or ' '.join(self.targets)} leaves "
+            f"{', '.join(f'{calls} {operator}' for operator, calls in operators.items())} to the CPU: {why}"
+            for (payload, why), operators in found.items()
+        )
+
+    @property
     def score(self) -> float | None:
         """The lowest of all payloads; None if the recipe has no evaluator."""
         return self.accuracy.worst if self.accuracy else None
@@ -231,6 +259,7 @@ class Delivered(Record):
             "sqnr_db": figures and figures.overall.sqnr_db,
             "accuracy": self.accuracy and self.accuracy.to_json(),
             "left_out": dict(self.left_out),
+            "kept_on_cpu": [asdict(kept) for kept in self.kept_on_cpu],
             "assets": list(self.assets),
             "search": self.search and self.search.to_json(),
             "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},

@@ -45,6 +45,8 @@ class Report(stage.Stage, name="report"):
         accuracy: kinds.Accuracy | None = None  # of `gate`
         numerics: kinds.Numerics | None = None  # of `ladder`
         quantization: Mapping[str, kinds.Quantization] = field(default_factory=dict)  # by method, of `quantize`
+        # of `partition`, by payload and method: ``vulkan/forward``, or ``/forward`` of a plain file
+        kept: Mapping[str, kinds.Kept] = field(default_factory=dict)
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
         etrecord: Mapping[str, kinds.EtRecord] = field(default_factory=dict)
         debug_handles: Mapping[str, kinds.DebugHandles] = field(default_factory=dict)
@@ -99,6 +101,12 @@ class Report(stage.Stage, name="report"):
             provenance["quantization"] = {
                 method: work.store.read_json(ref) for method, ref in sorted(inputs.quantization.items())
             }
+        if inputs.kept:
+            provenance["kept_on_cpu"] = [
+                dict(zip(("payload", "method"), key.split("/", 1), strict=True)) | row
+                for key, ref in sorted(inputs.kept.items())
+                for row in work.store.read_json(ref)
+            ]
         if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
         for name, ref in (("accuracy", inputs.accuracy), ("numerics", inputs.numerics), ("origin", inputs.origin)):

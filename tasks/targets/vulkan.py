@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ...errors import TargetError
+from ..upstream import saves_time
 from .base import Target, TargetOptions
 
 if TYPE_CHECKING:
@@ -99,8 +100,10 @@ class Vulkan(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
-        from ..upstream.vulkan import LimitedVulkanPartitioner
+        from ..upstream.vulkan import LimitedVulkanPartitioner, trace_patterns_once
 
+        if saves_time():
+            trace_patterns_once()
         partitioner = LimitedVulkanPartitioner if self.options.limits else VulkanPartitioner
         return [partitioner(*partitioner_arguments(self.options))]
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner, VulkanSupportedOperators
+from executorch.backends.vulkan.patterns import fusable_patterns
 from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
+
+from ..lower.graphs import KEPT
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ def _within_limits(upstream: type, target: str) -> type:
         if node.op == "call_function" and node not in self.fusable_nodes:
             for limit in LIMITS:
                 if limit.refuses(node, target):
-                    self.log_skip(node, limit.why)
+                    node.meta[KEPT] = limit.why
                     return False
         return bool(supported(self, node))
 
@@ -138,6 +142,16 @@ def _within_limits(upstream: type, target: str) -> type:
 
     Limited.__name__ = upstream.__name__
     return Limited
+
+
+def trace_patterns_once() -> None:
+    """Keeps the graphs of what upstream fuses, which it traces for each partition and each payload, in over a second.
+
+    They depend on nothing, and are only compared with programs. Delete this once upstream keeps them itself.
+    """
+    for entry in fusable_patterns.values():
+        if entry.get_graphs_fn and not hasattr(entry.get_graphs_fn, "cache_info"):
+            entry.get_graphs_fn = cache(entry.get_graphs_fn)
 
 
 LimitedVulkanPartitioner = _within_limits(VulkanPartitioner, "vulkan")
