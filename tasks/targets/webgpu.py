@@ -41,8 +41,9 @@ class WebGpu(Vulkan):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 
-        from ..upstream.vulkan import LimitedWebGpuPartitioner, trace_patterns_once
+        from ..upstream.vulkan import LimitedWebGpuPartitioner, decline_fusions, trace_patterns_once
 
+        decline_fusions()
         if saves_time():
             trace_patterns_once()
         partitioner = LimitedWebGpuPartitioner if self.options.limits else WebGPUPartitioner
