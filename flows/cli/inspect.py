@@ -44,14 +44,12 @@ def inspect_file(
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
     delivered = Delivered.next_to(file)
-    reached = delivered.quantization if delivered else {}
     contract = _contract(file, data, delivered)
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": describe_container(fat) if fat else None,
-        "quantization": {method: share.to_json() for method, share in reached.items()},
-        "proven_on": delivered.described_proofs() if delivered else {},
+        **(delivered.recorded() if delivered else {}),
         "contract": contract and contract.described(),
     }
     if not fat:
@@ -99,6 +97,7 @@ def _recorded(delivered: Delivered) -> Iterator[str]:
         yield f"{payload}: proven on: {proven_text(places)}" if payload else f"proven on: {proven_text(places)}"
     for method, share in delivered.quantization.items():
         yield f"method {method}: {share}" if len(delivered.quantization) > 1 else str(share)
+    yield from delivered.on_cpu
 
 
 def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:

@@ -45,7 +45,9 @@ def why(
     store: STORE = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """List the stages of the last run: whether each ran or was cached, and what had changed for those that ran."""
+    """List the stages of the last run: whether each ran or was cached, what had changed, and what stays on the CPU."""
+    from ...tasks.results.delivered import delivered_by
+
     model, _, recipe = name.partition("/")
     with open_existing_store(store) as opened:
         run = next((run for run in opened.runs if model in run.models and run.id.startswith(run_id or "")), None)
@@ -53,15 +55,19 @@ def why(
         which = f"run {run_id!r}" if run_id else "run"
         raise InputError(f"no {which} with a model {model!r} is recorded in the store {opened.url}")
     stages = _stages_of(run, model, recipe)
+    delivered = {name: made for name, made in delivered_by(run).get(model, {}).items() if recipe in ("", name)}
     if as_json:
-        print_json(
-            {"run": run.id, "zoo": run.zoo, "started": run.started, "stages": [asdict(stage) for stage in stages]}
-        )
+        kept = {name: [asdict(calls) for calls in made.kept_on_cpu] for name, made in delivered.items()}
+        about = {"run": run.id, "zoo": run.zoo, "started": run.started, "kept_on_cpu": kept}
+        print_json({**about, "stages": [asdict(stage) for stage in stages]})
         return
     console = open_console()
     console.print(printable(f"{name} in the run of {run.zoo} at {run.started}"), soft_wrap=True)
     for stage in stages:
         _print_stage(console, stage)
+    for made in delivered.values():
+        for line in made.on_cpu:
+            console.print(printable(f"{made.name}: {line}"), soft_wrap=True)
 
 
 def runs(

@@ -112,7 +112,7 @@ class Note(NamedTuple):
 
 
 def notes(result: Delivered) -> Iterator[Note]:
-    """What does not apply, was searched for, quantized, left out or not run. What holds for a model is said as such."""
+    """What does not apply, was searched for, quantized, kept on the CPU, left out or not run; models' notes as such."""
     name, figures = result.name, result.figures
     if result.reason:
         yield Note(f"{name} does not apply: {result.reason}")
@@ -139,6 +139,7 @@ def notes(result: Delivered) -> Iterator[Note]:
     for method, reached in result.quantization.items():
         of_method = f", method {method}" if len(result.quantization) > 1 else ""
         yield Note(f"{name}{of_method}: {reached}", reached.is_little)
+    yield from (Note(f"{name}: {line}") for line in result.on_cpu)
     for payload, reason in result.left_out.items():
         yield Note(f"{name} is without {payload}: {reason}", telling=True)
     yield from _proofs(result)

@@ -153,6 +153,11 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
             },
             figures=figures,
             searched=searched,
+            kept={
+                f"{name if recipe.fat else ''}/{method}": ref
+                for name, payload in made.payloads.items()
+                for method, ref in payload.kept.items()
+            },
             **proven,
             **debug_refs,
         ),
@@ -260,7 +265,7 @@ async def lower_specialization(
         ),
         payload=spec.name,
     )
-    return Payload(edges, linked, compiled)
+    return Payload(edges, linked, compiled, {method: part.kept for method, part in parts.items() if part.kept})
 
 
 async def export_methods(run: ModelRun) -> Exports:

@@ -342,6 +342,7 @@ class Payload:
     edges: Mapping[str, Edge.Outputs]  # whole, after the recipe's own functions over all of them
     linked: Mapping[str, ArtifactRef]  # that the payload was compiled from
     compiled: Compile.Outputs
+    kept: Mapping[str, ArtifactRef]  # calls that limits leave to the CPU, by method, where there are any
 
 
 @dataclass(frozen=True)

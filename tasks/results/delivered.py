@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -34,7 +35,7 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
-_AS_WRITTEN = ("toolchain", "accuracy", "search", "searched", "quantization", "contract")
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "searched", "quantization", "contract", "kept_on_cpu")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
@@ -101,6 +102,20 @@ class MethodCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptCalls:
+    """The calls of an operator in a method that a target's limits leave to the CPU, and why.
+
+    `payload` is empty for a plain file.
+    """
+
+    payload: str
+    method: str
+    operator: str  # as in ``aten.convolution``
+    why: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class Delivered(Record):
     """What came of a model and a recipe."""
 
@@ -131,6 +146,7 @@ class Delivered(Record):
     quantization: Mapping[str, Quantization] = field(default_factory=dict)  # by method, of those that PT2E quantized
     contract: Contract | None = None  # what a runtime must have to load the file
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
+    kept_on_cpu: tuple[KeptCalls, ...] = ()  # what limits of targets leave to the CPU
     seconds: float = 0.0  # of all its stages, including those found in the store
     failure: Failure | None = None
     rejected: _Path | None = None  # the file that missed its accuracy gate
@@ -231,9 +247,13 @@ class Delivered(Record):
         """`proven_on` of every payload."""
         return {payload: self.proven_on(payload) for payload in self.payloads}
 
-    def described_proofs(self) -> dict[str, list[str]]:
-        """JSON of `proven`."""
-        return {payload: list(places) for payload, places in self.proven.items()} if self.figures else {}
+    def recorded(self) -> dict[str, Any]:
+        """JSON of what `pteforge inspect` says of a file besides what is in it."""
+        return {
+            "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
+            "proven_on": {payload: list(places) for payload, places in self.proven.items()} if self.figures else {},
+            "kept_on_cpu": [asdict(kept) for kept in self.kept_on_cpu],
+        }
 
     @property
     def measured(self) -> Worst | None:
@@ -246,6 +266,18 @@ class Delivered(Record):
     def sqnr_db(self) -> float | None:
         """The smallest; None if all outputs equal eager's, or if nothing was measured."""
         return self.measured.sqnr_db if self.measured else None
+
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """What limits leave to the CPU, in words: a line for each payload and reason."""
+        found: dict[tuple[str, str], Counter[str]] = {}
+        for kept in self.kept_on_cpu:
+            found.setdefault((kept.payload, kept.why), Counter())[kept.operator] += kept.calls
+        return tuple(
+            f"{payload or ' '.join(self.targets)} leaves "
+            f"{', '.join(f'{calls} {operator}' for operator, calls in operators.items())} to the CPU: {why}"
+            for (payload, why), operators in found.items()
+        )
 
     @property
     def score(self) -> float | None:
@@ -274,13 +306,12 @@ class Delivered(Record):
             "accuracy": self.accuracy and self.accuracy.to_json(),
             "left_out": dict(self.left_out),
             "contract": self.contract and self.contract.described(),
+            **self.recorded(),
             "assets": list(self.assets),
             "search": self.search and self.search.to_json(),
-            "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
             "searched": self.searched and self.searched.to_json(),
             "verified": self.verified,
             "not_run": dict(figures.not_run) if figures else {},
-            "proven_on": self.described_proofs(),
             "places": [proof.to_json() for proof in self.proofs],
             "drawn_sqnr_db": figures and figures.drawn and figures.drawn.sqnr_db,
             "calibration": dict(figures.calibration) if figures else {},

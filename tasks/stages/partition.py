@@ -36,6 +36,7 @@ class Partition(stage.Stage, name="partition"):
 
     class Outputs(stage.Roles):
         program: kinds.MadePartitioned
+        kept: kinds.Kept | None = None  # calls that limits of the target leave to the CPU, if there are any
 
     @classmethod
     def takes_weights(cls, params: Params) -> str:
@@ -56,7 +57,10 @@ class Partition(stage.Stage, name="partition"):
             to_partitioned_program,
             transformed,
         )
+        from ..lower.graphs import take_kept
         from ..targets.find import find_target
+
+        kept: dict[tuple[str, str], int] = {}
 
         def partition(program: ExportedProgram) -> ExportedProgram:
             target = find_target(params.target.name, params.target.options)
@@ -65,8 +69,10 @@ class Partition(stage.Stage, name="partition"):
             partitioners = target.partitioners()
             state = {name for ref in inputs.state.values() for name in work.store.read_json(ref)}
             partitioned = to_partitioned_program(program, partitioners, state)
+            kept.update(take_kept(partitioned))
             check_preserved_operators_found_delegates(partitioned, partitioners, edge_config(params.edge))
             return partitioned
 
         _, ref = transformed(inputs.program, partition, kind="program/partitioned", store=work.store)
-        return Partition.Outputs(program=ref)
+        rows = [{"operator": operator, "why": why, "calls": calls} for (operator, why), calls in sorted(kept.items())]
+        return Partition.Outputs(program=ref, kept=work.store.put_json("report/kept", rows) if rows else None)

@@ -54,6 +54,8 @@ class Report(stage.Stage, name="report"):
         numerics: kinds.Numerics | None = None  # of `ladder`
         searched: kinds.Searched | None = None  # of `search_inputs`
         quantization: Mapping[str, kinds.Quantization] = field(default_factory=dict)  # by method, of `quantize`
+        # of `partition`, by payload and method: ``vulkan/forward``, or ``/forward`` of a plain file
+        kept: Mapping[str, kinds.Kept] = field(default_factory=dict)
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
         etrecord: Mapping[str, kinds.EtRecord] = field(default_factory=dict)
         debug_handles: Mapping[str, kinds.DebugHandles] = field(default_factory=dict)
@@ -113,6 +115,12 @@ class Report(stage.Stage, name="report"):
         ran = Figures.from_json(work.store.read_json(inputs.figures)).of_file
         run_on = params.versions.get("executorch", "") if ran else ""
         provenance["contract"] = Contract.of(read_needs(path, data_files), run_on=run_on).described()
+        if inputs.kept:
+            provenance["kept_on_cpu"] = [
+                dict(zip(("payload", "method"), key.split("/", 1), strict=True)) | row
+                for key, ref in sorted(inputs.kept.items())
+                for row in work.store.read_json(ref)
+            ]
         if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
         for name in ("accuracy", "numerics", "origin", "searched"):

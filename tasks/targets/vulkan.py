@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ...errors import TargetError
+from ..upstream import saves_time
 from .base import Target, TargetOptions
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class Vulkan(Target):
     backends: ClassVar[tuple[str, ...]] = ("VulkanBackend",)
 
     def decomposition_options(self) -> dict[str, Any]:
-        """None of the options: the same operators stay whole in any case."""
-        return {}
+        """Whether limits apply: the same operators stay whole in any case, but for GELU, which they write out."""
+        return {"limits": self.options.limits}
 
     @classmethod
     def quantizer(cls, options: Any) -> Quantizer:
@@ -99,8 +100,11 @@ class Vulkan(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
-        from ..upstream.vulkan import LimitedVulkanPartitioner
+        from ..upstream.vulkan import LimitedVulkanPartitioner, decline_fusions, trace_patterns_once
 
+        decline_fusions()
+        if saves_time():
+            trace_patterns_once()
         partitioner = LimitedVulkanPartitioner if self.options.limits else VulkanPartitioner
         return [partitioner(*partitioner_arguments(self.options))]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from ..upstream import saves_time
 from .base import TargetOptions
 from .vulkan import GpuOptions, Vulkan, partitioner_arguments
 
@@ -40,7 +41,10 @@ class WebGpu(Vulkan):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 
-        from ..upstream.vulkan import LimitedWebGpuPartitioner
+        from ..upstream.vulkan import LimitedWebGpuPartitioner, decline_fusions, trace_patterns_once
 
+        decline_fusions()
+        if saves_time():
+            trace_patterns_once()
         partitioner = LimitedWebGpuPartitioner if self.options.limits else WebGPUPartitioner
         return [partitioner(*partitioner_arguments(self.options))]

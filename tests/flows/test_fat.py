@@ -83,6 +83,30 @@ def test_external_data(made, lower, pteforge):
     assert (done.code, set(json.loads(done.out)["payloads"])) == (0, {"xnnpack", "portable"})
 
 
+GROUPED = """
+import torch
+
+def grouped():
+    return torch.nn.Conv2d(4, 4, 1, groups=2), (torch.ones(1, 4, 2, 2),)
+"""
+
+
+@pytest.mark.slow
+def test_what_stays_on_the_cpu(project, lower, pteforge):
+    """The provenance has the calls that limits leave to the CPU; `inspect` and `why` show them, with the reason."""
+    project.write("grouped.py", GROUPED)
+    project.write_zoo({"net": "grouped:grouped"}, ("fat",), recipe("vulkan", "portable"))
+    lower(project)
+    (kept,) = json.loads((project.out / "net" / "fat.json").read_text())["kept_on_cpu"]
+    assert kept["why"].startswith("groups are ignored")
+    where = {"payload": "vulkan", "method": "forward", "operator": "aten.convolution"}
+    assert kept == {**where, "why": kept["why"], "calls": 1}
+    for command in (("inspect", "out/net/fat.pte"), ("why", "net/fat")):
+        assert f"vulkan leaves 1 aten.convolution to the CPU: {kept['why']}\n" in pteforge(project, *command).out
+    assert pteforge(project, "inspect", "out/net/fat.pte", "--json").json["kept_on_cpu"] == [kept]
+    assert pteforge(project, "why", "net", "--json").json["kept_on_cpu"] == {"fat": [kept]}
+
+
 def test_the_last_one_must_run_everywhere(project, lower):
     """A fat file without a fallback is an error before any work, with what to add."""
     project.write_zoo({"net": "nets:linear"}, ("fat",), recipe("portable", "xnnpack"))

@@ -122,6 +122,7 @@ def lowered(tmp_path_factory, make_hostile, lower):
             for stage, status in zip(record.models["linear"], ("ran", "failed", "cached"), strict=False)
         )
         entry = record.files["linear"]["portable-fp32"]
+        kept = dict.fromkeys(("payload", "method", "operator", "why"), HOSTILE) | {"calls": 1}
         forged = replace(
             record,
             id="forged",
@@ -130,7 +131,10 @@ def lowered(tmp_path_factory, make_hostile, lower):
             commit=HOSTILE,
             version=HOSTILE,
             models={HOSTILE: stages, **record.models},
-            files={HOSTILE: {HOSTILE: {**entry, "left_out": {HOSTILE: HOSTILE}}}, **record.files},
+            files={
+                HOSTILE: {HOSTILE: {**entry, "left_out": {HOSTILE: HOSTILE}, "kept_on_cpu": [kept]}},
+                **record.files,
+            },
         )
         store.runs.write(forged)
     return project, outcome

@@ -11,7 +11,7 @@ import pytest
 from pteforge.artifacts.runs import ReleaseOutcome
 from pteforge.artifacts.store import open_store
 from pteforge.flows.reports.page import NAME, render, with_the_rest, write_page
-from pteforge.tasks.results.delivered import Delivered, Failure, delivered_by
+from pteforge.tasks.results.delivered import Delivered, Failure, KeptCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tests.flows.conftest import FAT
@@ -160,6 +160,9 @@ def test_notes(made, record):
     figures = replace(measured(record, 40.0), notes=("dimension 0 takes <2> to 4",))
     page = Page(render(changed(record, figures=figures), [], made.out))
     assert "dimension 0 takes <2> to 4" in page.text
+    kept = (KeptCalls("vulkan", "forward", "aten.convolution", "groups <are> ignored", 2),)
+    page = Page(render(changed(record, kept_on_cpu=kept), [], made.out))
+    assert "vulkan leaves 2 aten.convolution to the CPU: groups <are> ignored" in page.of_class("dim")
 
 
 def test_what_quantization_reached(made, record):

@@ -8,7 +8,7 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
-from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
+from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, KeptCalls, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
 from pteforge.tasks.results.figures import AccuracyReport, Case, Figures, Score, Scores, Searched, Worst
 from pteforge.tasks.results.numerics import Attempt, FoundLayers, Ladder, Rung
@@ -43,6 +43,7 @@ MADE = Delivered(
         {"aten::add.out": ("v1/6;0|6;0",)}, ("XnnpackBackend",), runtimes={"1.4": "derived", "1.5": "run"}
     ),
     left_out={"vulkan": "it is not there"},
+    kept_on_cpu=(KeptCalls("", "forward", "aten.convolution", "groups are ignored", 2),),
     seconds=1.5,
 )
 FAILED = Delivered(
@@ -97,6 +98,7 @@ def test_what_users_get():
         ["labels.txt"],
     )
     assert said["quantization"]["forward"]["share"] == 0.8
+    assert [kept["why"] for kept in said["kept_on_cpu"]] == ["groups are ignored"]
     assert FAILED.described() == {
         "status": "failed",
         **FAILED.failure.to_json(),
@@ -106,3 +108,17 @@ def test_what_users_get():
     assert (MADE.score, MADE.verified, FAILED.verified) == (0.5, True, False)
     assert Failure.of("edge", StageFailed("no")).step == "edge"
     assert list(MADE.debugging) == [""]
+
+
+def test_what_stays_on_the_cpu_in_words():
+    """A line for each payload and reason, with the calls of all methods by operator; a plain file is its target's."""
+    kept = (
+        KeptCalls("vulkan", "encode", "aten.convolution", "groups", 1),
+        KeptCalls("vulkan", "decode", "aten.convolution", "groups", 2),
+        KeptCalls("vulkan", "decode", "aten.relu", "groups", 1),
+        KeptCalls("", "decode", "aten.relu", "layout", 1),
+    )
+    assert Delivered("net", "fat", "made", targets=("webgpu",), kept_on_cpu=kept).on_cpu == (
+        "vulkan leaves 3 aten.convolution, 1 aten.relu to the CPU: groups",
+        "webgpu leaves 1 aten.relu to the CPU: layout",
+    )

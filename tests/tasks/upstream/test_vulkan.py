@@ -14,6 +14,7 @@ from torch.nn import functional
 BATCH = {0: Dim("batch", min=1, max=4)}
 IMAGE, IMAGES = torch.randn(1, 6, 5, 3), torch.randn(2, 6, 5, 3)
 TOKENS = torch.randn(2, 6, 8)
+INTEGERS = torch.randint(-9, 9, (4, 4), dtype=torch.int32)
 
 
 def chunks(x):
@@ -25,77 +26,124 @@ def attention(x, mask):
 
 
 def channels_last(x):
-    return torch.relu(x).to(memory_format=torch.channels_last) * 2
+    return torch.relu(x).to(memory_format=torch.channels_last)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream traces the patterns that it fuses at each call, for more than a second."""
-    from executorch.backends.vulkan import patterns
+class Attention(nn.Module):
+    """Its weights of queries, keys and values are slices of one."""
 
-    monkeypatch.setattr(patterns, "get_all_fusable_subgraphs", lambda _: [])
+    def __init__(self):
+        super().__init__()
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, queries, keys, values):
+        return self.attend(queries, keys, values, need_weights=False)[0]
 
 
-def on_both(operators):
-    return {"vulkan": operators, "webgpu": operators}
+class Total(nn.Module):
+    """Keeps a sum over its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        self.total.add_(x)
+        return self.total * 2
+
+
+def on_both(*operators):
+    return {"vulkan": {*operators}, "webgpu": {*operators}}
+
+
+def on_vulkan(*operators):
+    return {"vulkan": {*operators}}
 
 
 LEFT: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any], dict[str, set[str]]]] = {
-    "groups": (nn.Conv2d(6, 12, 3, groups=2), (IMAGE,), {}, {"vulkan": {"convolution"}}),
-    "group of each channel": (nn.Conv2d(6, 12, 3, groups=6), (IMAGE,), {}, {"vulkan": {"convolution"}}),
-    "transposed": (nn.ConvTranspose2d(6, 4, 2, groups=2), (IMAGE,), {}, {"vulkan": {"convolution"}}),
-    "layout": (
-        Function(channels_last),
-        (IMAGES,),
-        {},
-        on_both({"_to_dim_order_copy", "mul"}),
-    ),
+    "groups": (nn.Conv2d(6, 12, 3, groups=2), (IMAGE,), {}, on_vulkan("convolution")),
+    "group of each channel": (nn.Conv2d(6, 12, 3, groups=6), (IMAGE,), {}, on_vulkan("convolution")),
+    "transposed": (nn.ConvTranspose2d(6, 4, 2, groups=2), (IMAGE,), {}, on_vulkan("convolution")),
+    "pointwise lines": (nn.Conv1d(6, 6, 1, groups=6), (TOKENS,), {}, on_vulkan("convolution")),
+    "depthwise": (nn.Conv2d(6, 6, 2, padding=1, groups=6), (IMAGE,), {}, on_vulkan("convolution")),
+    "depthwise strides": (nn.Conv2d(6, 6, 1, 2, groups=6), (IMAGE,), {}, on_vulkan("convolution")),
+    "layout": (Function(channels_last), (IMAGES,), {}, on_both("_to_dim_order_copy")),
     "chunks": (
         Function(chunks),
         (TOKENS,),
         BATCH,
         {"vulkan": {"split_with_sizes_copy"}, "webgpu": {"split_with_sizes_copy", "neg", "cat"}},
     ),
-    "rounding": (
-        Function(lambda x: x // 3),
-        (torch.randint(-9, 9, (4, 4)),),
+    "rounding": (Function(lambda x: x // 3), (INTEGERS,), {}, on_both("div", "_to_dim_order_copy")),
+    "truncation": (Function(lambda x: x.div(x[0], rounding_mode="trunc")), (TOKENS,), {}, on_both("div")),
+    "int64": (Function(lambda x: x + x), (torch.tensor([1 << 40]),), {}, on_both("add")),
+    "bounds": (Function(lambda x: x.clamp(0.5, 2.5)), (INTEGERS,), {}, on_vulkan("clamp")),
+    "number": (Function(lambda x: x[0] * x[1]), (torch.randn(3),), {}, on_vulkan("mul")),
+    "equality": (Function(lambda x, y: x == y), (torch.zeros(2), torch.tensor([0, 1e-6])), {}, on_both("eq")),
+    "bools": (Function(lambda x: x.bool()), (INTEGERS,), {}, on_both("_to_dim_order_copy")),
+    "index": (Function(lambda x, index: x[index]), (TOKENS, torch.tensor([0, -1])), {}, on_both("index")),
+    "constant index": (Function(lambda x: x[:, [0, -1]]), (TOKENS,), {}, on_both("index", "_clone_dim_order")),
+    "softmax": (Function(lambda x: x.softmax(1)), (IMAGES,), {}, on_vulkan("_softmax")),
+    "softmax of images": (Function(lambda x: x.softmax(0)), (IMAGE,), {}, on_vulkan("_softmax")),
+    "mean": (Function(lambda x: x.mean(1, keepdim=True)), (IMAGES,), {}, on_vulkan("mean")),
+    "positions": (Function(lambda x: x.argmax(-1, keepdim=True)), (TOKENS,), {}, on_vulkan("argmax")),
+    "norm": (nn.LayerNorm((6, 8)), (TOKENS,), {}, on_both("native_layer_norm")),
+    "norm without weights": (
+        nn.LayerNorm(8, bias=False),
+        (TOKENS,),
         {},
-        on_both({"div"}),
+        on_vulkan("native_layer_norm"),
     ),
-    "index": (
-        Function(lambda x, index: x[index]),
-        (TOKENS, torch.tensor([0, -1])),
+    "given weights": (
+        Function(functional.conv2d),
+        (IMAGE, torch.randn(4, 6, 2, 2)),
         {},
-        on_both({"index"}),
+        on_vulkan("convolution"),
     ),
-    "softmax": (Function(lambda x: x.softmax(1)), (IMAGES,), {}, {"vulkan": {"_softmax"}}),
-    "mean": (Function(lambda x: x.mean(1, keepdim=True)), (IMAGES,), {}, {"vulkan": {"mean"}}),
-    "norm": (nn.LayerNorm((6, 8)), (TOKENS,), {}, on_both({"native_layer_norm"})),
+    "given layer": (
+        Function(functional.linear),
+        (TOKENS, torch.randn(3, 8)),
+        {},
+        on_vulkan("permute_copy"),
+    ),
     "sizes": (nn.ReLU(), (TOKENS,), BATCH, {"webgpu": {"relu"}}),
 }
 """A module, its inputs, the dynamic sizes of the first, and what each target leaves."""
 
-TAKEN = {
+TAKEN: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
     "convolution": (nn.Conv2d(6, 12, 3), (IMAGE,), {}),
-    "depthwise": (nn.Conv2d(6, 6, 3, groups=6), (IMAGE,), {}),
+    "depthwise": (nn.Conv2d(6, 6, 3, 2, groups=6), (IMAGE,), {}),
+    "depthwise line": (nn.Conv2d(6, 6, (1, 3), padding=1, groups=6), (IMAGE,), {}),
+    "lines in groups": (nn.Conv1d(6, 12, 3, groups=2), (TOKENS,), {}),
     "chunks": (Function(chunks), (TOKENS,), {}),
+    "integers": (Function(lambda x: x * x + x), (INTEGERS,), {}),
+    "lookup": (nn.Embedding(9, 4), (torch.tensor([[1, 8]]),), {}),
     "softmax": (Function(lambda x: x.softmax(-1)), (IMAGES,), {}),
     "softmax of one": (Function(lambda x: x.softmax(1)), (IMAGE,), {}),
+    "mean of one": (Function(lambda x: x.mean(1, keepdim=True)), (IMAGE,), {}),
+    "positions": (Function(lambda x: x.argmax(-1)), (TOKENS,), {}),
     "norm": (nn.LayerNorm(8), (TOKENS,), {}),
+    "product": (Function(torch.matmul), (TOKENS, torch.randn(8, 3)), {}),
+    "state": (Total(), (torch.randn(4),), {}),
 }
 
 
 def edge_program(module: nn.Module, inputs: tuple[Any, ...], sizes: dict[int, Any]) -> Any:
     from executorch.exir import to_edge
 
+    return to_edge(exported(module, inputs, sizes)).exported_program()
+
+
+def exported(module: nn.Module, inputs: tuple[Any, ...], sizes: dict[int, Any]) -> Any:
     shapes: Any = (sizes, *[{}] * (len(inputs) - 1)) if sizes else None
     if shapes and isinstance(module, Function):
         shapes = (shapes,)
-    return to_edge(torch.export.export(module.eval(), inputs, dynamic_shapes=shapes)).exported_program()
+    return torch.export.export(module.eval(), inputs, dynamic_shapes=shapes)
 
 
 def left(target: str, program: Any, **options: Any) -> set[str]:
-    """Names of the operators that the target's partitioner leaves."""
+    """Names of the operators that the target's partitioner leaves, each with a reason if limits apply."""
+    from pteforge.tasks.lower.graphs import take_kept
     from pteforge.tasks.targets import find_target
 
     for node in program.graph.nodes:
@@ -103,11 +151,11 @@ def left(target: str, program: Any, **options: Any) -> set[str]:
     (partitioner,) = find_target(target, options).partitioners()
     partitioner.partition(program)
     called = [node for node in program.graph.nodes if hasattr(node.target, "_schema")]
-    return {
-        node.target.name().partition("::")[2].partition(".")[0]
-        for node in called
-        if not node.meta.get("delegation_tag")
-    }
+    found = {node.target.name() for node in called if not node.meta.get("delegation_tag")}
+    kept = {operator for operator, _ in take_kept(program)}
+    assert kept <= {name.replace("::", ".") for name in found}
+    assert bool(kept) <= options.get("limits", True)
+    return {name.partition("::")[2].partition(".")[0] for name in found}
 
 
 @pytest.mark.parametrize(("module", "inputs", "sizes", "expected"), LEFT.values(), ids=LEFT)
@@ -116,7 +164,7 @@ def test_calls_beyond_limits_are_left_to_the_cpu(module, inputs, sizes, expected
     program = edge_program(module, inputs, sizes)
     for target in ("vulkan", "webgpu"):
         assert left(target, program) == expected.get(target, set())
-        assert not left(target, program, limits=False)
+        assert not left(target, program, limits=False, skip_bool_tensors=False)
 
 
 @pytest.mark.parametrize(("module", "inputs", "sizes"), TAKEN.values(), ids=TAKEN)
