@@ -49,7 +49,7 @@ def inspect_file(
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": describe_container(fat) if fat else None,
-        **(delivered.recorded() if delivered else {}),
+        **(delivered.recorded() if delivered else {"quantization": {}, "proven_on": {}, "kept_on_cpu": []}),
         "contract": contract and contract.described(),
     }
     if not fat:

@@ -92,8 +92,6 @@ class Report(stage.Stage, name="report"):
                 "figures": work.store.read_json(inputs.figures),
             },
         }
-        if params.places:
-            provenance["places"] = [proof.to_json() for proof in _proofs(inputs, params, work.store)]
         if inputs.data:
             (data_file,) = data_files  # without it the file is not complete
             sha256 = payload_sha256(inputs.data, work.store)
@@ -106,42 +104,44 @@ class Report(stage.Stage, name="report"):
             provenance["assets"] = {
                 name: {"sha256": blob.digest, "size": blob.size} for name, blob in sorted(blobs.items())
             }
-        if params.search:
-            provenance["search"] = params.search
-        if inputs.quantization:
-            provenance["quantization"] = {
-                method: work.store.read_json(ref) for method, ref in sorted(inputs.quantization.items())
-            }
         ran = Figures.from_json(work.store.read_json(inputs.figures)).of_file
         run_on = params.versions.get("executorch", "") if ran else ""
         provenance["contract"] = Contract.of(read_needs(path, data_files), run_on=run_on).described()
-        if inputs.kept:
-            provenance["kept_on_cpu"] = [
-                dict(zip(("payload", "method"), key.split("/", 1), strict=True)) | row
-                for key, ref in sorted(inputs.kept.items())
-                for row in work.store.read_json(ref)
-            ]
         if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
-        for name in ("accuracy", "numerics", "origin", "searched"):
-            if ref := getattr(inputs, name):
-                provenance[name] = work.store.read_json(ref)
+        provenance |= {name: value for name, value in _results(inputs, params, work.store, is_fat(pte)) if value}
         made = work.store.put_json("report/provenance", provenance)
         return Report.Outputs(provenance=made)
 
 
-def _proofs(inputs: Report.Inputs, params: Report.Params, store: LocalStore) -> Iterator[Proof]:
+def _results(inputs: Report.Inputs, params: Report.Params, store: LocalStore, fat: bool) -> Iterator[tuple[str, Any]]:
+    """What stages have found, by the name that the provenance has for it."""
+    yield "search", params.search
+    for name in ("accuracy", "numerics", "origin", "searched"):
+        ref = getattr(inputs, name)
+        yield name, ref and store.read_json(ref)
+    yield "quantization", {method: store.read_json(ref) for method, ref in sorted(inputs.quantization.items())}
+    kept = [
+        dict(zip(("payload", "method"), key.split("/", 1), strict=True)) | row
+        for key, ref in sorted(inputs.kept.items())
+        for row in store.read_json(ref)
+    ]
+    yield "kept_on_cpu", kept
+    yield "places", [proof.to_json() for proof in _proofs(inputs, params, store, fat)]
+
+
+def _proofs(inputs: Report.Inputs, params: Report.Params, store: LocalStore, fat: bool) -> Iterator[Proof]:
     """What came of each payload on each place."""
     for key, ref in sorted(inputs.proofs.items()):
         place, _, payload = key.partition("/")
         made = store.read_json(ref)
         figures = made["figures"] and {**made["figures"], "cases": []}
-        yield Proof.from_json(
-            {"place": place, "payload": payload, "about": params.places[place][0], **made, "figures": figures}
-        )
+        of_place = {"place": place, "payload": payload, "about": params.places[place][0]}
+        yield Proof.from_json({**of_place, **made, "figures": figures})
     for place, (about, unreachable) in params.places.items():
-        for payload in sorted(params.specializations) if unreachable else ():
-            yield Proof(place, payload, about, None, f"needs the place, which cannot be reached: {unreachable}")
+        reason = f"needs the place, which cannot be reached: {unreachable}"
+        for payload in (sorted(params.specializations) if fat else [""]) if unreachable else ():
+            yield Proof(place, payload, about, None, reason)
 
 
 def _payloads(path: Path, data_files: Sequence[Path]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def made(tmp_path_factory, library, build):
     places |= {"needed": {**places["lost"], "required": True}}
     recipes = {
         "fat": {**_FAT, "verify": {"on": ["host", "relu", "phone", "absent", "lost"]}},
-        "plain": {**_PLAIN, "verify": {"on": ["relu"]}},
+        "plain": {**_PLAIN, "verify": {"on": ["relu", "lost"]}},
         "nowhere": {**_PLAIN, "verify": {"on": ["absent", "lost"]}},
         "needed": {**_FAT, "verify": {"on": ["needed"]}},
         "broken": {"specializations": [{"target": "portable"}], "verify": {"on": ["broken"]}},
@@ -93,6 +93,7 @@ def test_plain_files(made):
     plain, nowhere = (made[1]["models"]["net"][name] for name in ("plain", "nowhere"))
     assert plain["verified"]
     assert plain["proven_on"] == {"": ["relu"]}
+    assert {(proof["place"], proof["payload"]) for proof in plain["places"]} == {("relu", ""), ("lost", "")}
     assert nowhere["status"] == "failed"
     for telling in ("nothing has run the file", "this machine's runtime does not have", "on 'absent'", "no device"):
         assert telling in nowhere["problem"]
