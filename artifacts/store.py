@@ -288,11 +288,11 @@ def transfer(source: Store, target: Store, progress: Callable[[int, int], None] 
         if progress:
             progress(done, len(records))
     _copy_lists(source.ledger, target.ledger)
-    for known in source.ledger.all_found():
-        for found in known.found:
-            if found not in target.ledger.found_inputs(known.name) and source.has(found.inputs):
+    for listed in source.ledger.all_found():
+        for found in listed.found:
+            if found not in target.ledger.found_inputs(listed.name) and source.has(found.inputs):
                 _copy(source, target, found.inputs)
-                target.ledger.keep_found(known.name, found)
+                target.ledger.keep_found(listed.name, found)
     return Transferred(copied, present, lost)
 
 

@@ -208,7 +208,9 @@ def _note_of_search(name: str, searched: Searched | None) -> Iterator[Note]:
     if searched:
         worst = searched.worst
         reached = (
-            f"{worst.equal} of {worst.counted} equal" if worst and worst.counted else format_db(worst and worst.sqnr_db)
+            f"{worst.equal} of {worst.counted} equal"
+            if worst and worst.counted
+            else format_db(worst.sqnr_db if worst else None)
         )
         place = f" at {worst.label.removeprefix('searched ')}" if worst else ""
         often = f"; {searched.differing} returned other bits when they were repeated" if searched.differing else ""

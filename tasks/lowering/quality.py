@@ -164,17 +164,18 @@ async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> Art
         reference=_references(exports, made),
     )
     done = await run.call(run.step(SearchInputs.name), SearchInputs, params, inputs)
-    if not is_known(done.outputs.searched):
-        return done.outputs.searched
-    searched = Searched.from_json(run.read_json(done.outputs.searched))
-    if done.outputs.inputs and not done.cached:
-        case = FoundCase(done.outputs.inputs, made.file.file.identity, bool(searched.problem))
+    outputs: SearchInputs.Outputs = done.outputs
+    if not is_known(outputs.searched):
+        return outputs.searched
+    searched = Searched.from_json(run.read_json(outputs.searched))
+    if outputs.inputs and not done.cached:
+        case = FoundCase(outputs.inputs, made.file.file.identity, bool(searched.problem))
         run.store.ledger.keep_found(f"{run.model.name}/{run.plan.name}", case)
     if searched.problem and not searched.unsteady:
-        await prove(run, exports, made, done.outputs.inputs)
+        await prove(run, exports, made, outputs.inputs)
     elif searched.problem:
         raise VerificationFailed(f"{searched.problem}; --refresh searches again")
-    return done.outputs.searched
+    return outputs.searched
 
 
 def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:

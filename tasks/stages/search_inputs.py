@@ -36,10 +36,10 @@ class SearchInputs(stage.Stage, name="search_inputs"):
         from ..codecs.program import load_program
         from ..codecs.values import load_value, save_value
         from ..verify.adversarial import Box, Judge, Search
-        from ..verify.running import StoredProgram, runnable_payloads
+        from ..verify.running import Loadable, StoredProgram, runnable_payloads
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
-        payloads = {}
+        payloads = dict[str, Loadable]()
         for name, program in runnable_payloads(path, data_files, {}):
             payloads[name] = replace(program, program=work.scratch / f"payload-{len(payloads)}.pte")
             shutil.copyfile(program.program, payloads[name].program)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ KINDS = ("shuffled", "zeros", "ones", "constant", "one-hot", "negative", "large"
 _LEAST = 24  # inputs that are tried on a slow machine, too, unless that takes four times as long as was asked for
 _SHRINKS = 64  # smaller inputs that are tried
 _ROUNDINGS = 3  # runs of a program with errors of rounding
-_ROUNDING_DB = 18.0  # an output may be eight times as far off as in those
+_ROUNDING = 8.0  # an output may be so many times as far off as in those
 
 Calls = list[list[Any]]
 """Flat inputs of each call."""
@@ -105,16 +106,15 @@ class Judge:
         noisy: list[Case] = []
         for number in range(_ROUNDINGS):
             dice = torch.Generator().manual_seed(number)
-            flat = [_rounded(value, dice) for value in stored.inputs]
+            flat = [_rounded(dice, None, value) for value in stored.inputs]
             with suppress(Exception):  # it may refuse these
-                outputs = self.program.run(flat, lambda node, value, dice=dice: _rounded(value, dice, node))
+                outputs = self.program.run(flat, partial(_rounded, dice))
                 try:
                     noisy += compare_all(outputs, stored, method=self.method, rounding=self.rounding)
                 except VerificationFailed:
                     return True
         return bool(noisy and outside) and all(
-            decibels(case) >= min(decibels(own) for own in noisy if own.output == case.output) - _ROUNDING_DB
-            for case in outside
+            _is_within(case, [own for own in noisy if own.output == case.output]) for case in outside
         )
 
 
@@ -125,14 +125,22 @@ def decibels(case: Case) -> float:
     return math.inf if case.sqnr_db is None else case.sqnr_db
 
 
-def _rounded(value: Any, dice: torch.Generator, node: Node | None = None) -> Any:
+def _is_within(case: Case, noisy: Sequence[Case]) -> bool:
+    """Whether an output is not much worse than some are. Silence has no SQNR, and indices no largest error."""
+    if case.counted and case.sqnr_db is None:
+        return case.counted - case.equal <= _ROUNDING * max(own.counted - own.equal for own in noisy)
+    ratio, error = min(map(decibels, noisy)), max(own.max_abs_error for own in noisy)
+    return decibels(case) >= ratio - 20 * math.log10(_ROUNDING) and case.max_abs_error <= _ROUNDING * error
+
+
+def _rounded(dice: torch.Generator, node: Node | None, value: Any) -> Any:
     """A value with errors of rounding: up to two units in the last place, and denormal numbers that become zero.
 
     Of integers that a program quantizes to, one in ten is its neighbour. Inputs of a program, which it may write to,
     stay as they are.
     """
     if isinstance(value, list | tuple):
-        return [_rounded(part, dice, node) for part in value]
+        return [_rounded(dice, node, part) for part in value]
     if not isinstance(value, torch.Tensor) or (node and node.op == "placeholder"):
         return value
     if value.is_floating_point():
@@ -351,7 +359,7 @@ class Search:
     def _try(self, method: str, number: int) -> _Hit | None:
         """Runs all payloads on one probe; returns the first one that is wrong."""
         box, judge, worst = self.boxes[method], self.judges[method], self._worst.get(method)
-        probe = box.probe(number, self.asked.seed, worst and worst.probe)
+        probe = box.probe(number, self.asked.seed, worst.probe if worst else None)
         drawn = box.draw(probe, self.asked.seed)
         accepted = ((flat, expected) for flat in drawn if (expected := judge.expected(flat)) is not None)
         if (chosen := next(accepted, None)) is None:

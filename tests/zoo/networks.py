@@ -427,7 +427,7 @@ class SizeOutput(nn.Module):
 
 
 class Planted(nn.Module):
-    """[n, 4] to [n, 4], right, or with a fault that examples do not show: at one size, below zero, of later calls."""
+    """[n, 4] to [n, 4], right, or with a fault that examples do not show: at one size, below zero, of a later call."""
 
     def __init__(self, fault: str = "") -> None:
         super().__init__()
@@ -443,7 +443,7 @@ class Planted(nn.Module):
             y = y + nn.functional.relu(1 - (rows - 37).abs())
         if self.fault == "never resizes":
             y = nn.functional.pad(y, (0, 0, 0, 64 - x.shape[0]))
-        if self.fault == "every third call":
+        if self.fault.startswith("call "):
             self.calls.add_(1)
-            y = y + nn.functional.relu(1 - (self.calls - 3).abs())
+            y = y + nn.functional.relu(1 - (self.calls - int(self.fault[5:])).abs())
         return y
