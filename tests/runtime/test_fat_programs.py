@@ -108,6 +108,30 @@ def test_checked(outcomes, name):
     assert outcomes[name].report[-1].endswith(" copied; it passed its own check")
 
 
+_REMEMBERING = """
+import sys
+from pathlib import Path
+import pteforge_nfat
+from executorch.runtime import Runtime
+library = pteforge_nfat.load(Path(sys.argv[1]))
+for device in ("a", "a", "b"):
+    library.remember_checks(Path(sys.argv[3]), device)
+    Runtime.get().load_program(sys.argv[2]).load_method("forward")
+    print(library.report()[-1].rpartition("; ")[2])
+library.remember_checks(None)
+Runtime.get().load_program(sys.argv[2]).load_method("forward")
+print(library.report()[-1].rpartition("; ")[2])
+"""
+
+
+def test_remembered_checks(run_python, build, programs, tmp_path):
+    """Python can name a file for passed checks, too; without one, each load checks."""
+    said = run_python("-c", _REMEMBERING, build, programs / "checked.pte", tmp_path / "chécks").splitlines()
+    passed = "it passed its own check"
+    assert said == [passed, f"{passed} before", passed, passed]
+    assert len((tmp_path / "chécks").read_text().splitlines()) == 4
+
+
 @pytest.mark.parametrize("name", ["v2", "v2-damaged-first", "v2-dynamic", "v2-state"])
 def test_in_place(outcomes, name):
     """A payload is used where the packer put it: nothing is copied."""

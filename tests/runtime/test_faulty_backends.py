@@ -189,6 +189,9 @@ def test_remembered(call, tmp_path):
         assert failed.startswith(_CHECK)
         assert portable.endswith(chosen)
         assert outputs == _RIGHT
+    remember[0].write_text(f"failed {'0' * 64}\n" * 20_000)
+    call("checked-none", remember=remember)
+    assert len(remember[0].read_text().splitlines()) == 2  # it does not grow forever
     unusable = tmp_path / "missing" / "checks", ""
     assert call("checked-none", remember=unusable)[0].endswith("; it passed its own check")
 
