@@ -84,6 +84,12 @@ class Verification(VerifyBounds):
         "Every payload of a fat file is run wherever its backends are.",
     )
 
+    bench: StrictBool = Field(
+        False,
+        description="true: also measure how long loading and calls take, on each of these places, while nothing else "
+        "runs here.",
+    )
+
     def also_on(self, places: Sequence[str]) -> Verification:
         return self.model_copy(update={"on": tuple(dict.fromkeys((*self.on, *places)))})
 

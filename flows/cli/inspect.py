@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import InputError, printable
-from ..reports.figures_text import format_size, open_table, proven_text
+from ..reports.figures_text import format_size, memory_header, memory_text, open_table, proven_text
 from .options import AS_JSON, DATA, argument, data_files, open_fat_file
 from .terminal import open_console, print_json
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ...formats.pte.metadata import MetadataValue
+    from ...tasks.results.delivered import Delivered
     from ...tasks.results.quantization import Quantization
 
 
@@ -29,7 +31,13 @@ _MAX_LENGTH = 80
 
 
 def inspect_file(
-    file: Annotated[Path, argument("A .pte file.")], *, data: DATA = None, as_json: AS_JSON = False
+    file: Annotated[Path, argument("A .pte file.")],
+    *,
+    data: DATA = None,
+    header: Annotated[
+        bool, typer.Option("--header", help="Print a C++ header with the sizes of memory that methods take.")
+    ] = False,
+    as_json: AS_JSON = False,
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
     from ...formats.describe import describe, describe_container, describe_external, weight_bytes
@@ -37,24 +45,26 @@ def inspect_file(
     from ...formats.pte.contents import SIZES
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import map_file, open_pte
-    from ...tasks.results.delivered import Delivered
 
-    pte = open_pte(file)
+    pte, weights = open_pte(file), data_files(file, data)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
-    delivered = Delivered.next_to(file)
-    reached = delivered.quantization if delivered else {}
-    proven = delivered.proven if delivered and delivered.figures else {}
+    known = _known(file, weights)
+    if header:
+        typer.echo(memory_header([known]))
+        return
+    reached, proven = known.quantization, known.proven if known.figures else {}
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": describe_container(fat) if fat else None,
         "quantization": {method: share.to_json() for method, share in reached.items()},
         "proven_on": {payload: list(places) for payload, places in proven.items()},
+        "memory": [use.to_json() for use in known.memory],
     }
     if not fat:
         description["weights"] = asdict(weight_bytes(pte, map_file(file)))
-        description["outside"] = describe_external(file, pte, data_files(file, data))
+        description["outside"] = describe_external(file, pte, weights)
     if as_json:
         print_json(description)
         return
@@ -65,17 +75,30 @@ def inspect_file(
         console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
-    for line in _recorded(reached, proven):
+    for line in (*_recorded(reached, proven), *(memory_text(use) for use in known.memory if use.place)):
         console.print(printable(line), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(line, soft_wrap=True)
     returning = returning_methods(pte, metadata)
-    for method in description["methods"]:
-        if method["name"] not in returning:
-            _print_method(console, method)
+    for method in [method for method in description["methods"] if method["name"] not in returning]:
+        _print_method(console, method)
     if not fat:
         _print_named_data(console, description)
+
+
+def _known(file: Path, weights: Sequence[Path]) -> Delivered:
+    """What the provenance says; of a file without it, and of one from before there were figures, planned memory."""
+    from ...artifacts.digest import digest_file
+    from ...formats.describe import planned_memory
+    from ...tasks.results.delivered import Delivered
+    from ...tasks.results.figures import MemoryUse
+
+    made = Delivered.next_to(file)
+    if made is None:
+        made = Delivered(file.absolute().parent.name, file.stem, "made", digests={"pte": digest_file(file)})
+    planned = () if made.memory else starmap(MemoryUse, planned_memory(file, weights))
+    return replace(made, memory=(*made.memory, *planned))
 
 
 def _recorded(reached: Mapping[str, Quantization], proven: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -59,6 +59,7 @@ NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.results.numer
 Quantization = Annotated[ArtifactRef, Kind("report/quantization")]  # tasks.results.quantization.Quantization
 Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.results.figures.Figures
 Proof = Annotated[ArtifactRef, Kind("report/proof")]  # what `prove` says: tasks.results.figures.Proof without a name
+Timings = Annotated[ArtifactRef, Kind("report/timings")]  # a list of tasks.results.figures.Timing
 Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.results.figures.Scores
 Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.results.figures.AccuracyReport
 Origin = Annotated[ArtifactRef, Kind("report/origin")]  # what the digest in a file's metadata is of

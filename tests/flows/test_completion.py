@@ -16,9 +16,13 @@ from pteforge.flows.run import request
 from pteforge.tasks.lowering.graph import STAGES
 from pteforge.tests.conftest import run_process
 
-COMMANDS = ["export", "plan", "init", "inspect", "metadata", "run", "verify", "thin", "extract", "merge", "bisect"]
-COMMANDS += ["doctor", "publish", "reproduce", "deploy", "serve", "runs", "why", "diff", "schema", "release", "store"]
-COMMANDS += ["runtime"]
+COMMANDS = ["export", "plan", "init", "inspect", "metadata", "run", "verify"]
+COMMANDS += [
+    "bench",
+    "thin",
+    "extract",
+    "merge",
+    "bisect",
     "doctor",
     "publish",
     "reproduce",
@@ -30,8 +34,8 @@ COMMANDS += ["runtime"]
     "schema",
     "release",
     "store",
-    "runtime",
 ]
+COMMANDS += ["runtime"]
 BIN = Path(sys.executable).parent
 HEAVY = {"executorch", "fsspec", "numpy", "prefect", "rich", "torch"}
 
