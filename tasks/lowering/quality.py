@@ -12,7 +12,7 @@ from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.places import HOST
 from ...configs.verification import AccuracyGate
-from ...errors import PteforgeError, VerificationFailed
+from ...errors import PteforgeError, StageError, VerificationFailed
 from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
@@ -125,12 +125,12 @@ async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> N
     places |= {place.name: place.params for place in recipe.places if not place.unreachable}
     for place, params in places.items():
         for payload, ran in _programs(recipe, made).items():
-            await run.call(
-                StageId(Bench.name, place, recipe.name, payload, run.number),
-                Bench,
-                Bench.Params(place=params, name=place, payload=payload, machine=machine),
-                Bench.Inputs(file=ran.file, examples=exports.examples, data=ran.data),
-            )
+            step = StageId(Bench.name, place, recipe.name, payload, run.number)
+            asked = Bench.Params(place=params, name=place, payload=payload, machine=machine)
+            with suppress(StageError):  # the run has it; a file is none the worse for it
+                await run.call(
+                    step, Bench, asked, Bench.Inputs(file=ran.file, examples=exports.examples, data=ran.data)
+                )
 
 
 def timings_of(run: StageCalls) -> tuple[Timing, ...]:

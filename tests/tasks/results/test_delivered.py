@@ -9,7 +9,7 @@ from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
-from pteforge.tasks.results.figures import AccuracyReport, Figures, Score, Scores, Worst
+from pteforge.tasks.results.figures import AccuracyReport, Figures, MemoryUse, Score, Scores, TimeShare, Timing, Worst
 from pteforge.tasks.results.numerics import Attempt, FoundLayers, Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 
@@ -38,6 +38,8 @@ MADE = Delivered(
     search=FoundLayers(("head",), ("head",), 3, (Attempt(1, 0.75, passes=True),), 4000),
     quantization={"forward": Quantization({"int8": 10}, 10, 8, (LeftWeight("w", ("aten.mm",), 2, "because"),))},
     left_out={"vulkan": "it is not there"},
+    memory=(MemoryUse("", "forward", (100, 20), "board", "example", "1x8", 10, 2, 16, 4, 30, 20),),
+    timings=(Timing("", "forward", "host", "cpu", 0.1, 0.1, 0.01, 0.02, 9, 5, (TimeShare("aten::mm.out", 0.5, 1),)),),
     seconds=1.5,
 )
 FAILED = Delivered(
@@ -92,6 +94,7 @@ def test_what_users_get():
         ["labels.txt"],
     )
     assert said["quantization"]["forward"]["share"] == 0.8
+    assert (said["memory"][0]["planned"], said["timings"][0]["shares"][0]["name"]) == ((100, 20), "aten::mm.out")
     assert FAILED.described() == {
         "status": "failed",
         **FAILED.failure.to_json(),
