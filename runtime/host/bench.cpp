@@ -42,12 +42,12 @@ long resident() {
   return proc("/proc/self/smaps_rollup", "Rss:");
 }
 
+} // namespace
+
 int fail(const char* what, Error error) {
   std::fprintf(stderr, "nfat_run: the method does not %s: %s\n", what, executorch::runtime::to_string(error));
   return 1;
 }
-
-} // namespace
 
 int bench(const Measured& measured) {
   const long before = resident();

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <executorch/runtime/core/error.h>
+
 namespace nfat_host {
 
 /// A call of a method of a program, and how often to make it.
@@ -15,6 +17,9 @@ struct Measured {
   std::vector<std::string> arguments;
   size_t calls;
 };
+
+/// Says what the method does not do, such as ``load``, and why; returns the process's exit code.
+int fail(const char* what, executorch::runtime::Error error);
 
 /// Loads the method, calls it, and prints one JSON object: seconds of loading and of each call, and bytes of resident
 /// memory before and after loading, after the calls, and at most. Returns the process's exit code, as the others do.

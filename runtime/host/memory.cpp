@@ -26,10 +26,7 @@ std::atomic<int64_t> in_use{0};
 std::atomic<int64_t> most{0};
 
 void note(int64_t change) {
-  if (!counting) {
-    return;
-  }
-  const int64_t now = in_use += change;
+  const int64_t now = counting ? in_use += change : 0;
   for (int64_t before = most; now > before && !most.compare_exchange_weak(before, now);) {
   }
 }
@@ -147,11 +144,6 @@ class CountingAllocator final : public MemoryAllocator {
   size_t used_ = 0;
 };
 
-int fail(const char* what, Error error) {
-  std::fprintf(stderr, "nfat_run: the method does not %s: %s\n", what, executorch::runtime::to_string(error));
-  return 1;
-}
-
 } // namespace
 
 int memory(const Measured& measured) {
@@ -203,12 +195,12 @@ int memory(const Measured& measured) {
     error = method->set_inputs({inputs.values.data(), inputs.values.size()});
     error = error == Error::Ok ? method->execute() : error;
   }
-#ifdef NFAT_COUNT_HEAP
-  counting = false;
-#endif
   if (error != Error::Ok) {
     return fail("run", error);
   }
+#ifdef NFAT_COUNT_HEAP
+  const int64_t peak = most;
+#endif
   std::printf("{\"planned\": [");
   for (size_t id = 0; id < sizes.size(); ++id) {
     std::printf(id != 0 ? ", %zu" : "%zu", sizes[id]);
@@ -216,8 +208,9 @@ int memory(const Measured& measured) {
   std::printf("], \"asked\": %zu, \"calls\": %zu, ", of_method.bytes, of_method.calls);
   std::printf("\"buffer\": %zu, \"temporary\": %zu, ", of_method.buffer, temporary.buffer);
 #ifdef NFAT_COUNT_HEAP
-  const auto kept = static_cast<long long>(loaded);
-  std::printf("\"heap_loaded\": %lld, \"heap\": %lld}\n", kept, static_cast<long long>(most));
+  counting = false;
+  std::printf("\"heap_loaded\": %lld, ", static_cast<long long>(loaded));
+  std::printf("\"heap\": %lld}\n", static_cast<long long>(peak));
 #else
   std::printf("\"heap_loaded\": null, \"heap\": null}\n");
 #endif

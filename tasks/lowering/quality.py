@@ -122,7 +122,8 @@ async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> N
     """Times every payload on this process's runtime and on all places of the recipe, one after another."""
     recipe, machine = run.plan, processor()
     places: dict[str, PlaceParams | None] = {HOST: None} if HOST in recipe.recipe.verify.on else {}
-    places |= {place.name: place.params for place in recipe.places if not place.unreachable}
+    runs = (place for place in recipe.places if not (place.unreachable or place.params.emulated))
+    places |= {place.name: place.params for place in runs}
     for place, params in places.items():
         for payload, ran in _programs(recipe, made).items():
             step = StageId(Bench.name, place, recipe.name, payload, run.number)

@@ -76,7 +76,7 @@ class Prove(stage.Stage, name="prove"):
             if not missing:
                 with device_program(place.command, path, data_files, place.env) as program:
                     figures = verify_program(program, examples, params.bounds)
-                    memory = measure_memory(program, path, examples)
+                    memory = measure_memory(program, examples)
         else:
             load_libraries(place.library, place.env)
             missing = missing_backends(backends)

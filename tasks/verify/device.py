@@ -70,7 +70,7 @@ def device_program(
 
 
 class DeviceProgram:
-    """A program to run by a command, as `Runnable`, `Measurable` and `Counting`.
+    """A program to run by a command, as `Runnable` and `Measurable`.
 
     Attributes:
         path: of the program.

@@ -26,6 +26,7 @@ from .running import Loadable, load_libraries, missing_backends, runnable_payloa
 
 if TYPE_CHECKING:
     from ..stages.prove import PlaceParams
+    from .device import DeviceProgram
 
 _TRIED, _LEAST, _MOST = 3, 10, 1000  # calls to find out how many to make, and those at least and at most
 _TRACED = 10
@@ -217,20 +218,13 @@ def _events(dump: bytes) -> Iterator[tuple[str, int, int]]:
                 yield profile.text(_Profile.NAME), profile.number(_Profile.INSTRUCTION, I32, -1), end - start
 
 
-class Counting(Protocol):
-    """A program whose memory can be measured: one that `nfat_run` runs."""
-
-    def count(self, method: str, inputs: Sequence[Any]) -> bytes:
-        """What the option ``--memory`` prints; raises PteforgeError where the command fails."""
-
-
-def measure_memory(program: Counting, path: Path, examples: Mapping[str, Mapping[str, Any]]) -> list[MemoryUse]:
+def measure_memory(program: DeviceProgram, examples: Mapping[str, Mapping[str, Any]]) -> list[MemoryUse]:
     """What methods take with the smallest and the largest of their stored inputs, and with the first example.
 
-    Nothing where the command cannot say: one of the user's need not have the option.
+    Nothing where the command cannot say: one of the user's need not have the option ``--memory``.
     """
     uses = []
-    for method in open_pte(path).methods:
+    for method in open_pte(program.path).methods:
         for label, inputs in _of_sizes(examples.get(method.name)).items():
             shapes = ", ".join("x".join(map(str, value.shape)) for value in inputs if isinstance(value, torch.Tensor))
             named = {"payload": "", "method": method.name, "inputs": label, "shapes": shapes}
