@@ -298,7 +298,7 @@ def bench_files(
     with quiet():
         if against:
             ratios = [
-                found for text in places for found in _ratios(files[0], against, text, places[text], seconds, store)
+                found for text in places for found in _ratios(expanded[0], against, text, places[text], seconds, store)
             ]
             timings, not_run = [], {}
         else:

@@ -184,7 +184,9 @@ def timing_text(timing: Timing) -> str:
     load, first, usual, p95 = map(format_seconds, (timing.load, timing.first, timing.median, timing.p95))
     of_calls = f"{usual} (median of {timing.calls}), p95 {p95}, first {first}, load {load}"
     memory = f", peak memory {format_size(timing.peak_memory)}" if timing.peak_memory else ""
-    return f"{timing.where} on {timing.place}: {of_calls}{memory}"
+    delegated = sum(share.share for share in timing.shares if share.delegate)
+    within = f", {delegated:.0%} of a call in delegates" if timing.shares else ""
+    return f"{timing.where} on {timing.place}: {of_calls}{memory}{within}"
 
 
 def memory_header(results: Iterable[Delivered]) -> str:

@@ -128,7 +128,7 @@ async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> N
         for payload, ran in _programs(recipe, made).items():
             step = StageId(Bench.name, place, recipe.name, payload, run.number)
             asked = Bench.Params(place=params, name=place, payload=payload, machine=machine)
-            with suppress(StageError):  # the run has it; a file is none the worse for it
+            with suppress(StageError, NotCached):  # the run has it; a file is none the worse for it
                 await run.call(
                     step, Bench, asked, Bench.Inputs(file=ran.file, examples=exports.examples, data=ran.data)
                 )

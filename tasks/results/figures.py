@@ -192,7 +192,7 @@ class Timing(Record):
     payload: str  # empty for a plain file
     method: str
     place: str
-    machine: str  # processor and what the place says of itself
+    machine: str  # what the place says of itself, or the processor of the host
     load: float
     first: float  # the first call
     median: float  # of the calls after the first
@@ -203,9 +203,9 @@ class Timing(Record):
     untraced: str = ""  # why there are no shares
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str, str]:
         """What has to be equal for two timings to be compared."""
-        return self.place, self.payload, self.method
+        return self.place, self.machine, self.payload, self.method
 
     @property
     def where(self) -> str:

@@ -18,7 +18,7 @@ class Bench(stage.Stage, name="bench"):
         place: PlaceParams | None  # None: the runtime of this process
         name: str  # of the place
         payload: str  # empty for a plain file
-        machine: str  # the processor here, by which times of other machines are told apart
+        machine: str  # the processor where the run was started, by which times of other machines are told apart
         seconds: float = 1.0  # of calls, for each method
 
     class Inputs(stage.Roles):
@@ -36,19 +36,16 @@ class Bench(stage.Stage, name="bench"):
         Raises PteforgeError where the place fails.
         """
         from ..codecs.values import load_value
+        from ..verify.emulators import processor
         from ..verify.measure import programs_on, time_methods
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store)["inputs"][0] for method, ref in inputs.examples.items()}
-        named = {"place": params.name, "machine": _said(params.place) or params.machine}
+        machine = ", ".join(params.place.about.splitlines()) if params.place else ""
+        named = {"place": params.name, "machine": machine or processor()}  # of the process that measures
         made = [
             timing.to_json() | named | {"payload": params.payload}
             for _, program in programs_on(params.place, path, data_files, {})
             for timing in time_methods(program, examples, params.seconds)
         ]
         return Bench.Outputs(timings=work.store.put_json("report/timings", made))
-
-
-def _said(place: PlaceParams | None) -> str:
-    """What a place says of itself, in one line."""
-    return ", ".join(place.about.splitlines()) if place else ""

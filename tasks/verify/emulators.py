@@ -69,9 +69,9 @@ def install(machine: Machine) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{machine}-") as temporary:
         made = Path(temporary) / machine
-        options = _download_arm(made) if machine == "arm64" else [f"-DPython_EXECUTABLE={sys.executable}"]
+        options = _download_arm(made) if machine == "arm64" else _OWN
         build = str(made / "build")
-        _run(["cmake", "-S", str(_SOURCES), "-B", build, "-DNFAT_BUILD_HOST=ON", *options, *_FOUND_AT_ORIGIN])
+        _run(["cmake", "-S", str(_SOURCES), "-B", build, "-DNFAT_BUILD_HOST=ON", *options])
         _run(["cmake", "--build", build, "--parallel", str(os.cpu_count() or 1)])
         try:
             made.rename(folder)
@@ -81,7 +81,7 @@ def install(machine: Machine) -> Path:
     return _installed(machine)
 
 
-_FOUND_AT_ORIGIN = ("-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",)
+_OWN = [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON"]
 """The folder of the build is renamed, and `nfat_run` has to find `libnfat_backend` next to it."""
 
 

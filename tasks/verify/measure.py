@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .device import DeviceProgram
 
 _TRIED, _LEAST, _MOST = 3, 10, 1000  # calls to find out how many to make, and those at least and at most
-_TRACED = 10
+_TRACED = 5
 _ROUNDS = 9
 
 

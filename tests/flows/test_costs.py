@@ -237,3 +237,16 @@ def test_against(made, run_here):
         assert ratio["rounds"] >= 5
     said = run_here(folder, *bench, "out/net/fat.pte", "--against", "out/net/timed.pte")
     said.refused("have no method in common")
+
+
+@pytest.mark.nightly
+def test_emulated_cores(made, run_here):
+    """Allocators are counted on an emulated Arm core, too, and are asked for what they are asked for here."""
+    said = run_here(made[0], "runtime", "install", "arm64")
+    assert said.code == 0, said.err
+    again = _export(made[0], "--model", "resnet8", "--recipe", "xnnpack", "--place", "qemu:cortex-a53")
+    here, there = again["models"]["resnet8"]["xnnpack"]["memory"]
+    assert {here["place"], there["place"]} == {"on-phone", "cortex-a53"}
+    for figure in ("planned", "asked", "calls", "buffer", "temporary"):
+        assert here[figure] == there[figure]
+    assert min(here["heap"], there["heap"]) > 0

@@ -45,6 +45,8 @@ def test_latency():
     assert regressions(before, of(timings=(timed(1.1), timed(9.0, "other"))), limit) == []
     (line,) = regressions(before, of(timings=(timed(0.5), timed(6.0, "phone"))), limit)
     assert "takes 20 % longer on phone, 6 s after 5 s; at most 10 % is allowed" in line
+    elsewhere = replace(timed(1.0), machine="another")
+    assert "latency cannot be compared" in regressions(before, of(timings=(elsewhere,)), limit)[0]
     (line,) = regressions(before, of(), limit)
     assert "latency cannot be compared" in line
     assert regressions(of(), before, limit) == []
