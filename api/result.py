@@ -28,6 +28,7 @@ from ..tasks.codecs.values import load_value, load_values
 from ..tasks.engine.runner import Done, StageId
 from ..tasks.engine.stage import from_roles
 from ..tasks.lowering.graph import check_stage
+from ..tasks.lowering.quality import timings_of
 from ..tasks.lowering.runs import RecipeRun
 from ..tasks.results.delivered import Delivered
 from ..tasks.results.figures import Figures
@@ -254,7 +255,7 @@ class Exported:
     def delivered(self) -> Delivered:
         """What came out, in one record: digests, sizes, figures, scores and what was left out."""
         made = Delivered.of_provenance(self.provenance)
-        return replace(made, left_out=self._run.why_left_out(made.left_out))
+        return replace(made, left_out=self._run.why_left_out(made.left_out), timings=timings_of(self._run))
 
     @property
     def quantization(self) -> dict[str, Quantization]:

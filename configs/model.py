@@ -118,11 +118,33 @@ def _check_dim_names(shapes: DynamicShapes) -> DynamicShapes:
     return shapes
 
 
+class DeviceLimits(FrozenModel):
+    """Bytes that each method of a file may take on a device, with the largest of the inputs that are tried."""
+
+    planned: Bytes | None = Field(None, description="Planned memory, all ids together: bytes, or text such as 256KiB.")
+    method: Bytes | None = Field(
+        None, description="Buffer of the method allocator; needs a place with nfat_run, which measures it."
+    )
+    total: Bytes | None = Field(
+        None,
+        description="All memory: planned, of the method and of the temporary allocator, and what backends and kernels "
+        "take from the heap; needs such a place, too.",
+    )
+
+    @property
+    def written(self) -> dict[str, int]:
+        """The limits by name, without those that are left out."""
+        return {name: limit for name in type(self).model_fields if (limit := getattr(self, name)) is not None}
+
+
 class Limits(FrozenModel):
-    """Limits of each stage of a model; a stage that exceeds one is killed."""
+    """Limits of each stage of a model, where a stage that exceeds one is killed; and of its methods on a device."""
 
     timeout: Seconds = Field(600.0, description="Wall time of one stage: seconds, or text such as 90s, 10m, 1h30m.")
     memory: Bytes = Field(8 * 2**30, description="Memory of one stage: bytes, or text such as 512MiB, 4GiB.")
+    device: DeviceLimits | None = Field(
+        None, description="Memory of each method on a device; a recipe fails whose file needs more."
+    )
 
 
 class ModelConfig(FrozenModel):
@@ -143,7 +165,9 @@ class ModelConfig(FrozenModel):
     calibration: dict[str, Dataset] | None = Field(
         None, description="Method name to the dataset that calibrates quantizers; other methods use the example inputs."
     )
-    limits: Limits = Field(Limits(), description="Limits of each stage; a stage that exceeds one is killed.")
+    limits: Limits = Field(
+        Limits(), description="Limits of each stage, which is killed where it exceeds one, and of methods on a device."
+    )
     verify: VerifyOverrides | None = Field(None, description="Bounds that replace those of the recipe, field by field.")
     accuracy: Accuracy | None = Field(None, description="Replaces the recipe's evaluator or bounds, field by field.")
     metadata: Metadata | None = Field(

@@ -43,7 +43,8 @@ class PlaceConfig(FrozenModel):
         None,
         examples=["./on-phone"],
         description="A command that takes the arguments of nfat_run, and does elsewhere what it does. Words with a / "
-        "that are files are relative to this file.",
+        "that are files are relative to this file. nfat_run is the one that `pteforge runtime install host` builds, "
+        "unless there is one on PATH.",
     )
     qemu: str | None = Field(
         None,

@@ -102,6 +102,12 @@ class Verification(VerifyBounds):
         "quantized one; null: do not. What is found is run again in each later verification of the model.",
     )
 
+    bench: StrictBool = Field(
+        False,
+        description="true: also measure how long loading and calls take, on each of these places, while nothing else "
+        "runs here.",
+    )
+
     def also_on(self, places: Sequence[str]) -> Verification:
         return self.model_copy(update={"on": tuple(dict.fromkeys((*self.on, *places)))})
 

@@ -9,6 +9,7 @@ import math
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -19,12 +20,12 @@ from flatbuffers import number_types  # type: ignore[import-untyped]  # ships ne
 
 from ..errors import FileFormatError
 from .contract import kernel_libraries
-from .nfat.container import FatFile, payload_program
+from .nfat.container import FatFile, is_fat, open_fat, payload_program
 from .nfat.contents import Manifest, Payload, Source
 from .nfat.golden import read_cases
 from .pte.contents import ConstantTensor, Method, PteFile, TensorSpec, ValueSpec
 from .pte.ptd import check_external_weights, external_weights, ptd_extents
-from .pte.reader import map_file
+from .pte.reader import map_file, open_pte
 from .pte.tables import U8, U32, U64, Flatbuffer, TableView
 
 
@@ -53,6 +54,22 @@ def describe(pte: PteFile) -> dict[str, Any]:
             for named in pte.named_data
         ],
     }
+
+
+def planned_memory(file: Path, data_files: Sequence[Path]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Payload, method, and bytes by memory id, of all methods that compute something; a plain file has no payload.
+
+    Payloads that cannot be read are left out.
+    """
+    pte = open_pte(file)
+    programs = {"": pte}
+    if is_fat(pte):
+        programs, container = {}, open_fat(file, data_files).container
+        for payload in container.payloads:
+            with suppress(FileFormatError):
+                programs[payload.name] = payload_program(container, payload)
+    for name, program in programs.items():
+        yield from ((name, method.name, method.planned_memory) for method in program.methods if not method.constant)
 
 
 def _totals(constants: Sequence[ConstantTensor]) -> dict[str, int]:

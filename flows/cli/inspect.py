@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import FileFormatError, InputError, printable
-from ..reports.figures_text import format_runtimes, format_size, open_table, proven_text
+from ..reports.figures_text import (
+    format_runtimes,
+    format_size,
+    memory_header,
+    memory_text,
+    open_table,
+    proven_text,
+)
 from .options import AS_JSON, DATA, argument, data_files, open_fat_file
 from .terminal import open_console, print_json
 
@@ -30,7 +38,13 @@ _MAX_LENGTH = 80
 
 
 def inspect_file(
-    file: Annotated[Path, argument("A .pte file.")], *, data: DATA = None, as_json: AS_JSON = False
+    file: Annotated[Path, argument("A .pte file.")],
+    *,
+    data: DATA = None,
+    header: Annotated[
+        bool, typer.Option("--header", help="Print a C++ header with the sizes of memory that methods take.")
+    ] = False,
+    as_json: AS_JSON = False,
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
     from ...formats.describe import describe, describe_container, describe_external, weight_bytes
@@ -38,23 +52,25 @@ def inspect_file(
     from ...formats.pte.contents import SIZES
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import map_file, open_pte
-    from ...tasks.results.delivered import Delivered
 
-    pte = open_pte(file)
+    pte, weights = open_pte(file), data_files(file, data)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
-    delivered = Delivered.next_to(file)
-    contract = _contract(file, data, delivered)
+    known = _known(file, weights)
+    if header:
+        typer.echo(memory_header([known]))
+        return
+    contract = _contract(file, data, known)
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": describe_container(fat) if fat else None,
-        **(delivered.recorded() if delivered else {"quantization": {}, "proven_on": {}, "kept_on_cpu": []}),
+        **known.recorded(),
         "contract": contract and contract.described(),
     }
     if not fat:
         description["weights"] = asdict(weight_bytes(pte, map_file(file)))
-        description["outside"] = describe_external(file, pte, data_files(file, data))
+        description["outside"] = describe_external(file, pte, weights)
     if as_json:
         print_json(description)
         return
@@ -66,29 +82,42 @@ def inspect_file(
     else:
         _print_file(console, file, description)
     console.print(format_runtimes(contract.runtimes if contract else None), soft_wrap=True)
-    for line in _recorded(delivered) if delivered else ():
+    for line in _recorded(known):
         console.print(printable(line), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
     for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(line, soft_wrap=True)
     returning = returning_methods(pte, metadata)
-    for method in description["methods"]:
-        if method["name"] not in returning:
-            _print_method(console, method)
+    for method in [method for method in description["methods"] if method["name"] not in returning]:
+        _print_method(console, method)
     if not fat:
         _print_named_data(console, description)
 
 
-def _contract(file: Path, data: list[Path] | None, delivered: Delivered | None) -> Contract | None:
+def _contract(file: Path, data: list[Path] | None, delivered: Delivered) -> Contract | None:
     """What a runtime must have, as the provenance or the file says it; None if a payload cannot be read."""
     from ...formats.contract import Contract, read_needs
 
-    if delivered and delivered.contract:
+    if delivered.contract:
         return delivered.contract
     try:
         return Contract.of(read_needs(file, data_files(file, data)))
     except FileFormatError:
         return None
+
+
+def _known(file: Path, weights: Sequence[Path]) -> Delivered:
+    """What the provenance says; of a file without it, and of one from before there were figures, planned memory."""
+    from ...artifacts.digest import digest_file
+    from ...formats.describe import planned_memory
+    from ...tasks.results.delivered import Delivered
+    from ...tasks.results.figures import MemoryUse
+
+    made = Delivered.next_to(file)
+    if made is None:
+        made = Delivered(file.absolute().parent.name, file.stem, "made", digests={"pte": digest_file(file)})
+    planned = () if made.memory else starmap(MemoryUse, planned_memory(file, weights))
+    return replace(made, memory=(*made.memory, *planned))
 
 
 def _recorded(delivered: Delivered) -> Iterator[str]:
@@ -98,6 +127,7 @@ def _recorded(delivered: Delivered) -> Iterator[str]:
     for method, share in delivered.quantization.items():
         yield f"method {method}: {share}" if len(delivered.quantization) > 1 else str(share)
     yield from delivered.on_cpu
+    yield from (memory_text(use) for use in delivered.memory if use.place)
 
 
 def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from .fat import extract_payload, merge_files, thin_file
 from .inspect import inspect_file, show_metadata
 from .release import app as release_app
 from .release import diff, publish, reproduce_file
-from .run import run_file, runtime_app, verify_files
+from .run import bench_files, run_file, runtime_app, verify_files
 from .store import app as store_app
 from .store import runs, why
 from .terminal import guard_streams, print_json
@@ -131,6 +131,7 @@ app.command("contract")(print_contract)
 app.command("check")(check_file)
 app.command("run")(in_child(run_file))
 app.command("verify")(verify_files)
+app.command("bench")(in_child(bench_files))
 app.command("thin")(thin_file)
 app.command("extract")(extract_payload)
 app.command("merge")(merge_files)

@@ -1,4 +1,4 @@
-"""`pteforge run`, `verify` and `runtime`: files on ExecuTorch runtimes."""
+"""`pteforge run`, `verify`, `bench` and `runtime`: files on ExecuTorch runtimes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import json
 import shlex
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
-from ..reports.figures_text import format_sqnr
+from ..reports.figures_text import format_sqnr, one_line, timing_text
 from . import completion
 from .options import (
     AS_JSON,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from ...artifacts.store import Store
     from ...configs.verification import VerifyBounds
     from ...formats.pte.contents import Method, ValueSpec
-    from ...tasks.results.figures import Figures
+    from ...tasks.results.figures import Figures, Timing
+    from ...tasks.stages.prove import PlaceParams
 
 
 def run_file(  # noqa: PLR0913 - one parameter per option
@@ -250,15 +252,156 @@ def verify_files(
 
 def _reach(text: str) -> list[str]:
     """The command of a place; loads the libraries of one. Raises InputError if it cannot be reached."""
+    from ...tasks.verify.running import load_libraries
+
+    place = _plan(text)
+    load_libraries(place.library, place.env)
+    return list(place.command)
+
+
+def _plan(text: str) -> PlaceParams:
+    """A place that can be reached; raises InputError for another one."""
     from ...configs.places import PlaceConfig
     from ...tasks.lowering.places import plan_place
-    from ...tasks.verify.running import load_libraries
 
     place = plan_place(text, PlaceConfig.parse(text)[1], Path.cwd())
     if place.unreachable:
         raise InputError(f"--place {text}: {place.unreachable}")
-    load_libraries(place.params.library, place.params.env)
-    return list(place.params.command)
+    return place.params
+
+
+def bench_files(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".pte files, or folders of such.")],
+    *,
+    place: Annotated[
+        list[str] | None,
+        option("Where: host, qemu:CORE, library:PATH or command:COMMAND; may be repeated.", "PLACE", "host"),
+    ] = None,
+    against: Annotated[
+        Path | None, option("Measure FILE and this one in turns, and print the ratio of their times.", "OLD.pte")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Seconds of calls, for each method.")] = 1.0,
+    store: STORE = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Measure how long files take to load and to be called, and what takes the time. Let nothing else run meanwhile.
+
+    Methods get the first example that they were verified with, if the file's provenance and its store are there, else
+    random inputs of the largest sizes.
+    """
+    from ...configs.places import HOST
+
+    expanded = _expanded(files)
+    if against and len(expanded) != 1:
+        raise InputError(f"--against compares one file with another, and {len(expanded)} are named")
+    places = {text: None if text == HOST else _plan(text) for text in place or [HOST]}
+    with quiet():
+        if against:
+            ratios = [
+                found for text in places for found in _ratios(expanded[0], against, text, places[text], seconds, store)
+            ]
+            timings, not_run = [], {}
+        else:
+            timings, not_run, ratios = *_timed(expanded, places, seconds, store), []
+    if as_json:
+        found = [{"file": str(file), **timing.to_json()} for file, timing in timings]
+        print_json({"timings": found, "ratios": ratios, "not_run": not_run})
+        return
+    for file, timing in timings:
+        typer.echo(f"{printable(str(file))}: {printable(timing_text(timing))}")
+        for line in _shares(file, timing):
+            typer.echo(f"  {printable(line)}")
+    for ratio in ratios:
+        spread = f"{ratio['min']:.3f} to {ratio['max']:.3f} in {ratio['rounds']} rounds"
+        typer.echo(printable(f"{ratio['where']} on {ratio['place']}: {ratio['median']:.3f} of the time ({spread})"))
+    for what, reason in not_run.items():
+        typer.echo(printable(f"{what}: {reason}"), err=True)
+
+
+_Places = Mapping[str, "PlaceParams | None"]
+
+
+def _timed(
+    files: Sequence[Path], places: _Places, seconds: float, store: str | None
+) -> tuple[list[tuple[Path, Timing]], dict[str, str]]:
+    """What was measured of each method of each payload, and why others have no times."""
+    from ...tasks.verify.emulators import processor
+    from ...tasks.verify.measure import programs_on, time_methods
+
+    timings: list[tuple[Path, Timing]] = []
+    not_run: dict[str, str] = {}
+    for text, place in places.items():
+        machine = one_line(place.about) if place and place.about else processor()
+        for file in files:
+            skipped: dict[str, str] = {}
+            for payload, program in programs_on(place, file, data_files(file, None), skipped):
+                made = time_methods(program, _bench_inputs(file, program.path, store), seconds)
+                timings += [(file, replace(timing, payload=payload, place=text, machine=machine)) for timing in made]
+            not_run |= {f"{file}, {name}, on {text}": reason for name, reason in skipped.items()}
+    return timings, not_run
+
+
+def _ratios(
+    new: Path, old: Path, place: str, params: PlaceParams | None, seconds: float, store: str | None
+) -> Iterator[dict[str, Any]]:
+    """The ratio of each method that both files have, in payloads of the same name; raises InputError without one."""
+    from ...tasks.verify.measure import compare_times, programs_on
+
+    skipped: dict[str, str] = {}
+    shared = False
+    for payload, program in programs_on(params, new, data_files(new, None), skipped):
+        for other, before in programs_on(params, old, data_files(old, None), skipped):
+            inputs = _bench_inputs(new, program.path, store), _bench_inputs(old, before.path, store)
+            for timed in compare_times(program, before, inputs, seconds) if other == payload else ():
+                shared = True
+                where = f"payload {payload}, {timed['where']}" if payload else timed["where"]
+                yield {**timed, "place": place, "payload": payload, "where": where}
+    if not shared:
+        reason = next((f": it {reason}" for reason in skipped.values()), "")
+        raise InputError(f"{new} and {old} have no method in common that can be timed on {place}{reason}")
+
+
+def _bench_inputs(file: Path, program: Path, store: str | None) -> dict[str, Sequence[Any]]:
+    """Flat inputs of the methods of a program, which is `file` or a payload of it."""
+    from ...formats.pte.reader import open_pte
+    from ...tasks.codecs.values import load_value
+
+    found: dict[str, Sequence[Any]] = {}
+    with suppress(InputError):
+        made = _read_made(file)
+        with open_existing_store(store) as opened:
+            _fetch(made, opened)
+            found = {method: load_value(ref, opened.local)["inputs"][0] for method, ref in made.examples.items()}
+    methods = [method for method in open_pte(program).methods if not method.constant]
+    return {method.name: found.get(method.name) or _random_inputs(method, 0) for method in methods}
+
+
+_SHARES = 8  # lines
+
+
+def _shares(file: Path, timing: Timing) -> Iterator[str]:
+    """What the time of a method goes to, with the lines of the model if the file was made in debug mode."""
+    if timing.untraced:
+        yield timing.untraced
+    try:
+        maps = json.loads(file.with_suffix(".debug.json").read_text(encoding="utf-8"))
+        maps = maps[timing.payload] if timing.payload else maps
+        handles, sources = (maps[role][timing.method] for role in ("debug_handles", "debug_sources"))
+    except (OSError, ValueError, LookupError, TypeError):
+        handles, sources = {}, {}
+    for share in timing.shares[:_SHARES]:
+        of = [handles.get(str(instruction), ()) for instruction in share.instructions]
+        flat = [handle for each in of for handle in (each if isinstance(each, list) else [each])]
+        lines = dict.fromkeys(source["line"] for handle in flat for source in sources.get(str(handle), ()))
+        where = ", ".join([line for line in lines if line][:_LINES_NAMED])
+        outside = "" if share.delegate else ", outside of delegates"
+        calls = f"{share.calls} call{'s' * (share.calls != 1)}{outside}"
+        yield f"{share.share:6.1%}  {share.name} ({calls})" + (f": {where}" if where else "")
+    if rest := timing.shares[_SHARES:]:
+        yield f"{sum(share.share for share in rest):6.1%}  {len(rest)} other operators"
+
+
+_LINES_NAMED = 4
 
 
 runtime_app = typer.Typer(help="Runtimes that files are verified on.", no_args_is_help=True)
@@ -271,13 +414,13 @@ def _runtimes() -> None:
 
 @runtime_app.command("install")
 def install_runtime(
-    machine: Annotated[Literal["arm64"], argument("The kind of machine: its cores are emulated by QEMU.")],
+    machine: Annotated[Literal["host", "arm64"], argument("This machine, or Arm, whose cores QEMU emulates.")],
 ) -> None:
-    """Fetch and build, once, what places such as qemu:cortex-a53 run."""
-    from ...tasks.verify.emulators import install_arm
+    """Build, once, what places such as command:nfat_run (host) and qemu:cortex-a53 (arm64) run."""
+    from ...tasks.verify.emulators import install
 
-    del machine  # there is one
-    typer.echo(f"nfat_run is in {install_arm() / 'build'}; use it as --place qemu:cortex-a53")
+    place = "command:nfat_run" if machine == "host" else "qemu:cortex-a53"
+    typer.echo(f"nfat_run is {install(machine)}; use it as --place {place}")
 
 
 def _verify_all(

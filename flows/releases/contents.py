@@ -18,7 +18,7 @@ from ...errors import InputError, convert_os_errors
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered
 from ..reports.comparison import compared, read_delivered
-from ..reports.figures_text import format_db, format_error, format_score, markdown_table, proven_text
+from ..reports.figures_text import format_db, format_error, format_score, format_seconds, markdown_table, proven_text
 from .records import Content, ReleasedFile, ReleasedModel, files_of
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
@@ -119,7 +119,9 @@ def merge_results(folders: Sequence[Found]) -> Found:
 def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets: Mapping[str, Content]) -> str:
     """A model card in Markdown. It says nothing about the release, so that equal files have equal cards."""
     names = ("recipe", "backends", "methods", "size", "SQNR", "max abs error", "accuracy")
-    rows = markdown_table(names, (_cells(recipe, released) for recipe, released in recipes.items()))
+    timed = any(released.result.timings for released in recipes.values())
+    cells = (_cells(recipe, released)[: len(names) + timed] for recipe, released in recipes.items())
+    rows = markdown_table((*names, *(["latency"] if timed else [])), cells)
     notes = []
     for recipe, released in recipes.items():
         notes.append(_listed(f"{recipe}.pte", released.file))
@@ -160,7 +162,9 @@ def _cells(recipe: str, released: ReleasedFile) -> list[str]:
     error = format_error(result.figures.overall.max_abs_error) if result.figures else ""
     score = "" if result.score is None else format_score(result.score)
     backends, methods = ", ".join(result.backends) or "portable kernels", ", ".join(result.methods)
-    return [f"`{recipe}`", backends, methods, f"{released.size} bytes", format_db(result.sqnr_db), error, score]
+    latency = "" if result.latency is None else f"{format_seconds(result.latency)} on {result.timings[0].place}"
+    size = f"{released.size} bytes"
+    return [f"`{recipe}`", backends, methods, size, format_db(result.sqnr_db), error, score, latency]
 
 
 def _read_file(path: Path) -> ReleasedFile:

@@ -18,7 +18,7 @@ from ...formats.nfat.contents import Payload
 from ...formats.pte.contents import PteFile
 from ...formats.pte.reader import naming, open_pte
 from ...tasks.results.delivered import Delivered, MethodCalls
-from .figures_text import format_db
+from .figures_text import format_db, format_seconds
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ def compared(result: Delivered) -> dict[str, Any]:
         "sqnr_db": result.sqnr_db,
         "max_abs_error": result.figures and result.figures.overall.max_abs_error,
         "score": result.score,
+        "latency": result.latency,
         "delegated": [asdict(method) for method in result.delegated],
         "toolchain": dict(result.toolchain),
     }
@@ -161,16 +162,16 @@ def _merged(blocks: list[Block]) -> tuple[Block, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much worse a file may become: at most by a fraction of its size, dB of SQNR, or a drop of the score.
+    """How much worse a file may become: at most by a fraction of its size or latency, dB of SQNR, or a drop of score.
 
     It is 0 for ``delegation`` and ``proven``.
     """
 
-    kind: Literal["growth", "sqnr", "score", "delegation", "proven"]
+    kind: Literal["growth", "sqnr", "score", "latency", "delegation", "proven"]
     most: float = 0.0
 
 
-LIMITS = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), delegation, proven"
+LIMITS = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), latency=10%, delegation, proven"
 """Their forms, for messages."""
 
 
@@ -204,6 +205,7 @@ _FORMS = {
     "growth": re.compile(_NUMBER + r" ?(%)"),
     "sqnr": re.compile(_NUMBER + r" ?(?:dB)?()", re.IGNORECASE),
     "score": re.compile(_NUMBER + r" ?(%?)"),
+    "latency": re.compile(_NUMBER + r" ?(%)"),
 }
 
 
@@ -213,7 +215,7 @@ def _parse_limit(part: str) -> Limit:
         return Limit(cast("Literal['delegation', 'proven']", part))
     if (form := _FORMS.get(name)) and equals and (found := form.fullmatch(value)):
         number, percent = found.groups()
-        kind = cast("Literal['growth', 'sqnr', 'score']", name)
+        kind = cast("Literal['growth', 'sqnr', 'score', 'latency']", name)
         return Limit(kind, float(number) / 100 if percent else float(number))
     raise InputError(f"{part!r} is not a limit; write one or more of {LIMITS}, separated by commas")
 
@@ -252,6 +254,21 @@ def _score(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
         )
 
 
+def _latency(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
+    known = {timing.key: timing for timing in before.timings}
+    found = {timing.key: timing for timing in after.timings}
+    if known and not known.keys() & found.keys():
+        yield "latency cannot be compared: the new file was not timed where the earlier one was"
+    for key, timing in found.items():
+        earlier = known.get(key)
+        if earlier and _exceeds(growth := timing.median / earlier.median - 1, limit):
+            took, takes = format_seconds(earlier.median), format_seconds(timing.median)
+            yield (
+                f"{timing.where} takes {100 * growth:.3g} % longer on {timing.place}, {takes} after {took}; "
+                f"at most {100 * limit:g} % is allowed"
+            )
+
+
 def _delegation(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
     del limit
     known = {(method.payload, method.method): method for method in before.delegated}
@@ -287,6 +304,7 @@ _CHECKS: Mapping[str, Callable[[Delivered, Delivered, float], Iterator[str]]] = 
     "growth": _growth,
     "sqnr": _sqnr,
     "score": _score,
+    "latency": _latency,
     "delegation": _delegation,
     "proven": _proven,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ...tasks.results.delivered import Delivered
-    from ...tasks.results.figures import Proof, Searched, Worst
+    from ...tasks.results.figures import MemoryUse, Proof, Searched, Timing, Worst
     from ...tasks.results.numerics import Ladder, Rung
 
 FOUND = ".found.yaml"
@@ -74,16 +75,25 @@ def format_figures(worst: Worst) -> tuple[str, str, str, str]:
     return *errors, format_sqnr(worst), _format_top1(worst)
 
 
+def format_seconds(seconds: float) -> str:
+    """For example 12.3 us, 1.23 ms, 4.56 s: a time that was measured."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
 COLUMNS: Mapping[str, Callable[[Delivered, Worst], str]] = {
     "size": lambda result, _: format_size(result.size),
     "max abs error": lambda _, worst: format_error(worst.max_abs_error),
     "SQNR": lambda _, worst: format_sqnr(worst),
     "cases": lambda _, worst: str(worst.cases),
     "accuracy": lambda result, _: _format_accuracy(result),
+    "latency": lambda result, _: "" if result.latency is None else format_seconds(result.latency),
 }
 """What tables of files say of each."""
 
-_OPTIONAL = frozenset({"accuracy"})  # columns that only tables have in which they say something
+_OPTIONAL = frozenset({"accuracy", "latency"})  # columns that only tables have in which they say something
 _LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, one after another
 
 
@@ -143,6 +153,9 @@ def notes(result: Delivered) -> Iterator[Note]:
     for payload, reason in result.left_out.items():
         yield Note(f"{name} is without {payload}: {reason}", telling=True)
     yield from _proofs(result)
+    yield from (Note(f"{name}: {memory_text(use)}", listed=True) for use in result.memory if use.place)
+    for timing in result.timings:
+        yield Note(f"{name}: {timing_text(timing)}", listed=True)
 
 
 def _proofs(result: Delivered) -> Iterator[Note]:
@@ -165,6 +178,63 @@ def _proofs(result: Delivered) -> Iterator[Note]:
         for reason in dict.fromkeys(proof.not_run for proof in proofs if proof.not_run):
             payloads = [proof.payload or WHOLE_FILE for proof in proofs if proof.not_run == reason]
             yield Note(f"{result.name}: not run on {place}: {', '.join(payloads)}: it {reason}", listed=True)
+
+
+def memory_text(use: MemoryUse) -> str:
+    """What a method takes, in one line; in bytes, since boards have few."""
+    said = [f"planned {' + '.join(f'{size:,}' for size in use.planned) or '0'}"]
+    if use.buffer is None:
+        return f"{use.where} takes bytes: {said[0]}; no place has measured the rest"
+    said.append(f"method {use.asked:,} in {use.calls} calls (a buffer of {use.buffer:,})")
+    said.append(f"temporary {use.temporary:,}")
+    said += [] if use.heap is None else [f"heap {use.heap:,} at most and {use.heap_loaded or 0:,} after loading"]
+    shapes = f" ({use.shapes})" if use.shapes else ""
+    return f"{use.where} takes bytes: {', '.join(said)}; on {use.place}, {use.inputs} inputs{shapes}"
+
+
+def timing_text(timing: Timing) -> str:
+    """How long a method takes, in one line."""
+    load, first, usual, p95 = map(format_seconds, (timing.load, timing.first, timing.median, timing.p95))
+    of_calls = f"{usual} (median of {timing.calls}), p95 {p95}, first {first}, load {load}"
+    memory = f", peak memory {format_size(timing.peak_memory)}" if timing.peak_memory else ""
+    delegated = sum(share.share for share in timing.shares if share.delegate)
+    within = f", {delegated:.0%} of a call in delegates" if timing.shares else ""
+    return f"{timing.where} on {timing.place}: {of_calls}{memory}{within}"
+
+
+def memory_header(results: Iterable[Delivered]) -> str:
+    """A C++ header with the sizes of buffers that methods need: the largest that were measured, in bytes.
+
+    A namespace for each model has one for each recipe, payload of a fat file and method.
+    """
+    lines = ["// Written by pteforge. Sizes in bytes, on a machine with pointers of 64 bits.", "#pragma once"]
+    lines += ["", "#include <cstddef>", ""]
+    for result in results:
+        lines.append(f"// {printable(result.name)}.pte, SHA-256 {result.sha256}")
+        uses: dict[tuple[str, str], list[MemoryUse]] = {}
+        for use in result.memory:
+            uses.setdefault((use.payload, use.method), []).append(use)
+        for (payload, method), found in uses.items():
+            parts = filter(None, (result.model, result.recipe, payload, method))
+            lines += [f"namespace {'::'.join(map(_identifier, parts))} {{", *_constants(found), "}", ""]
+    return "\n".join(lines)
+
+
+def _constants(uses: Sequence[MemoryUse]) -> Iterator[str]:
+    """Lines for one method."""
+    planned = uses[0].planned
+    sizes = {f"planned_{index}": size for index, size in enumerate(planned, 1)} | {"planned": sum(planned)}
+    if buffers := [use.buffer for use in uses if use.buffer is not None]:
+        sizes |= {"method": max(buffers), "temporary": max(use.temporary for use in uses)}
+    if heaps := [use.heap for use in uses if use.heap is not None]:
+        sizes["heap"] = max(heaps)
+    return (f"constexpr std::size_t {name} = {size};" for name, size in sizes.items())
+
+
+def _identifier(name: str) -> str:
+    """A name as C++ takes it."""
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return f"_{plain}" if plain[:1].isdigit() else plain
 
 
 def places_of(results: Iterable[Delivered]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
 from ...tasks.results.delivered import Delivered, Failure, delivered_by
 from .comparison import Block, FileMap, map_of
-from .figures_text import format_db, format_size, notes, proven_text
+from .figures_text import format_db, format_seconds, format_size, notes, proven_text
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -185,7 +185,7 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plain
     )
-    environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short}
+    environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short, "latency": format_seconds}
     delivered = delivered_by(record)
     models = []
     for name, recipes in delivered.items():

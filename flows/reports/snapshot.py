@@ -112,11 +112,18 @@ def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
             yield from _numerics(worst, f"{name}: ")
         for payload, places in result.proven.items():
             yield Item("numerics", f"{payload}: proven on" if payload else "proven on"), proven_text(places)
+    yield from _memory(result)
     if result.accuracy:
         yield Item("accuracy", "score"), result.accuracy.worst
         for score in result.accuracy.file.scores:
             if score.payload:
                 yield Item("accuracy", score.payload), score.score
+
+
+def _memory(result: Delivered) -> Iterator[tuple[Item, Value]]:
+    for use in result.memory:
+        if use.buffer is not None and use.inputs == "example":
+            yield Item("memory", f"{use.payload}{use.payload and ': '}{use.method} on {use.place}"), Size(use.buffer)
 
 
 def _numerics(worst: Worst, prefix: str) -> Iterator[tuple[Item, Value]]:

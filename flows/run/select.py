@@ -174,7 +174,21 @@ def _plan_recipe(
     bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)
     bounded = _bounds_are_written(loaded, ("models", model)) or _bounds_are_written(loaded, ("recipes", name))
     planned = plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded)
-    return replace(planned, places=tuple(place(each) for each in recipe.verify.on if each != HOST))
+    places = tuple(place(each) for each in recipe.verify.on if each != HOST)
+    device = loaded.zoo.models[model].limits.device
+    for limit in device.written if device and not any(map(_may_measure, places)) else ():
+        if limit != "planned":
+            problem = (
+                f"no place of recipe {name!r} measures it: run `pteforge runtime install host` once, and verify on "
+                "`{command: nfat_run}`, or export with --place command:nfat_run"
+            )
+            raise loaded.locations.error(problem, ("models", model, "limits", "device", limit))
+    return replace(planned, places=places)
+
+
+def _may_measure(place: PlannedPlace) -> bool:
+    """Whether a place may say how much memory methods take."""
+    return bool(place.params.command or place.unreachable)
 
 
 def _plan_place(loaded: LoadedZoo, name: str) -> PlannedPlace:

@@ -39,6 +39,7 @@ from ...tasks.lowering.runs import History, ModelRun, run_without_loop
 from ...tasks.results.delivered import Delivered
 from ...tasks.stages.report import Report
 from ...tasks.targets.find import find_target_class, link_names
+from ...tasks.verify.emulators import processor
 
 _PACKAGE = Path(__file__).parents[2]
 _DECIDE = ("artifacts", "configs", "formats", "tasks")
@@ -125,7 +126,9 @@ class WholeModels:
             target.name for recipe in model.recipes for spec in recipe.specializations for target in spec.targets
         }
         targets |= {quantizer.name for recipe in model.recipes for quantizer in recipe.quantizers}
-        return digest_json([repr(model), host_capability(), _toolchain(distributions, tuple(sorted(targets)))])
+        timed = any(recipe.recipe.verify.bench for recipe in model.recipes)
+        machine = [host_capability(), *([processor()] if timed else [])]
+        return digest_json([repr(model), *machine, _toolchain(distributions, tuple(sorted(targets)))])
 
     def _same_sources(self, model: PlannedModel, record: ModelRecord) -> bool:
         """Whether the user's code is what it was."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,10 @@ from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.runner import CutShort, NotCached
 from ...tasks.lowering.graph import lower_model
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe
+from ...tasks.lowering.quality import timings_of
 from ...tasks.lowering.runs import History, ModelRun, StageCalls, run_without_loop
 from ...tasks.results.delivered import Delivered, Failure, Status
+from ...tasks.results.figures import Timing
 from ...tasks.results.numerics import Ladder
 from ...tasks.stages.gate import Gate
 from ...tasks.stages.ladder import Ladder as LadderStage
@@ -119,7 +121,8 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
         planned = {recipe.name: recipe for recipe in model.recipes}
         try:
             for delivered in recipes:
-                _publish(session, model, planned[delivered.recipe], delivered.parts["provenance"])
+                provenance = delivered.parts["provenance"]
+                _publish(session, model, planned[delivered.recipe], provenance, delivered.timings)
         except (ObjectMissing, ObjectDamaged):
             return False
     _add(session, model, recipes, record.stages)
@@ -203,16 +206,20 @@ def _conclude_recipe(
     seconds = sum(done.seconds for done in run.done.values())
     if isinstance(result, CutShort):
         return Delivered(model.name, recipe, status, seconds=seconds, until=run.plan.until or "")
-    delivered = _publish(session, model, run.plan, result.provenance)
+    delivered = _publish(session, model, run.plan, result.provenance, timings_of(run))
     return replace(delivered, status=status, seconds=seconds, left_out=run.why_left_out(delivered.left_out))
 
 
-def _publish(session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef) -> Delivered:
-    """Writes the files that a provenance describes, and the provenance with this run added."""
+def _publish(
+    session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef, timings: Sequence[Timing]
+) -> Delivered:
+    """Writes the files that a provenance describes, and the provenance with this run and its times added."""
     session.store.fetch(report)
     provenance = json.loads(session.store.local.read_artifact(report))
-    delivered = Delivered.of_provenance(provenance)
     provenance["run"] = {**session.identity, "request": session.origin(model.name)}
+    if timings:
+        provenance["run"]["timings"] = [timing.to_json() for timing in timings]
+    delivered = Delivered.of_provenance(provenance)
     delivered = session.results.publish(delivered, provenance)
     session.results.publish_debug_files(delivered, [spec.name for spec in recipe.specializations])
     return replace(delivered, parts={**delivered.parts, "provenance": report})

@@ -215,6 +215,7 @@ class Method:
         operator_calls: number of calls of each of `operators`.
         planned_memory: bytes of each planned buffer, without the reserved first entry.
         delegated: whether it is a single delegate call that takes all inputs and returns all outputs in their order.
+        called: for each instruction, the operator or the backend that it calls; empty for jumps and the like.
     """
 
     name: str
@@ -226,6 +227,7 @@ class Method:
     planned_memory: tuple[int, ...]
     instructions: InstructionCounts
     delegated: bool = False
+    called: tuple[str, ...] = ()
 
     @property
     def constant(self) -> bool:

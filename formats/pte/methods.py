@@ -80,7 +80,7 @@ def read_method(plan: TableView, segments: Sequence[Extent], inline: Sequence[Ex
     values = list(plan.children(schema.ExecutionPlan.VALUES))
     operators = tuple(map(_operator, plan.children(schema.ExecutionPlan.OPERATORS)))
     delegates = tuple(_delegate(node, segments, inline) for node in plan.children(schema.ExecutionPlan.DELEGATES))
-    calls, instructions = _count(plan, len(operators), len(delegates))
+    calls, instructions, called = _count(plan, operators, delegates)
     method = Method(
         name=name,
         inputs=_specs(plan, schema.ExecutionPlan.INPUTS, values),
@@ -91,6 +91,7 @@ def read_method(plan: TableView, segments: Sequence[Extent], inline: Sequence[Ex
         planned_memory=plan.numbers(schema.ExecutionPlan.NON_CONST_BUFFER_SIZES, I64)[1:],
         instructions=instructions,
         delegated=instructions == InstructionCounts(delegate_calls=1) and _passes_everything_on(plan),
+        called=called,
     )
     return MethodContents(method, tuple(data for data in map(_tensor_data, values) if data is not None))
 
@@ -193,20 +194,26 @@ def _delegate(node: TableView, segments: Sequence[Extent], inline: Sequence[Exte
             )
 
 
-def _count(plan: TableView, operators: int, delegates: int) -> tuple[Counter[int], InstructionCounts]:
+def _count(
+    plan: TableView, operators: Sequence[str], delegates: Sequence[Delegate]
+) -> tuple[Counter[int], InstructionCounts, tuple[str, ...]]:
+    """Calls by operator, instructions by kind, and what each instruction calls."""
+    called: list[str] = []
     calls: Counter[int] = Counter()
     kinds: Counter[int] = Counter()
     for chain in plan.children(schema.ExecutionPlan.CHAINS):
         for instruction in chain.children(schema.Chain.INSTRUCTIONS):
             kind = instruction.number(schema.Instruction.INSTR_ARGS_TYPE, U8)
             kinds[kind] += 1
+            called.append("")
             match kind:
                 case schema.InstructionArguments.KERNELCALL:
                     index = _arguments(instruction).number(schema.KernelCall.OP_INDEX, I32)
-                    calls[pick(range(operators), index, "operator")] += 1
+                    called[-1] = pick(operators, index, "operator")
+                    calls[index] += 1
                 case schema.InstructionArguments.DELEGATECALL:
                     index = _arguments(instruction).number(schema.DelegateCall.DELEGATE_INDEX, I32)
-                    pick(range(delegates), index, "delegate")
+                    called[-1] = pick(delegates, index, "delegate").id
                 case (
                     schema.InstructionArguments.MOVECALL
                     | schema.InstructionArguments.JUMPFALSECALL
@@ -215,13 +222,14 @@ def _count(plan: TableView, operators: int, delegates: int) -> tuple[Counter[int
                     pass
                 case _:
                     raise FileFormatError(f"an instruction is of kind {kind}, which the schema does not know")
-    return calls, InstructionCounts(
+    counts = InstructionCounts(
         kernel_calls=kinds[schema.InstructionArguments.KERNELCALL],
         delegate_calls=kinds[schema.InstructionArguments.DELEGATECALL],
         moves=kinds[schema.InstructionArguments.MOVECALL],
         jumps=kinds[schema.InstructionArguments.JUMPFALSECALL],
         frees=kinds[schema.InstructionArguments.FREECALL],
     )
+    return calls, counts, tuple(called)
 
 
 def _passes_everything_on(plan: TableView) -> bool:

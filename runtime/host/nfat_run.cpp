@@ -1,14 +1,14 @@
 // Runs methods of a program, fat or plain, without Python:
 //
-//   nfat_run [--verify LEVEL] [--repeat COUNT] [--data WEIGHTS.ptd] [--bench]
+//   nfat_run [--verify LEVEL] [--repeat COUNT] [--data WEIGHTS.ptd] [--bench | --etdump | --memory]
 //            MODEL.pte METHOD [INPUT ...] [-- METHOD [INPUT ...]]... [> OUTPUTS.bin]
 //   nfat_run --about
 //
 // A tensor is SIZES:INPUT.bin. SIZES are like 2x8 (empty for a scalar), INPUT.bin has the bytes of the tensor as it
 // lies in memory; its dtype and dimension order are the method's. Other inputs are numbers. Makes the calls one after
 // another on one loaded program, all COUNT times, and writes the elements of all outputs, and on the error stream what
-// became of each payload. With --bench it prints what loading and the only call cost instead. LEVEL is the load option
-// verify_digests. With --about it prints the version of ExecuTorch, the system, and the backends that can be used.
+// became of each payload. With --bench it prints how long loading and the only call take instead, with --memory how much
+// memory, and with --etdump it writes a trace of the call (bench.h). LEVEL is the load option verify_digests. With --about it prints the version of ExecuTorch, the system, and the backends that can be used.
 
 #include <algorithm>
 #include <cstdio>
@@ -38,7 +38,7 @@ struct Options {
   std::string verify;
   std::string data;
   size_t repeat = 1;
-  bool bench = false;
+  int (*measure)(const nfat_host::Measured&) = nullptr; // in place of running calls
 };
 
 void print_report() {
@@ -174,15 +174,18 @@ int main(int count, char** values) {
   }
   Options options;
   while (!arguments.empty() && arguments[0].rfind("--", 0) == 0) {
-    const size_t taken = arguments[0] == "--bench" ? 1 : 2;
+    size_t taken = 2;
     if (arguments.size() >= 2 && arguments[0] == "--verify") {
       options.verify = arguments[1];
     } else if (arguments.size() >= 2 && arguments[0] == "--data") {
       options.data = arguments[1];
     } else if (arguments.size() >= 2 && arguments[0] == "--repeat") {
       options.repeat = std::strtoul(arguments[1].c_str(), nullptr, 10);
-    } else if (arguments[0] == "--bench") {
-      options.bench = true;
+    } else if (arguments[0] == "--bench" || arguments[0] == "--etdump" || arguments[0] == "--memory") {
+      options.measure = arguments[0] == "--bench" ? nfat_host::bench
+          : arguments[0] == "--etdump"            ? nfat_host::trace
+                                                  : nfat_host::memory;
+      taken = 1;
     } else {
       arguments.clear();
       break;
@@ -193,9 +196,10 @@ int main(int count, char** values) {
   if (arguments.size() >= 2) {
     calls = calls_of({arguments.begin() + 1, arguments.end()});
   }
-  if (calls.empty() || (options.bench && calls.size() > 1)) {
+  if (calls.empty() || (options.measure != nullptr && calls.size() > 1)) {
     std::fputs(
-        "usage: nfat_run [--verify LEVEL] [--repeat COUNT] [--data WEIGHTS.ptd] [--bench]\n"
+        "usage: nfat_run [--verify LEVEL] [--repeat COUNT] [--data WEIGHTS.ptd]\n"
+        "                [--bench | --etdump | --memory]\n"
         "                MODEL.pte METHOD [SIZES:INPUT.bin | NUMBER ...] [-- METHOD ...]...\n"
         "       nfat_run --about\n",
         stderr);
@@ -205,12 +209,16 @@ int main(int count, char** values) {
     std::fputs("nfat_run: the backend is not registered\n", stderr);
     return 1;
   }
-  if (!options.bench) {
+  if (options.measure == nullptr) {
     return run(options, arguments[0], std::move(calls));
   }
   if (!options.verify.empty() && nfat_backend_verify_digests(options.verify.c_str()) != 0) {
     std::fputs("nfat_run: LEVEL is one of none, parsed, all\n", stderr);
     return 2;
   }
-  return nfat_host::bench(arguments[0], calls[0].method, calls[0].arguments, options.repeat);
+  std::vector<std::string> data_files;
+  if (!options.data.empty()) {
+    data_files.push_back(options.data);
+  }
+  return options.measure({arguments[0], data_files, calls[0].method, calls[0].arguments, options.repeat});
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -162,8 +163,9 @@ class Executor:
         if call.stage.runs_isolated(call.params):
             predicted = predict_memory(call, self.store)
             path, body = tuple(map(str, call.python_path)), f"{__name__}:{run_stage.__name__}"
+            needed = sys.maxsize if call.stage.alone else predicted  # more than all is admitted when nothing else runs
             report = self._workers.run(
-                WorkerCall(body, work, call.limits, predicted, path, _chain(call), started=start, progressed=progressed)
+                WorkerCall(body, work, call.limits, needed, path, _chain(call), started=start, progressed=progressed)
             )
             result, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
         else:

@@ -62,6 +62,7 @@ Kept = Annotated[ArtifactRef, Kind("report/kept")]  # tasks.results.delivered.Ke
 Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.results.figures.Figures
 Proof = Annotated[ArtifactRef, Kind("report/proof")]  # what `prove` says: tasks.results.figures.Proof without a name
 Searched = Annotated[ArtifactRef, Kind("report/searched")]  # tasks.results.figures.Searched
+Timings = Annotated[ArtifactRef, Kind("report/timings")]  # a list of tasks.results.figures.Timing
 Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.results.figures.Scores
 Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.results.figures.AccuracyReport
 Origin = Annotated[ArtifactRef, Kind("report/origin")]  # what the digest in a file's metadata is of

@@ -178,6 +178,7 @@ class Stage:
         name: unique; enters keys, the ledger and messages.
         isolated: the body runs in a worker process. Otherwise it needs neither torch nor ExecuTorch, and runs where it
             is called.
+        alone: no other stage runs at the same time in these workers, since time is measured.
         ends_chain: no stage follows that shares a process with this one.
         reads_traces: stack traces, which a program's identity excludes, are part of the outputs.
         distributions: packages whose versions the outputs depend on, besides those of targets.
@@ -188,6 +189,7 @@ class Stage:
 
     name: ClassVar[str]
     isolated: ClassVar[bool] = True
+    alone: ClassVar[bool] = False
     ends_chain: ClassVar[bool] = False
     reads_traces: ClassVar[bool] = False
     distributions: ClassVar[tuple[str, ...]] = ("torch", "executorch", "torchao")

@@ -23,6 +23,7 @@ from ..results.figures import Scores
 from ..results.numerics import Attempt, FoundLayers, next_count
 from ..stages.aten_passes import AtenPasses
 from ..stages.baseline import Baseline
+from ..stages.bench import Bench
 from ..stages.bisect import Bisect
 from ..stages.bisect_payload import BisectPayload
 from ..stages.calibration import Calibration
@@ -62,6 +63,8 @@ from .params import (
 )
 from .quality import (
     Climbed,
+    bench_on_places,
+    check_memory,
     check_proven,
     compare_programs,
     count_changes,
@@ -78,7 +81,8 @@ from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar,
 STAGES: tuple[type[Stage], ...] = (
     *(Export, Diagnose, SourceTransform, FoldBatchNorms, Calibration, Quantize, AtenPasses),
     *(Edge, EdgeManagerPasses, Partition, Preprocess, Compile),
-    *(Pack, Serialize, Ladder, Bisect, BisectPayload, Verify, SearchInputs, Prove, Baseline, Evaluate, Gate, Report),
+    *(Pack, Serialize, Ladder, Bisect, BisectPayload, Verify, SearchInputs, Prove),
+    *(Baseline, Evaluate, Gate, Report, Bench),
 )
 """Every stage, in the order in which a model goes through them; ``--until`` goes by it."""
 
@@ -137,7 +141,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     debug_refs: dict[str, Any] = {
         role: {payload: getattr(outputs, role) for payload, outputs in debugging.items()} for role in DEBUG_ROLES
     }
-    return await run(
+    reported = await run(
         Report,
         report_params(run, made.payloads),
         Report.Inputs(
@@ -162,6 +166,10 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
             **debug_refs,
         ),
     )
+    check_memory(run, reported.provenance)
+    if recipe.recipe.verify.bench:
+        await bench_on_places(run, exports, made)
+    return reported
 
 
 async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:

@@ -19,7 +19,7 @@ from ...artifacts.digest import digest_file
 from ...configs.places import PlaceConfig
 from ...errors import InputError, SourceError, first_line, printable
 from ..stages.prove import PlaceParams
-from ..verify.emulators import arm_host
+from ..verify.emulators import NFAT_RUN, arm_host, own_host
 
 _SECONDS = 60.0  # that a place has to say what it is
 _TOLD = 4000  # characters of what it says that are kept
@@ -75,6 +75,11 @@ def _command(config: PlaceConfig, folder: Path) -> tuple[str, ...]:
         except InputError as error:
             raise _Unreachable(str(error)) from error
     words = shlex.split(config.command or "")
+    if words[:1] == [NFAT_RUN] and shutil.which(NFAT_RUN) is None:
+        try:
+            words[0] = own_host()
+        except InputError as error:
+            raise _Unreachable(str(error)) from error
     return tuple(
         str((folder / word).absolute()) if "/" in word and (folder / word).exists() else word for word in words
     )

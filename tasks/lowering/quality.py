@@ -6,32 +6,37 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.ledger import FoundCase
 from ...artifacts.ref import ArtifactRef
+from ...configs.places import HOST
 from ...configs.verification import AccuracyGate
-from ...errors import PteforgeError, VerificationFailed
+from ...errors import PteforgeError, StageError, VerificationFailed
 from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
 from ..results.causes import Circumstance
-from ..results.figures import WHOLE_FILE, Figures, Searched
+from ..results.delivered import Delivered
+from ..results.figures import WHOLE_FILE, Figures, Searched, Timing, exceeded
 from ..results.numerics import NodeLosses, rank_layers
 from ..stages.baseline import Baseline
+from ..stages.bench import Bench
 from ..stages.bisect import Bisect
 from ..stages.bisect_payload import BisectPayload
 from ..stages.evaluate import Evaluate
 from ..stages.gate import Gate
 from ..stages.ladder import Ladder, RungParams
-from ..stages.prove import Prove
+from ..stages.prove import PlaceParams, Prove
 from ..stages.search_inputs import SearchInputs
 from ..stages.serialize import Serialize
 from ..stages.verify import Verify
+from ..verify.emulators import processor
 from .model import PlannedRecipe, params_of
 from .params import edge_params, fields_of
 from .places import PlannedPlace
-from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, together
+from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, StageCalls, together
 
 
 @dataclass(frozen=True)
@@ -92,20 +97,67 @@ async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> d
         raise VerificationFailed(
             f"place {unreachable[0].name!r} is required, and cannot be reached: {unreachable[0].unreachable}"
         )
-    as_shipped = Prove.Inputs(file=made.file.file, examples=exports.examples, data=made.file.data)
-    files = {
-        name: Prove.Inputs(file=own.compiled.payload, examples=exports.examples) for name, own in made.payloads.items()
-    }
-    if not recipe.fat:
-        files = {"": as_shipped}
+    whole = {"": _Ran(made.file.file, made.file.data)}
     proving = {
-        f"{place.name}/{name}": _prove(run, place, name, Prove.Params(place=place.params, bounds=bounds), inputs)
+        f"{place.name}/{name}": _prove(
+            run,
+            place,
+            name,
+            Prove.Params(place=place.params, bounds=bounds),
+            Prove.Inputs(file=ran.file, examples=exports.examples, data=ran.data),
+        )
         for place in recipe.places
         if not place.unreachable
         # a command runs a fat file as an app does, too, with the payload that is chosen there
-        for name, inputs in {**files, **({"": as_shipped} if place.params.command else {})}.items()
+        for name, ran in {**_programs(recipe, made), **(whole if place.params.command else {})}.items()
     }
     return await together(proving)
+
+
+class _Ran(NamedTuple):
+    """A file that places run, and its weights."""
+
+    file: ArtifactRef
+    data: ArtifactRef | None = None
+
+
+def _programs(recipe: PlannedRecipe, made: MadeFile) -> dict[str, _Ran]:
+    """The payloads of a fat file by name, or a plain file, which has none."""
+    if not recipe.fat:
+        return {"": _Ran(made.file.file, made.file.data)}
+    return {name: _Ran(own.compiled.payload) for name, own in made.payloads.items()}
+
+
+async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> None:
+    """Times every payload on this process's runtime and on all places of the recipe, one after another."""
+    recipe, machine = run.plan, processor()
+    places: dict[str, PlaceParams | None] = {HOST: None} if HOST in recipe.recipe.verify.on else {}
+    runs = (place for place in recipe.places if not (place.unreachable or place.params.emulated))
+    places |= {place.name: place.params for place in runs}
+    for place, params in places.items():
+        for payload, ran in _programs(recipe, made).items():
+            step = StageId(Bench.name, place, recipe.name, payload, run.number)
+            asked = Bench.Params(place=params, name=place, payload=payload, machine=machine)
+            with suppress(StageError, NotCached):  # the run has it; a file is none the worse for it
+                await run.call(
+                    step, Bench, asked, Bench.Inputs(file=ran.file, examples=exports.examples, data=ran.data)
+                )
+
+
+def timings_of(run: StageCalls) -> tuple[Timing, ...]:
+    """What `bench_on_places` has measured."""
+    done = [done for step, done in run.done.items() if step.stage == Bench.name]
+    return tuple(Timing.from_json(timing) for each in done for timing in run.read_json(each.outputs.timings))
+
+
+def check_memory(run: RecipeRun, provenance: ArtifactRef) -> None:
+    """Raises VerificationFailed for a file whose methods need more memory than the model's limits for devices allow."""
+    limits = run.model.limits.device
+    if limits is None or not is_known(provenance):
+        return
+    uses = Delivered.of_provenance(run.read_json(provenance)).memory
+    if problems := list(exceeded(uses, limits)):
+        raise VerificationFailed(f"recipe {run.plan.name!r}: {'; '.join(problems)}")
 
 
 async def _prove(

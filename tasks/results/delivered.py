@@ -21,7 +21,7 @@ from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
 from ...formats.contract import Contract
 from .diagnosis import Finding
-from .figures import WHOLE_FILE, AccuracyReport, Figures, Proof, Searched, Worst
+from .figures import WHOLE_FILE, AccuracyReport, Figures, MemoryUse, Proof, Searched, Timing, Worst
 from .numerics import FoundLayers, Ladder
 from .quantization import Quantization
 
@@ -140,6 +140,8 @@ class Delivered(Record):
     figures: Figures | None = None  # of the verification, without its cases
     proofs: tuple[Proof, ...] = ()  # by payload, on places besides this machine's runtime
     searched: Searched | None = None  # what a search for inputs on which the file is wrong came to
+    memory: tuple[MemoryUse, ...] = ()  # of methods, by payload, place and sizes of inputs
+    timings: tuple[Timing, ...] = ()  # if the recipe measures them; a run's, as its provenance next to the file says
     ladder: Ladder | None = None  # how far each program on the way to the file is from eager, if measured
     accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
     search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
@@ -172,6 +174,8 @@ class Delivered(Record):
             "ladder": {"rungs": provenance["numerics"]} if "numerics" in provenance else None,
             "left_out": dict.fromkeys(provenance.get("left_out", ()), ""),
             "proofs": provenance.get("places", ()),
+            "memory": provenance.get("memory", ()),
+            "timings": provenance.get("run", {}).get("timings", ()),
             **{name: file[name] for name in ("backends", "methods") if name in file},
             **{name: provenance[name] for name in _AS_WRITTEN if name in provenance},
         }
@@ -253,6 +257,7 @@ class Delivered(Record):
             "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
             "proven_on": {payload: list(places) for payload, places in self.proven.items()} if self.figures else {},
             "kept_on_cpu": [asdict(kept) for kept in self.kept_on_cpu],
+            "memory": [use.to_json() for use in self.memory],
         }
 
     @property
@@ -284,6 +289,11 @@ class Delivered(Record):
         """The lowest of all payloads; None if the recipe has no evaluator."""
         return self.accuracy.worst if self.accuracy else None
 
+    @property
+    def latency(self) -> float | None:
+        """Seconds of a call of the first method of the first payload that was timed; None without times."""
+        return self.timings[0].median if self.timings else None
+
     def described(self) -> dict[str, Any]:
         """JSON for users: what ``pteforge export --json`` says of the file, or of why there is none."""
         numerics = {"numerics": self.ladder.to_json()} if self.ladder else {}
@@ -313,6 +323,7 @@ class Delivered(Record):
             "verified": self.verified,
             "not_run": dict(figures.not_run) if figures else {},
             "places": [proof.to_json() for proof in self.proofs],
+            "timings": [timing.to_json() for timing in self.timings],
             "drawn_sqnr_db": figures and figures.drawn and figures.drawn.sqnr_db,
             "calibration": dict(figures.calibration) if figures else {},
             "notes": list(figures.notes) if figures else [],

@@ -1,13 +1,17 @@
-"""Figures of a file: how far the runtime's outputs are from eager's, and its scores with the bounds on them."""
+"""Figures of a file: how far the runtime's outputs are from eager's, scores with their bounds, memory and time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ...artifacts.records import Record
 from ...configs.verification import VerifyBounds
+
+if TYPE_CHECKING:
+    from ...configs.model import DeviceLimits
 
 _MOST_DB = {"bfloat16": 22.0, "int8": 30.0, "float16": 40.0}
 """The highest SQNR bound that applies to outputs of a dtype, coarsest first.
@@ -125,6 +129,105 @@ class Searched(Record):
     worst: Case | None  # against the program, not against eager; None if all outputs were equal
     problem: str = ""  # how the worst is out of bounds; empty if it is not
     unsteady: bool = False  # whether it is not always so
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse(Record):
+    """Bytes that a method takes: planned memory, which the file says, and the rest where a place has measured it."""
+
+    payload: str  # empty for a plain file
+    method: str
+    planned: tuple[int, ...]  # by memory id, from 1 on
+    place: str = ""  # empty where nothing was measured
+    inputs: str = ""  # ``smallest``, ``example`` or ``largest`` of those that were tried
+    shapes: str = ""  # such as ``1x3x32x32, 4``
+    asked: int = 0  # bytes that the method allocator was asked for, in so many calls
+    calls: int = 0
+    buffer: int | None = None  # the smallest buffer that suffices for it: with what alignment leaves out
+    temporary: int = 0  # the same of the temporary allocator, which is reset after each operator
+    # what backends and kernels have from the heap at most, while the method is loaded and called, and once it is
+    # loaded, with what a backend makes once for all methods, since each is measured in a process of its own; None if
+    # that is not known
+    heap: int | None = None
+    heap_loaded: int | None = None
+
+    @property
+    def figures(self) -> dict[str, int | None]:
+        """What limits apply to, by their names; None for what is not known."""
+        planned = sum(self.planned)
+        known = self.buffer is not None and self.heap is not None
+        total = planned + (self.buffer or 0) + self.temporary + (self.heap or 0)
+        return {"planned": planned, "method": self.buffer, "total": total if known else None}
+
+    @property
+    def where(self) -> str:
+        return _named(self.method, self.payload)
+
+
+def _named(method: str, payload: str) -> str:
+    """A method, and the payload of a fat file that it is in."""
+    return f"method {method!r}" + (f" of payload {payload!r}" if payload else "")
+
+
+def exceeded(uses: Sequence[MemoryUse], limits: DeviceLimits) -> Iterator[str]:
+    """Yields a message for each method and limit that it exceeds, or of which no payload was measured."""
+    for name, limit in limits.written.items():
+        unknown = dict.fromkeys(use.method for use in uses)
+        largest: dict[str, tuple[int, MemoryUse]] = {}
+        for use in uses:
+            size = use.figures[name]
+            if size is not None:
+                unknown.pop(use.method, None)
+                largest[use.where] = max(largest.get(use.where, (0, use)), (size, use), key=lambda found: found[0])
+        for where, (size, use) in largest.items():
+            if size > limit:
+                on = f" on {use.place}, {use.inputs} inputs ({use.shapes})" if name != "planned" else ""
+                yield f"{where} takes {size:,} bytes{on}, and `limits.device.{name}` allows {limit:,}"
+        for method in unknown:
+            yield f"no place has measured method {method!r}, which `limits.device.{name}` holds to {limit:,} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShare:
+    """A delegate, or an operator outside of delegates, and its share of the time of a call, as an ETDump has it."""
+
+    name: str  # backend or operator, such as ``aten::cat.out``
+    share: float  # of the whole call; the rest is the runtime's
+    calls: int  # in one call of the method
+    delegate: bool = False
+    instructions: tuple[int, ...] = ()  # where they are in the method
+
+
+@dataclass(frozen=True, slots=True)
+class Timing(Record):
+    """How long a method of a payload takes on a place, in seconds."""
+
+    payload: str  # empty for a plain file
+    method: str
+    place: str
+    machine: str  # what the place says of itself, or the processor of the host
+    load: float
+    first: float  # the first call
+    median: float  # of the calls after the first
+    p95: float
+    calls: int  # how many that are
+    peak_memory: int  # resident bytes at most, beyond those before loading; 0 if that is not known
+    shares: tuple[TimeShare, ...] = ()  # largest first, of traced calls, which are not among those above
+    untraced: str = ""  # why there are no shares
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What has to be equal for two timings to be compared."""
+        return self.place, self.machine, self.payload, self.method
+
+    @property
+    def where(self) -> str:
+        return _named(self.method, self.payload)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that is at least as large as that share of the values; there must be some."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def summarize(

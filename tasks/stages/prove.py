@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -22,9 +24,22 @@ class PlaceParams(stage.Params):
     about: str = ""  # device and driver, as the place says
     backends: tuple[str, ...] | None = None  # that the command's runtime can use; None where only trying shows
 
+    @property
+    def emulated(self) -> bool:
+        """Whether it is a core that QEMU emulates, which says nothing of times."""
+        return bool(self.command) and Path(self.command[0]).name.startswith("qemu-")
+
+    def lacks(self, backends: Iterable[str]) -> str:
+        """Why a command cannot run a file with these backends; empty if it can, or only trying shows."""
+        lacking = sorted(set(backends) - set(self.backends)) if self.backends is not None else []
+        return f"needs {', '.join(lacking)}, which the place does not have" if lacking else ""
+
 
 class Prove(stage.Stage, name="prove"):
-    """Runs in a process of its own, so that a place that crashes or hangs is this stage's failure, and no other's."""
+    """Runs in a process of its own, so that a place that crashes or hangs is this stage's failure, and no other's.
+
+    A place with `nfat_run` says how much memory methods take, too.
+    """
 
     class Params(stage.Params):
         place: PlaceParams
@@ -52,19 +67,20 @@ class Prove(stage.Stage, name="prove"):
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
         place, backends = params.place, open_pte(path).backends
+        figures, memory = None, []
         if place.command:
-            from ..verify.device import verify_on_device
+            from ..verify.device import device_program, verify_program
+            from ..verify.measure import measure_memory
 
-            lacking = sorted(set(backends) - set(place.backends)) if place.backends is not None else []
-            missing = f"needs {', '.join(lacking)}, which the place does not have" if lacking else ""
-            figures = (
-                None
-                if missing
-                else verify_on_device(place.command, path, examples, params.bounds, data_files, env=place.env)
-            )
+            missing = place.lacks(backends)
+            if not missing:
+                with device_program(place.command, path, data_files, place.env) as program:
+                    figures = verify_program(program, examples, params.bounds)
+                    memory = measure_memory(program, examples)
         else:
             load_libraries(place.library, place.env)
             missing = missing_backends(backends)
             figures = None if missing else verify_file(path, examples, params.bounds, data_files)
-        content = {"figures": figures and figures.to_json(), "not_run": missing}
+        content: dict[str, Any] = {"figures": figures and figures.to_json(), "not_run": missing}
+        content |= {"memory": [use.to_json() for use in memory]} if memory else {}
         return Prove.Outputs(proof=work.store.put_json("report/proof", content))

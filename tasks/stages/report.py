@@ -13,12 +13,13 @@ from ...artifacts.local_store import LocalStore
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ...formats.contract import Contract, read_needs
+from ...formats.describe import planned_memory
 from ...formats.nfat.container import is_fat, open_fat
 from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.payload import asset_blobs, payload_sha256, write_delivered
 from ..engine import kinds, stage
-from ..results.figures import Figures, Proof
+from ..results.figures import Figures, MemoryUse, Proof
 from ..targets import TargetParams
 
 FORMAT = 1
@@ -92,6 +93,7 @@ class Report(stage.Stage, name="report"):
                 "figures": work.store.read_json(inputs.figures),
             },
         }
+        provenance["memory"] = [use.to_json() for use in _memory(inputs, work.store, path, data_files)]
         if inputs.data:
             (data_file,) = data_files  # without it the file is not complete
             sha256 = payload_sha256(inputs.data, work.store)
@@ -142,6 +144,20 @@ def _proofs(inputs: Report.Inputs, params: Report.Params, store: LocalStore, fat
         reason = f"needs the place, which cannot be reached: {unreachable}"
         for payload in (sorted(params.specializations) if fat else [""]) if unreachable else ():
             yield Proof(place, payload, about, None, reason)
+
+
+def _memory(inputs: Report.Inputs, store: LocalStore, path: Path, data_files: Sequence[Path]) -> Iterator[MemoryUse]:
+    """What methods were measured to take, and planned memory of those that were not."""
+    measured = set()
+    for key, ref in sorted(inputs.proofs.items()):
+        place, _, payload = key.partition("/")
+        for found in store.read_json(ref).get("memory", ()):
+            use = MemoryUse.from_json({**found, "place": place, "payload": payload})
+            measured.add((payload, use.method))
+            yield use
+    for payload, method, planned in planned_memory(path, data_files):
+        if (payload, method) not in measured:
+            yield MemoryUse(payload, method, planned)
 
 
 def _payloads(path: Path, data_files: Sequence[Path]) -> list[dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,13 +19,15 @@ from typing import Any
 import torch
 
 from ...configs.verification import VerifyBounds
-from ...errors import InputError, VerificationFailed, printable
+from ...errors import InputError, PteforgeError, VerificationFailed, printable
 from ..results.figures import Figures, summarize
+from .measure import Sample
 from .running import ExpectedCall, Loadable
 from .verification import run_cases
 
 _CHOSEN = re.compile(r"^(\S+): chosen: ", re.MULTILINE)
 _LINES = 5  # of the command's messages
+_COUNTED = 2  # calls: what a backend makes in the first one may stay
 
 
 def verify_on_device(
@@ -44,27 +48,44 @@ def verify_on_device(
         VerificationFailed: the command fails, or outputs are outside the bounds.
         InputError: there is no such command.
     """
+    with device_program(command, path, data_files, env) as program:
+        return verify_program(program, examples, bounds)
+
+
+def verify_program(program: DeviceProgram, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> Figures:
+    """As `verify_on_device`, for a program that is there already."""
+    return summarize([replace(case, payload=program.payload) for case in run_cases(program, examples, bounds)])
+
+
+@contextmanager
+def device_program(
+    command: Sequence[str],
+    path: Path,
+    data_files: Sequence[Path] = (),
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[DeviceProgram]:
+    """A file that a command runs, while the context lasts."""
     with TemporaryDirectory(prefix="pteforge-device-") as folder:
-        program = _DeviceProgram(command, Path(folder), path, next(iter(data_files), None), env)
-        cases = [replace(case, payload=program.payload) for case in run_cases(program, examples, bounds)]
-    return summarize(cases)
+        yield DeviceProgram(command, Path(folder), path, next(iter(data_files), None), env)
 
 
-class _DeviceProgram:
-    """A program to run by a command, as `Runnable`.
+class DeviceProgram:
+    """A program to run by a command, as `Runnable` and `Measurable`.
 
     Attributes:
+        path: of the program.
         payload: the one that the last call chose; empty for a plain file.
     """
 
     def __init__(
         self, command: Sequence[str], folder: Path, path: Path, data: Path | None, env: Mapping[str, str]
     ) -> None:
+        self.path = path
         words = (str(Path(word).absolute()) if "/" in word and Path(word).exists() else word for word in command)
         shutil.copyfile(path, folder / "model.pte")
         if data:
             shutil.copyfile(data, folder / "weights.ptd")
-        self._command = [*words, *(["--data", "weights.ptd"] if data else []), "model.pte"]
+        self._command = [*words, *(["--data", "weights.ptd"] if data else [])]
         self._folder = folder
         self._env = {**os.environ, **env}
         self._signatures = Loadable(path, data).signatures()
@@ -78,7 +99,7 @@ class _DeviceProgram:
             inputs = [self._argument(value, number + position) for position, value in enumerate(laid_out)]
             arguments += [*(["--"] if arguments else []), call.method, *inputs]
         where = f"method {calls[-1].method!r}, {calls[-1].label}"
-        content = memoryview(self._output(arguments, where))
+        content = memoryview(self._output(["model.pte", *arguments], where))
         wanted = sum(_size(value) for call in calls for value in call.expected)
         if len(content) != wanted:
             raise VerificationFailed(
@@ -91,6 +112,26 @@ class _DeviceProgram:
                 outputs.append(_parse(content[: _size(value)], value))
                 content = content[_size(value) :]
             yield outputs
+
+    def sample(self, method: str, inputs: Sequence[Any], calls: int) -> Sample:
+        content = self._measure("--bench", method, inputs, calls)
+        try:
+            found = json.loads(content)
+            peak = max(0, found.get("resident_peak", 0) - found.get("resident_before", 0))
+            return Sample(found["load"], found["calls"], peak)
+        except (ValueError, LookupError, TypeError) as error:
+            raise PteforgeError(f"the command does not understand --bench of nfat_run: {error}") from error
+
+    def trace(self, method: str, inputs: Sequence[Any], calls: int) -> bytes:
+        return self._measure("--etdump", method, inputs, calls)
+
+    def count(self, method: str, inputs: Sequence[Any]) -> bytes:
+        return self._measure("--memory", method, inputs, _COUNTED)
+
+    def _measure(self, option: str, method: str, inputs: Sequence[Any], calls: int) -> bytes:
+        arguments = [self._argument(value, number) for number, value in enumerate(inputs)]
+        made = ["--repeat", str(calls), option, "model.pte", method, *arguments]
+        return self._output(made, f"method {method!r} with {option}")
 
     def _argument(self, value: Any, number: int) -> str:
         if not isinstance(value, torch.Tensor):

@@ -1,9 +1,10 @@
-"""What places are made of here: `nfat_run` for emulated Arm cores, which is built once, and devices of Vulkan."""
+"""What places are made of here: `nfat_run` for this machine and for emulated Arm cores, and devices of Vulkan."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,15 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from ...artifacts.digest import digest_bytes, digest_json
 from ...artifacts.store import cache_folder
 from ...errors import InputError, PteforgeError
+
+Machine = Literal["host", "arm64"]
+NFAT_RUN = "nfat_run"
+"""The program, and the name by which places call that of this machine."""
 
 _SOURCES = Path(__file__).parents[2] / "runtime"
 _BUILT = ("CMakeLists.txt", "src", "include", "host")  # what is compiled
@@ -30,54 +36,83 @@ _LINES = 8  # of a failed command's output
 
 def arm_host(core: str) -> tuple[str, ...]:
     """The command that runs `nfat_run` on an emulated core; raises InputError if something for it is missing."""
-    folder = _folder()
-    host = folder / "build" / "nfat_run"
-    if not host.is_file():
-        raise InputError("nfat_run for Arm is not there: run `pteforge runtime install arm64` once")
+    host = _installed("arm64")
+    folder = host.parents[1]
     libraries = f"LD_LIBRARY_PATH={folder / 'executorch/lib'}:{folder / 'build'}"
     return (_emulator(), "-cpu", core, "-L", str(_SYSROOT), "-E", libraries, str(host))
 
 
-def install_arm() -> Path:
-    """Downloads ExecuTorch's wheel for Arm and builds `nfat_run` with it, unless that was done; returns its folder.
+def own_host() -> str:
+    """`nfat_run` for this machine; raises InputError if it has not been built."""
+    return str(_installed("host"))
+
+
+def _installed(machine: Machine) -> Path:
+    host = _folder(machine) / "build" / NFAT_RUN
+    if not host.is_file():
+        raise InputError(f"nfat_run for {machine} is not there: run `pteforge runtime install {machine}` once")
+    return host
+
+
+def install(machine: Machine) -> Path:
+    """Builds `nfat_run`, for Arm with ExecuTorch's wheel for it, unless that was done; returns the program.
 
     Raises:
         InputError: a program is missing, with the Debian packages that have it.
         PteforgeError: the wheel cannot be downloaded, or the build fails.
     """
-    folder, missing = _folder(), list(_missing())
+    folder, missing = _folder(machine), list(_missing(machine))
     if missing:
         raise InputError(f"missing: {'; '.join(missing)}")
-    if (folder / "build" / "nfat_run").is_file():
-        return folder
+    if (folder / "build" / NFAT_RUN).is_file():
+        return _installed(machine)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent, prefix=".arm64-") as temporary:
-        made = Path(temporary) / "arm64"
-        wheel = ["--no-deps", "--only-binary=:all:", "--platform", "manylinux_2_28_aarch64", "--python-version", "3.11"]
-        name = f"executorch=={version('executorch')}"
-        _run([sys.executable, "-m", "pip", "download", "--quiet", *wheel, name, "--dest", str(made)])
-        (archive,) = made.glob("*.whl")
-        with zipfile.ZipFile(archive) as opened:
-            opened.extractall(made)
-        archive.unlink()
-        system = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={_COMPILER}"]
-        package = f"-Dexecutorch_DIR={made / 'executorch/share/cmake'}"
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{machine}-") as temporary:
+        made = Path(temporary) / machine
+        options = _download_arm(made) if machine == "arm64" else _OWN
         build = str(made / "build")
-        _run(["cmake", "-S", str(_SOURCES), "-B", build, "-DNFAT_BUILD_HOST=ON", *system, package])
+        _run(["cmake", "-S", str(_SOURCES), "-B", build, "-DNFAT_BUILD_HOST=ON", *options])
         _run(["cmake", "--build", build, "--parallel", str(os.cpu_count() or 1)])
         try:
             made.rename(folder)
         except OSError:  # another process was faster
-            if not (folder / "build" / "nfat_run").is_file():
+            if not (folder / "build" / NFAT_RUN).is_file():
                 raise
-    return folder
+    return _installed(machine)
 
 
-def _folder() -> Path:
+_OWN = [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON"]
+"""The folder of the build is renamed, and `nfat_run` has to find `libnfat_backend` next to it."""
+
+
+def _download_arm(folder: Path) -> list[str]:
+    """Unpacks ExecuTorch's wheel for Arm; returns the options of a build with it."""
+    wheel = ["--no-deps", "--only-binary=:all:", "--platform", "manylinux_2_28_aarch64", "--python-version", "3.11"]
+    name = f"executorch=={version('executorch')}"
+    _run([sys.executable, "-m", "pip", "download", "--quiet", *wheel, name, "--dest", str(folder)])
+    (archive,) = folder.glob("*.whl")
+    with zipfile.ZipFile(archive) as opened:
+        opened.extractall(folder)
+    archive.unlink()
+    system = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={_COMPILER}"]
+    return [*system, f"-Dexecutorch_DIR={folder / 'executorch/share/cmake'}"]
+
+
+def processor() -> str:
+    """The name of this machine's processor, as far as the system knows it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(named, platform.machine())}, {os.cpu_count()} cores"
+
+
+def _folder(machine: Machine) -> Path:
     """Of the build of these sources with the installed version of ExecuTorch."""
     files = [file for part in _BUILT for file in sorted({_SOURCES / part, *(_SOURCES / part).rglob("*")})]
     digests = {str(file.relative_to(_SOURCES)): digest_bytes(file.read_bytes()) for file in files if file.is_file()}
-    return cache_folder() / "runtime" / f"arm64-{version('executorch')}-{digest_json(digests)[:12]}"
+    return cache_folder() / "runtime" / f"{machine}-{version('executorch')}-{digest_json(digests)[:12]}"
 
 
 def _emulator() -> str:
@@ -87,12 +122,15 @@ def _emulator() -> str:
     raise InputError(f"there is no {_EMULATORS[0]}: apt install qemu-user-static")
 
 
-def _missing() -> list[str]:
-    """What the machine lacks for it, each with the Debian package to install."""
+def _missing(machine: Machine) -> list[str]:
+    """What this machine lacks for it, each with the Debian package to install."""
     missing = []
-    if not any(map(shutil.which, _EMULATORS)):
+    emulated = machine == "arm64"
+    if emulated and not any(map(shutil.which, _EMULATORS)):
         missing.append(f"{_EMULATORS[0]} (apt install qemu-user-static)")
-    if not shutil.which(_COMPILER):
+    if not emulated and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        missing.append("a C++ compiler (apt install g++)")
+    if emulated and not shutil.which(_COMPILER):
         missing.append(f"{_COMPILER} (apt install g++-aarch64-linux-gnu)")
     if not shutil.which("cmake"):
         missing.append("cmake 3.24 or newer (pip install cmake)")

@@ -8,7 +8,7 @@ import pytest
 from pteforge.errors import InputError
 from pteforge.flows.reports.comparison import Limit, parse_limits, regressions
 from pteforge.tasks.results.delivered import Delivered, MethodCalls
-from pteforge.tasks.results.figures import AccuracyReport, Figures, Score, Scores, Worst
+from pteforge.tasks.results.figures import AccuracyReport, Figures, Score, Scores, Timing, Worst
 
 FAT = (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
 GOOD = Delivered("net", "fat", "made", size=1000, delegated=FAT, toolchain={"torch": "2"})
@@ -32,8 +32,40 @@ def test_forms_of_gates():
     assert parse_limits("sqnr=.5") == (Limit("sqnr", 0.5),)
 
 
+def timed(median, place="host"):
+    """Times of a method."""
+    return Timing("", "forward", place, "", 0.1, 0.1, median, median, 10, 0)
+
+
+def test_latency():
+    """Times are compared where both files have some of one place; a file without times has to get none."""
+    limit = parse_limits("latency=10%")
+    assert limit == (Limit("latency", 0.1),)
+    before = of(timings=(timed(1.0), timed(5.0, "phone")))
+    assert regressions(before, of(timings=(timed(1.1), timed(9.0, "other"))), limit) == []
+    (line,) = regressions(before, of(timings=(timed(0.5), timed(6.0, "phone"))), limit)
+    assert "takes 20 % longer on phone, 6 s after 5 s; at most 10 % is allowed" in line
+    elsewhere = replace(timed(1.0), machine="another")
+    assert "latency cannot be compared" in regressions(before, of(timings=(elsewhere,)), limit)[0]
+    (line,) = regressions(before, of(), limit)
+    assert "latency cannot be compared" in line
+    assert regressions(of(), before, limit) == []
+
+
 @pytest.mark.parametrize(
-    "part", ["", "growth", "growth=", "growth=2", "growth=-2%", "sqnr=1%", "score=nan", "delegation=1", "speed=2%"]
+    "part",
+    [
+        "",
+        "growth",
+        "growth=",
+        "growth=2",
+        "growth=-2%",
+        "sqnr=1%",
+        "score=nan",
+        "delegation=1",
+        "speed=2%",
+        "latency=2",
+    ],
 )
 def test_wrong_gates(part):
     """A part that is not a limit is named, with the accepted forms."""

@@ -16,8 +16,9 @@ from pteforge.configs.recipe import CompileOptions
 from pteforge.errors import ObjectMissing, StageFailed
 from pteforge.tasks.engine.executor import PROCESSES_VARIABLE, Executor, predict_memory
 from pteforge.tasks.engine.runner import StageCall, StageId
-from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall
+from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall, memory_for_calls
 from pteforge.tasks.results.figures import Score, Scores
+from pteforge.tasks.stages.bench import Bench
 from pteforge.tasks.stages.compile import Compile
 from pteforge.tasks.stages.edge import Edge, PassParams
 from pteforge.tasks.stages.export import Export
@@ -33,12 +34,13 @@ EXPORT = Export.Params(source={"builder": "nets:linear"})
 
 
 class Listening(InProcess):
-    """Remembers the chain of the last call, and runs none."""
+    """Remembers the chain and the memory of the last call, and runs none."""
 
     chain: CallChain | None = None
+    memory: int | None = None
 
     def run(self, call: WorkerCall) -> Any:
-        self.chain = call.chain
+        self.chain, self.memory = call.chain, call.memory
         raise StageFailed("not run")
 
     def awaits(self, chain: CallChain | None) -> bool:
@@ -71,6 +73,16 @@ def test_calls_run_in_their_chains(tmp_path):
     with pytest.raises(StageFailed):
         executor.run(call)
     assert runner.chain == asked is not None
+
+
+def test_what_runs_alone(tmp_path):
+    """A stage that measures time asks for more memory than there is, which is admitted when nothing else runs."""
+    runner = Listening()
+    executor = Executor(LocalOnlyStore(tmp_path / "store"), runner)
+    params = Bench.Params(place=None, name="host", payload="", machine="m")
+    with pytest.raises(StageFailed):
+        executor.run(StageCall("net", StageId("bench", recipe="fast"), Bench, params, {}, Limits(), tmp_path))
+    assert runner.memory > memory_for_calls()
 
 
 def test_the_stages_of_a_payload_are_a_chain(chain, monkeypatch):

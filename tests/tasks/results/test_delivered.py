@@ -10,7 +10,18 @@ from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, KeptCalls, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
-from pteforge.tasks.results.figures import AccuracyReport, Case, Figures, Score, Scores, Searched, Worst
+from pteforge.tasks.results.figures import (
+    AccuracyReport,
+    Case,
+    Figures,
+    MemoryUse,
+    Score,
+    Scores,
+    Searched,
+    TimeShare,
+    Timing,
+    Worst,
+)
 from pteforge.tasks.results.numerics import Attempt, FoundLayers, Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 
@@ -44,6 +55,8 @@ MADE = Delivered(
     ),
     left_out={"vulkan": "it is not there"},
     kept_on_cpu=(KeptCalls("", "forward", "aten.convolution", "groups are ignored", 2),),
+    memory=(MemoryUse("", "forward", (100, 20), "board", "example", "1x8", 10, 2, 16, 4, 30, 20),),
+    timings=(Timing("", "forward", "host", "cpu", 0.1, 0.1, 0.01, 0.02, 9, 5, (TimeShare("aten::mm.out", 0.5, 1),)),),
     seconds=1.5,
 )
 FAILED = Delivered(
@@ -99,6 +112,7 @@ def test_what_users_get():
     )
     assert said["quantization"]["forward"]["share"] == 0.8
     assert [kept["why"] for kept in said["kept_on_cpu"]] == ["groups are ignored"]
+    assert (said["memory"][0]["planned"], said["timings"][0]["shares"][0]["name"]) == ((100, 20), "aten::mm.out")
     assert FAILED.described() == {
         "status": "failed",
         **FAILED.failure.to_json(),

@@ -1,10 +1,23 @@
 """Summaries of verification figures, and scores against bounds."""
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pteforge.tasks.results.figures import AccuracyReport, Case, Figures, Score, Scores, Worst, summarize
+from pteforge.configs.model import DeviceLimits
+from pteforge.tasks.results.figures import (
+    AccuracyReport,
+    Case,
+    Figures,
+    MemoryUse,
+    Score,
+    Scores,
+    Worst,
+    exceeded,
+    percentile,
+    summarize,
+)
 
 errors = st.floats(0, 1e6)
 cases = st.builds(
@@ -83,3 +96,27 @@ def test_each_payload_counts():
     assert made.worst == 0.7
     for kept in (made, report(("xnnpack", 0.7), floor=0.8, not_run={"vulkan": "needs VulkanBackend"})):
         assert AccuracyReport.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+
+
+def test_memory_within_limits():
+    """The largest of each method counts, on any place; a method that nothing has measured exceeds what needs it."""
+    small = MemoryUse("", "forward", (100, 20), "board", "example", "1x8", 10, 2, 16, 4, 30, 20)
+    large = replace(small, inputs="largest", shapes="9x8", heap=50)
+    other = MemoryUse("", "encode", (10,))
+    assert small.figures == {"planned": 120, "method": 16, "total": 170}
+    assert list(exceeded([small, large], DeviceLimits(planned=120, method=16, total=190))) == []
+    (line,) = exceeded([small, large], DeviceLimits(total=189))
+    assert line == (
+        "method 'forward' takes 190 bytes on board, largest inputs (9x8), and `limits.device.total` allows 189"
+    )
+    (line,) = exceeded([small, other], DeviceLimits(planned=1000, method=16))
+    assert "no place has measured method 'encode'" in line
+    unknown = replace(small, payload="npu", place="", buffer=None, heap=None)
+    assert list(exceeded([small, unknown], DeviceLimits(method=16))) == []  # another payload of the method is known
+
+
+def test_percentiles():
+    """At least that share of the values is as small."""
+    assert percentile([3.0, 1.0, 2.0], 0.95) == 3.0
+    assert percentile(range(1, 101), 0.95) == 95
+    assert percentile([1.0], 0.5) == 1.0

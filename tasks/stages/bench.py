@@ -1,0 +1,51 @@
+"""bench: times how long a payload takes to load and to be called, on a place or on this process's runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..codecs.payload import write_delivered
+from ..engine import kinds, stage
+from .prove import PlaceParams
+
+
+class Bench(stage.Stage, name="bench"):
+    """Measures: its output is no function of its inputs, and no other stage's input. It is kept like all others."""
+
+    alone = True
+
+    class Params(stage.Params):
+        place: PlaceParams | None  # None: the runtime of this process
+        name: str  # of the place
+        payload: str  # empty for a plain file
+        machine: str  # the processor where the run was started, by which times of other machines are told apart
+        seconds: float = 1.0  # of calls, for each method
+
+    class Inputs(stage.Roles):
+        file: kinds.PteFile  # a plain file, or a payload of a fat one
+        examples: Mapping[str, kinds.Examples]  # by method, of `export`
+        data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+
+    class Outputs(stage.Roles):
+        timings: kinds.Timings
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Times every method, on its first example; nothing on a place that lacks its backends, or is emulated.
+
+        Raises PteforgeError where the place fails.
+        """
+        from ..codecs.values import load_value
+        from ..verify.emulators import processor
+        from ..verify.measure import programs_on, time_methods
+
+        path, data_files = write_delivered(inputs.file, inputs.data, work)
+        examples = {method: load_value(ref, work.store)["inputs"][0] for method, ref in inputs.examples.items()}
+        machine = ", ".join(params.place.about.splitlines()) if params.place else ""
+        named = {"place": params.name, "machine": machine or processor()}  # of the process that measures
+        made = [
+            timing.to_json() | named | {"payload": params.payload}
+            for _, program in programs_on(params.place, path, data_files, {})
+            for timing in time_methods(program, examples, params.seconds)
+        ]
+        return Bench.Outputs(timings=work.store.put_json("report/timings", made))
