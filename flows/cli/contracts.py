@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, PteforgeError, printable, runtime_reasons
-from ..reports.figures_text import format_runtimes
+from ..reports.figures_text import format_runtimes, memory_header
+from .inspect import known_of
 from .options import AS_JSON, DATA, argument, data_files, open_fat_file, option
 from .terminal import print_json
 
@@ -29,6 +30,9 @@ def print_contract(
         bool, typer.Option("--yaml", help="Print selected_operators.yaml of ExecuTorch's selective build.")
     ] = False,
     as_cmake: Annotated[bool, typer.Option("--cmake", help="Print CMake for ExecuTorch's selective build.")] = False,
+    as_header: Annotated[
+        bool, typer.Option("--header", help="Print a C++ header with the memory that methods take.")
+    ] = False,
     diff: Annotated[
         bool, typer.Option("--diff", help="Of two paths, OLD and NEW: what NEW needs besides; exit with 1 if anything.")
     ] = False,
@@ -37,8 +41,11 @@ def print_contract(
     """Show what a runtime must have to load files: operators with their kernels, backends, libraries of kernels."""
     from ...formats.contract import Contract, describe_key
 
-    if as_yaml + as_cmake + (as_json or diff) > 1:
-        raise InputError("--yaml and --cmake are forms of their own: give one of them, without --json and --diff")
+    if as_yaml + as_cmake + as_header + (as_json or diff) > 1:
+        raise InputError("--yaml, --cmake and --header are forms: give one of them, without --json and --diff")
+    if as_header:
+        typer.echo(memory_header(known_of(file, data_files(file, None)) for path in paths for file in _files(path)))
+        return
     if diff:
         _print_additions(paths, as_json=as_json)
         return
@@ -61,6 +68,16 @@ def print_contract(
             typer.echo(format_runtimes(whole.runtimes))
 
 
+def _files(text: str) -> list[Path]:
+    """A `.pte` file, or all that are in a folder; raises InputError if there is none."""
+    path = Path(text)
+    found = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
+    files = [file for file in found if not file.name.endswith(".rejected.pte")]
+    if not files:
+        raise InputError(f"there is no .pte file in {text}")
+    return files
+
+
 def _contracts(text: str) -> Iterator[tuple[str, Contract]]:
     """The contracts of what a path stands for, each with the name of its file; raises InputError if there is none."""
     from ...configs.contract_file import read_contract
@@ -76,11 +93,7 @@ def _contracts(text: str) -> Iterator[tuple[str, Contract]]:
                 raise InputError(f"{stem} of the release {name} has no contract: an older pteforge made it")
             yield f"{text}/{stem}.pte", contract
     elif path.suffix == ".pte" or path.is_dir():
-        found = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
-        files = [file for file in found if not file.name.endswith(".rejected.pte")]
-        if not files:
-            raise InputError(f"there is no .pte file in {text}")
-        for file in files:
+        for file in _files(text):
             yield (text if file == path else str(file)), Contract.of(read_needs(file, data_files(file, None)))
     else:
         runtime = read_contract(path)

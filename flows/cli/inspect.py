@@ -15,7 +15,6 @@ from ...errors import FileFormatError, InputError, printable
 from ..reports.figures_text import (
     format_runtimes,
     format_size,
-    memory_header,
     memory_text,
     open_table,
     proven_text,
@@ -41,9 +40,6 @@ def inspect_file(
     file: Annotated[Path, argument("A .pte file.")],
     *,
     data: DATA = None,
-    header: Annotated[
-        bool, typer.Option("--header", help="Print a C++ header with the sizes of memory that methods take.")
-    ] = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
@@ -56,10 +52,7 @@ def inspect_file(
     pte, weights = open_pte(file), data_files(file, data)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
-    known = _known(file, weights)
-    if header:
-        typer.echo(memory_header([known]))
-        return
+    known = known_of(file, weights)
     contract = _contract(file, data, known)
     description = {
         **describe(pte),
@@ -106,7 +99,7 @@ def _contract(file: Path, data: list[Path] | None, delivered: Delivered) -> Cont
         return None
 
 
-def _known(file: Path, weights: Sequence[Path]) -> Delivered:
+def known_of(file: Path, weights: Sequence[Path]) -> Delivered:
     """What the provenance says; of a file without it, and of one from before there were figures, planned memory."""
     from ...artifacts.digest import digest_file
     from ...formats.describe import planned_memory

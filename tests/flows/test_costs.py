@@ -142,9 +142,9 @@ def test_where_memory_is_shown(made, run_here, tmp_path):
     said = "method 'forward' takes bytes: planned 12,400, method 1,145 in 27 calls (a buffer of 1,152)"
     assert said in run_here(folder, "inspect", "out/resnet8/xnnpack.pte").out
     assert said.replace("'", "&#39;") in (folder / "out/index.html").read_text()
-    fat = run_here(folder, "inspect", "out/net/fat.pte", "--header").out
+    fat = run_here(folder, "contract", "out/net/fat.pte", "--header").out
     assert "namespace net::fat::mlx::forward {\nconstexpr std::size_t planned_1" in fat
-    source = run_here(folder, "inspect", "out/resnet8/xnnpack.pte", "--header").out
+    source = run_here(folder, "contract", "out/resnet8/xnnpack.pte", "--header").out
     checks = "planned == 12400 && resnet8::xnnpack::forward::method == 1152"
     (tmp_path / "memory.cpp").write_text(f'{source}\nstatic_assert(resnet8::xnnpack::forward::{checks}, "");\n')
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-pragma-once-outside-header", tmp_path / "memory.cpp"]

@@ -12,7 +12,7 @@ from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
 from pteforge.flows.cli import progress
 from pteforge.flows.cli.progress import Failures, Lines, print_failures, print_summary
-from pteforge.flows.reports.figures_text import ladders_table, notes, rungs_table
+from pteforge.flows.reports.figures_text import Note, ladders_table, notes, rungs_table
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.results.delivered import Delivered, Failure
@@ -128,7 +128,7 @@ def test_what_a_search_came_to(worst, differing, said):
     """A line says how many inputs were searched, how long, and which was worst; it stands out where answers differ."""
     searched = Searched(20.0, 214, 3, differing, worst)
     (note,) = notes(Delivered("net", "int8", "made", searched=searched))
-    assert note == (f"net/int8: searched 214 inputs in 20 s, {said}", bool(differing))
+    assert note == Note(f"net/int8: searched 214 inputs in 20 s, {said}", bool(differing))
 
 
 @pytest.mark.parametrize(("quantized", "style"), [(40, "33"), (60, "2")], ids=["yellow", "dim"])
