@@ -181,15 +181,10 @@ def _self_check(fat: FatFile, payload: Payload) -> dict[str, Any] | None:
     """How a payload checks itself; None if it does not. Payloads may share the bytes."""
     if payload.self_check is None:
         return None
-    container, check = fat.container, payload.self_check
-    blob = container.manifest.blobs[check.blob]
-    golden = container.golden_check(payload) if blob.digest in container.named_data else None
-    return {
-        "cases": len(read_cases(golden.blob)) if golden else None,
-        "repeats": check.repeats,
-        "tolerance": check.tolerance,
-        "bytes": blob.size,
-    }
+    blob = fat.container.manifest.blobs[payload.self_check.blob]
+    golden = fat.container.golden_check(payload) if blob.digest in fat.container.named_data else None
+    cases = len(read_cases(golden.blob)) if golden else None
+    return {"cases": cases, "bytes": blob.size, **asdict(payload.self_check)}
 
 
 def _kernels(fat: FatFile, payload: Payload) -> list[str] | None:

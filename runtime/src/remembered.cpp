@@ -13,16 +13,6 @@ constexpr int kMostUnended = 2;
 /// A file of more bytes starts again: a payload that fails adds two lines at each load.
 constexpr std::streamoff kLargest = 1 << 20;
 
-template <typename Number>
-void update(Sha256& sha256, Number number) {
-  sha256.update(reinterpret_cast<const uint8_t*>(&number), sizeof number);
-}
-
-void update(Sha256& sha256, std::string_view text) {
-  update(sha256, uint64_t{text.size()});
-  sha256.update(reinterpret_cast<const uint8_t*>(text.data()), text.size());
-}
-
 } // namespace
 
 void Remembered::use(std::string file, std::string device) {
@@ -32,60 +22,52 @@ void Remembered::use(std::string file, std::string device) {
   unended_.clear();
 }
 
-Attempt::Attempt(Remembered* remembered, const Payload& payload, const uint8_t* golden, std::string_view method)
-    : remembered_(remembered) {
-  if (remembered_ == nullptr) {
-    return;
+Remembered::Verdict Remembered::begin(
+    const Payload& payload, const uint8_t* golden, std::string_view method, std::string& key) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (file_.empty()) {
+    return Verdict::kUnknown;
   }
-  const std::lock_guard<std::mutex> guard(remembered_->mutex_);
-  if (remembered_->file_.empty()) {
-    remembered_ = nullptr;
-    return;
-  }
+  std::string described(reinterpret_cast<const char*>(payload.sha256), kSha256Size);
+  described.append(reinterpret_cast<const char*>(golden), kSha256Size);
+  described.append(reinterpret_cast<const char*>(&payload.self_check.tolerance), sizeof payload.self_check.tolerance);
+  described.append(std::to_string(payload.self_check.repeats)).append(" ").append(method).append("\n").append(device_);
   Sha256 sha256;
-  sha256.update(payload.sha256, kSha256Size);
-  sha256.update(golden, kSha256Size);
-  update(sha256, payload.self_check.tolerance);
-  update(sha256, payload.self_check.repeats);
-  update(sha256, method);
-  update(sha256, std::string_view(remembered_->device_));
-  key_ = key_of(sha256.finish().data());
-  std::ifstream file(remembered_->file_);
+  sha256.update(reinterpret_cast<const uint8_t*>(described.data()), described.size());
+  key = key_of(sha256.finish().data());
+  int unended = 0;
+  std::ifstream file(file_);
   std::string what;
-  for (std::string key; file >> what >> key;) {
-    if (key == key_) {
-      passed_before_ = passed_before_ || what == "passed";
-      unended_ = what == "begun" ? unended_ + 1 : 0;
+  for (std::string other; file >> what >> other;) {
+    if (other != key) {
+      continue;
     }
+    if (what == "passed") {
+      return Verdict::kPassed;
+    }
+    unended = what == "begun" ? unended + 1 : 0;
   }
-  unended_ = remembered_->unended_.emplace(key_, unended_).first->second;
-  if (!passed_before_ && !ends_the_process()) {
-    write("begun");
+  if (unended_.emplace(key, unended).first->second >= kMostUnended) {
+    return Verdict::kEndsTheProcess;
+  }
+  write("begun", key);
+  return Verdict::kUnknown;
+}
+
+void Remembered::end(const std::string& key, bool passed) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (!key.empty() && !file_.empty()) {
+    unended_[key] = 0;
+    write(passed ? "passed" : "failed", key);
   }
 }
 
-Attempt::~Attempt() {
-  if (remembered_ != nullptr && !passed_before_ && !ends_the_process()) {
-    const std::lock_guard<std::mutex> guard(remembered_->mutex_);
-    remembered_->unended_[key_] = 0;
-    write(passed_ ? "passed" : "failed");
-  }
-}
-
-bool Attempt::ends_the_process() const {
-  return unended_ >= kMostUnended;
-}
-
-void Attempt::passed() {
-  passed_ = true;
-}
-
-void Attempt::write(const char* what) const {
-  std::ofstream file(remembered_->file_, std::ios::app | std::ios::ate);
+void Remembered::write(const char* what, const std::string& key) const {
+  std::ofstream file(file_, std::ios::app | std::ios::ate);
   if (file.tellp() > kLargest) {
-    file = std::ofstream(remembered_->file_);
+    file = std::ofstream(file_);
   }
-  file << (std::string(what) + " " + key_ + "\n") << std::flush;
+  file << (what + (" " + key + "\n")) << std::flush;
 }
 
 } // namespace nfat

@@ -73,13 +73,17 @@ std::string check_itself(const Container& container, const Payload& payload, con
   if (cases.empty()) {
     return {};
   }
-  Attempt attempt(request.remembered, payload, blobs->sha256(check.blob), request.method);
-  if (attempt.passed_before()) {
-    how = "; it passed its own check before";
-    return {};
-  }
-  if (attempt.ends_the_process()) {
-    return "its own check has ended the process more than once";
+  Remembered nowhere;
+  Remembered& remembered = request.remembered != nullptr ? *request.remembered : nowhere;
+  std::string key;
+  switch (remembered.begin(payload, blobs->sha256(check.blob), request.method, key)) {
+    case Remembered::Verdict::kPassed:
+      how = "; it passed its own check before";
+      return {};
+    case Remembered::Verdict::kEndsTheProcess:
+      return "its own check has ended the process more than once";
+    case Remembered::Verdict::kUnknown:
+      break;
   }
   std::string unloadable;
   const auto load = [&](std::unique_ptr<LoadedMethod>& loaded) {
@@ -87,12 +91,10 @@ std::string check_itself(const Container& container, const Payload& payload, con
     blobs->release();
     return unloadable;
   };
-  if (problem = run_golden(cases, check, load); !problem.empty()) {
-    return unloadable.empty() ? "it fails its own check: " + problem : problem;
-  }
-  attempt.passed();
+  problem = run_golden(cases, check, load);
+  remembered.end(key, problem.empty());
   how = "; it passed its own check";
-  return {};
+  return problem.empty() || !unloadable.empty() ? problem : "it fails its own check: " + problem;
 }
 
 } // namespace
