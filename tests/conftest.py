@@ -30,6 +30,7 @@ _ROOM = pytest.StashKey[tempfile.TemporaryDirectory]()
 
 # Settings of the person who runs the tests must not reach them.
 _FOREIGN = ("PREFECT_", "PTEFORGE_", "AWS_", "EXECUTORCH_")
+_MEANT = ("PTEFORGE_VULKAN_LIBRARY",)  # a delegate that some tests run files on, where there is one
 
 # Every run draws the same examples, unless it is started with --hypothesis-profile=random.
 settings.register_profile("same", deadline=None, derandomize=True)
@@ -51,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def isolate(room: Path) -> None:
     """Gives this process, and those it starts, a cache and a Prefect home in a folder; forgets the user's settings."""
-    for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
+    for name in [name for name in os.environ if name.startswith(_FOREIGN) and name not in _MEANT]:
         del os.environ[name]
     os.environ["PTEFORGE_CACHE"] = str(room / "cache")
     os.environ["PREFECT_HOME"] = str(room / "prefect")

@@ -135,7 +135,7 @@ def _is_in_groups(node: Node, _: Constants) -> bool:
         return False
     if given.dim() == 3:
         return bool(weight.shape[2] == 1)
-    return bool(transposed) or not groups == given.shape[1] == weight.shape[0]
+    return bool(transposed or not groups == given.shape[1] == weight.shape[0])
 
 
 def _is_odd_depthwise(node: Node, _: Constants) -> bool:
@@ -153,8 +153,8 @@ def _is_odd_depthwise(node: Node, _: Constants) -> bool:
 def _is_over_outer_dims(node: Node, _: Constants) -> bool:
     """Of an operator that reduces dimensions, or a softmax: over those of images, or of channels of several images."""
     value, dims = _value(node.args[0]), node.args[1]
-    over = {dim % value.dim() for dim in pytree.tree_leaves(dims)}
-    return value.dim() == 4 and (0 in over or (1 in over and value.shape[0] != 1))
+    over = {dim % value.dim() for dim in pytree.tree_leaves(dims) if dim is not None}
+    return bool(value.dim() == 4 and (0 in over or (1 in over and value.shape[0] != 1)))
 
 
 def _keeps_dim(node: Node, _: Constants) -> bool:
@@ -163,7 +163,7 @@ def _keeps_dim(node: Node, _: Constants) -> bool:
 
 def _rounds_wrongly(node: Node, _: Constants) -> bool:
     """The runtime divides numbers down, and integers towards zero, whatever it is asked for."""
-    return node.kwargs.get("rounding_mode") != ("floor" if _value(node).is_floating_point() else "trunc")
+    return bool(node.kwargs.get("rounding_mode") != ("floor" if _value(node).is_floating_point() else "trunc"))
 
 
 def _makes_bools(node: Node, _: Constants) -> bool:
@@ -284,7 +284,6 @@ LIMITS = (
         [
             "aten.logical_not",
             "aten.t_copy",
-            *("llama.sdpa_with_kv_cache", "llama.update_cache"),
             *("torchao.quantize_affine", "torchao.dequantize_affine"),
             *(
                 f"quantized_decomposed.{name}"
@@ -346,8 +345,9 @@ _IDLE = "the runtime is wrong or throws where a part takes no input, or gives no
 
 def _why_not(node: Node, constants: Constants, target: str) -> str:
     """Why a call is left to the CPU; empty if it is not."""
-    reasons = (limit.why for limit in LIMITS if node.op == "call_function" and limit.refuses(node, constants, target))
-    return next(reasons, "")
+    if not (hasattr(node.target, "_schema") and any(map(torch.is_tensor, pytree.tree_leaves(_value(node))))):
+        return ""  # it takes a result apart, or computes a size
+    return next((limit.why for limit in LIMITS if limit.refuses(node, constants, target)), "")
 
 
 def _constants(program: ExportedProgram) -> set[Node]:
@@ -440,8 +440,9 @@ def _within_limits(upstream: type, target: str) -> type:
             with patch.object(VulkanSupportedOperators, "_is_node_supported", _leaving(constants, target)):
                 result = super().partition(exported_program)
             _drop_idle(result, constants)
-            if not getattr(self, "_vulkan_partitioner", self).options.get("alias_buffer_mutations"):
-                # The runtime writes state to an output that no call passes, and throws at the second call.
+            vulkans: Any = getattr(self, "_vulkan_partitioner", self)
+            if not vulkans.options.get("alias_buffer_mutations"):
+                # The runtime takes changed state for an output, which no call passes, and throws.
                 exclude_from_partitions(exported_program, exported_program.graph_signature.buffers_to_mutate.values())
             return result
 
