@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pteforge.formats.contract import Contract, read_needs
+from pteforge.formats.contract import ANY_PRIM, Contract, read_needs
+from pteforge.tasks.lowering.model import find_runtime
 
 FAT, PLAIN = "out/net/fat.pte", "out/net/plain.pte"
 
@@ -132,6 +133,17 @@ def test_check_contracts(made, pteforge, contract):
     made.write("selected.yaml", pteforge(made, "contract", PLAIN, "--yaml").out)
     said = pteforge(made, "check", PLAIN, "--runtime", "selected.yaml")
     assert (said.code, said.err) == (0, "selected.yaml does not say which backends the runtime has\n")
+
+
+def test_prim_operators(project):
+    """A selective build that names none leaves all of them in; one that names some, and a contract, say which."""
+    path = project.folder / "app.yaml"
+    kernels = {"aten::add.out": ["default"]}
+    for names, every in ((["aten::add.out"], True), (["aten::add.out", "executorch_prim::add.Scalar"], False)):
+        project.write("app.yaml", yaml.safe_dump({"operators": {name: {} for name in names}}))
+        assert (ANY_PRIM in find_runtime(str(path)).operators) == every
+    project.write("app.yaml", json.dumps({"format": 1, "operators": kernels, "backends": []}))
+    assert find_runtime(str(path)).operators == {"aten::add.out": ("default",)}
 
 
 def test_check_releases(made, pteforge):
