@@ -133,7 +133,7 @@ def notes(result: Delivered) -> Iterator[Note]:
 
 
 def _note_of_search(name: str, searched: Searched | None) -> Iterator[Note]:
-    if searched:
+    if searched and searched.cases:
         worst = searched.worst
         reached = (
             f"{worst.equal} of {worst.counted} equal"
