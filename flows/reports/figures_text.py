@@ -275,7 +275,7 @@ def proven_text(places: Sequence[str]) -> str:
 
 
 def _note_of_search(name: str, searched: Searched | None) -> Iterator[Note]:
-    if searched:
+    if searched and searched.cases:
         worst = searched.worst
         reached = (
             f"{worst.equal} of {worst.counted} equal"

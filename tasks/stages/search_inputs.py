@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from ...configs.verification import InputSearch, VerifyBounds
+from ...errors import VerificationFailed
 from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
+from ..results.figures import Searched
 
 
 class SearchInputs(stage.Stage, name="search_inputs"):
@@ -40,9 +43,13 @@ class SearchInputs(stage.Stage, name="search_inputs"):
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         payloads = dict[str, Loadable]()
-        for name, program in runnable_payloads(path, data_files, {}):
-            payloads[name] = replace(program, program=work.scratch / f"payload-{len(payloads)}.pte")
-            shutil.copyfile(program.program, payloads[name].program)
+        with suppress(VerificationFailed):  # `verify` has passed, so that only a backend can be missing
+            for name, program in runnable_payloads(path, data_files, {}):
+                payloads[name] = replace(program, program=work.scratch / f"payload-{len(payloads)}.pte")
+                shutil.copyfile(program.program, payloads[name].program)
+        if not payloads:
+            nothing = Searched(params.asked.seconds, cases=0, refused=0, differing=0, worst=None)
+            return SearchInputs.Outputs(searched=work.store.put_json("report/searched", nothing.to_json()))
         signatures = next(iter(payloads.values())).signatures()
         boxes, judges = {}, {}
         for method, ref in inputs.examples.items():

@@ -297,10 +297,12 @@ def _emptied(value: torch.Tensor, ends: tuple[float, float] | None, part: int, p
 
 
 def _same_bits(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    def bits(value: Any) -> Any:
-        return value.flatten().view(torch.uint8).tolist() if isinstance(value, torch.Tensor) else value
+    def same(mine: Any, its: Any) -> bool:
+        if isinstance(mine, torch.Tensor) and isinstance(its, torch.Tensor):
+            return torch.equal(mine.flatten().view(torch.uint8), its.flatten().view(torch.uint8))
+        return bool(mine == its)
 
-    return same_shapes(one, other) and all(bits(mine) == bits(its) for mine, its in zip(one, other, strict=True))
+    return same_shapes(one, other) and all(map(same, one, other))
 
 
 @dataclass(frozen=True)

@@ -77,12 +77,21 @@ def test_right_file(lower_apart):
     assert keys[0] == keys[1]
 
 
+@pytest.mark.slow
 def test_payloads_of_fat_files(lower_apart):
     """All that can run here are searched, and the message names the one that is wrong."""
     passes = [{"callable": "edge_passes:plant", "kwargs": {"fault": "one size"}}]
     fat = recipe("vulkan", "xnnpack", "portable", aten_passes=passes, verify={"drawn_inputs": 0, **SEARCH})
     with pytest.raises(VerificationFailed, match=r"^payload 'xnnpack': on inputs .* searched \[37, 4\]"):
         lower_apart("builders:planted", fat)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_run_here(lower_apart):
+    """A file for another machine, which need not be run, is made without a search."""
+    made = lower_apart("builders:planted", recipe("vulkan", verify={"required": False, **SEARCH}))
+    assert made.provenance["searched"]["cases"] == 0
+    assert "inputs" not in made.outputs["search_inputs"]
 
 
 @pytest.fixture

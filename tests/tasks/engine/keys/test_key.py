@@ -126,7 +126,8 @@ EDITS = (
     Edit(
         "tasks/results/figures.py",
         *MORE_CODE,
-        frozenset({"ladder", "bisect", "bisect_payload", "verify", "evaluate", "baseline", "gate", *EXPORTING}),
+        frozenset({"ladder", "bisect", "bisect_payload", "verify", "search_inputs", "evaluate", "baseline", "gate"})
+        | EXPORTING,
     ),
     Edit("tasks/codecs/program.py", *MORE_CODE, STAGES - WITHOUT_PROGRAMS),
 )
