@@ -159,9 +159,9 @@ def test_errors(app, models):
 
 
 def commands(words: str) -> list[list[str]]:
-    """Arguments of pteforge in the block that contains some words, of the commands that there are."""
+    """Arguments of pteforge in the block that contains some words."""
     lines = (shlex.split(line, comments=True) for line in script(words).splitlines())
-    return [line[1:] for line in lines if line[:1] == ["pteforge"] and line[1] not in {"contract", "check"}]
+    return [line[1:] for line in lines if line[:1] == ["pteforge"]]
 
 
 @pytest.mark.slow
@@ -174,8 +174,17 @@ def test_commands(models, run_here):
         assert [each.code for each in said] == [0] * len(said), said
         return "".join(each.out for each in said)
 
-    for word in ("vulkan", "xnnpack", "portable", "planned memory: "):
-        assert word in shown("pteforge inspect model.pte")
+    (models / "app-7.yaml").write_text(run_here(models, "contract", "model.pte", "--json").out)
+    said = shown("pteforge inspect model.pte")
+    for word in (
+        "vulkan",
+        "xnnpack",
+        "portable",
+        "planned memory: ",
+        "gen_selected_ops(",
+        "can be loaded by app-7.yaml",
+    ):
+        assert word in said
     shown("pteforge thin")
     assert (models / "plain.pte").read_bytes() == (models / "xnnpack.pte").read_bytes()
     (models / "plain.pte").unlink()
