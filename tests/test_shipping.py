@@ -13,7 +13,7 @@ import pteforge
 import pytest
 import torch
 from pteforge.tasks.codecs.payload import read_payload
-from pteforge.tasks.verify.emulators import arm_host, install_arm
+from pteforge.tasks.verify.emulators import arm_host, install
 from pteforge.tests.conftest import run_process
 from pteforge.tests.lowering import PORTABLE, XNNPACK, outputs_of, recipe
 
@@ -332,5 +332,5 @@ def test_microcontroller(models):
 def test_microcontroller_on_arm(models):
     """The same holds on an emulated Arm core."""
     write(models, "firmware/inference.cpp")
-    program = firmware(models, "aarch64-linux-gnu-g++", install_arm() / "executorch")
+    program = firmware(models, "aarch64-linux-gnu-g++", install("arm64") / "executorch")
     check_firmware(models, *arm_host("cortex-a53")[:-1], program)
