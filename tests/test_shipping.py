@@ -332,5 +332,5 @@ def test_microcontroller(models):
 def test_microcontroller_on_arm(models):
     """The same holds on an emulated Arm core."""
     write(models, "firmware/inference.cpp")
-    program = firmware(models, "aarch64-linux-gnu-g++", install("arm64") / "executorch")
+    program = firmware(models, "aarch64-linux-gnu-g++", install("arm64").parents[1] / "executorch")
     check_firmware(models, *arm_host("cortex-a53")[:-1], program)

@@ -89,11 +89,12 @@ COLUMNS: Mapping[str, Callable[[Delivered, Worst], str]] = {
     "SQNR": lambda _, worst: format_sqnr(worst),
     "cases": lambda _, worst: str(worst.cases),
     "accuracy": lambda result, _: _format_accuracy(result),
+    "memory": lambda result, _: "" if result.largest_use is None else format_size(result.largest_use),
     "latency": lambda result, _: "" if result.latency is None else format_seconds(result.latency),
 }
 """What tables of files say of each."""
 
-_OPTIONAL = frozenset({"accuracy", "latency"})  # columns that only tables have in which they say something
+_OPTIONAL = frozenset({"accuracy", "memory", "latency"})  # columns that only tables have in which they say something
 _LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, one after another
 
 

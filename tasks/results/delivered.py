@@ -294,6 +294,11 @@ class Delivered(Record):
         """Seconds of a call of the first method of the first payload that was timed; None without times."""
         return self.timings[0].median if self.timings else None
 
+    @property
+    def largest_use(self) -> int | None:
+        """Bytes that a method takes at most on a place, all kinds of memory together; None if none was measured."""
+        return max((total for use in self.memory if (total := use.figures["total"]) is not None), default=None)
+
     def described(self) -> dict[str, Any]:
         """JSON for users: what ``pteforge export --json`` says of the file, or of why there is none."""
         numerics = {"numerics": self.ladder.to_json()} if self.ladder else {}
