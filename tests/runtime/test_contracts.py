@@ -79,7 +79,7 @@ def test_just_the_contract(check, programs, tmp_path, name):
 @pytest.mark.parametrize("zoo", ["starter", "fat", "quantized", "encoder_decoder"])
 def test_examples(check, tmp_path, zoo):
     """So does each file of the examples; and ExecuTorch's selective build would be told the same of it."""
-    export = [sys.executable, "-m", "pteforge", "export", EXAMPLES / "zoo" / f"{zoo}.yaml"]
+    export = [Path(sys.executable).with_name("pteforge"), "export", EXAMPLES / "zoo" / f"{zoo}.yaml"]
     done = subprocess.run([*export, "--out", tmp_path / "out", "--store", tmp_path / "store"], check=False)
     assert done.returncode == 0
     checked = 0
