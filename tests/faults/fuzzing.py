@@ -315,7 +315,7 @@ def fuzz_containers(fuzzer: Path, folder: Path, *seeds: Path, runs: int, seed: i
     """
     (found := folder / "found").mkdir()
     options = [f"-runs={runs}", f"-seed={seed}", "-timeout=10", "-rss_limit_mb=2048", "-max_len=8192"]
-    corpus = (CORPUS / kind for kind in ("good", "bad", "mutated", "unloadable"))
+    corpus = (CORPUS / kind for kind in ("good", "bad", "mutated", "unloadable", "blobs"))
     command = [fuzzer, *options, f"-artifact_prefix={folder}/", found, *seeds, *corpus]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     assert done.returncode == 0, done.stderr[-5000:]

@@ -53,7 +53,7 @@ def test_fuzzing(programs, tmp_path):
     """A fuzzer that sees which code it reaches finds no crash, hang or leak, and only documented errors."""
     seeds = tmp_path / "seeds"
     seeds.mkdir()
-    for name in ("v1", "v2", "v2-state", "transposed", "halves"):
+    for name in ("v1", "v2", "v2-state", "transposed", "halves", "checked"):
         content = (programs / f"{name}.pte").read_bytes()
         delegate = next(each for method in read_pte(content).methods for each in method.delegates)
         (seeds / name).write_bytes(delegate.extent.of(content))
