@@ -234,6 +234,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         ("verify",),
+        r"on inputs that a search has found",
+        "the file passes on its examples, and is wrong for another size, other values or a later call",
+        "see whether another target is right there: then the operator is best left to that one",
+        "where the model never gets such inputs, narrow its dynamic shapes, or do without `verify: {{search: ...}}`",
+    ),
+    _cause(
+        ("verify",),
         r"execute\(\) failed with error 0x12",
         "a kernel refused its arguments: ExecuTorch's portable kernels lack some of torch's cases, such as outputs "
         "whose size depends on data",

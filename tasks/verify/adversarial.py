@@ -299,7 +299,7 @@ def _emptied(value: torch.Tensor, ends: tuple[float, float] | None, part: int, p
 def _same_bits(one: Sequence[Any], other: Sequence[Any]) -> bool:
     def same(mine: Any, its: Any) -> bool:
         if isinstance(mine, torch.Tensor) and isinstance(its, torch.Tensor):
-            return torch.equal(mine.flatten().view(torch.uint8), its.flatten().view(torch.uint8))
+            return bool(torch.equal(mine.flatten().view(torch.uint8), its.flatten().view(torch.uint8)))
         return bool(mine == its)
 
     return same_shapes(one, other) and all(map(same, one, other))

@@ -68,6 +68,16 @@ def test_inexact_outputs(found, problem):
     assert f"{found} dB of 130.0 dB" in finding.problem
 
 
+def test_searched_inputs():
+    """What a search has found is not taken for a loss of quality, which `bisect` would look for in the examples."""
+    problem = (
+        "on inputs that a search has found, the file ...: method 'forward', searched [37, 4], output 0: SQNR 0.0 dB"
+    )
+    (finding,) = known_causes("verify", f"{problem} < 80.0 dB")
+    assert "another size" in finding.problem
+    assert "dynamic shapes" in finding.remedies[-1]
+
+
 QUANTIZED = "method 'forward', example 0, output 0: SQNR 2.6 dB < 30.0 dB"
 STATE = "method 'get', sequence 0, call 2, output 0: SQNR 0.0 dB < 80.0 dB"
 
