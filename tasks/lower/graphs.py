@@ -125,7 +125,7 @@ def take_kept(program: ExportedProgram) -> dict[tuple[str, str], int]:
     found = Counter[tuple[str, str]]()
     for module in graph_modules(program.graph_module):
         for node in module.graph.nodes:
-            if why := node.meta.pop(KEPT, None):
+            if (why := node.meta.pop(KEPT, None)) and hasattr(node.target, "_schema"):  # others take results apart
                 found[str(node.target.name()).replace("::", "."), why] += 1
     return dict(found)
 

@@ -21,7 +21,7 @@ OPTIONS = [
 def test_options_are_compile_specs(options, specs, compile_specs):
     """Each option stands in the payload as ExecuTorch writes it, unless it has upstream's default."""
     assert compile_specs("vulkan", **options) == specs
-    assert find_target("vulkan", options).decomposition_options() == {}
+    assert find_target("vulkan", options).decomposition_options() == {"limits": True}
 
 
 def test_operators_to_skip_and_to_claim():
