@@ -157,6 +157,8 @@ def check_memory(run: RecipeRun, provenance: ArtifactRef) -> None:
         return
     uses = Delivered.of_provenance(run.read_json(provenance)).memory
     if problems := list(exceeded(uses, limits)):
+        away = (place for place in run.plan.places if place.unreachable)
+        problems += [f"place {place.name!r} cannot be reached: {place.unreachable}" for place in away]
         raise VerificationFailed(f"recipe {run.plan.name!r}: {'; '.join(problems)}")
 
 
