@@ -47,6 +47,7 @@ COMMANDS = {
     "metadata": [[FILE], [HOSTILE]],
     "run": [[FILE], [FILE, "--method", HOSTILE]],
     "verify": [[FILE], [HOSTILE]],
+    "runtime install": [[HOSTILE]],
     "bench": [[FILE, "--seconds", "0.01"], [HOSTILE], [FILE, "--place", HOSTILE], [FILE, "--against", HOSTILE]],
     "thin": [[FILE, "--keep", HOSTILE, "--out", FILE]],
     "extract": [[FILE, HOSTILE, "--out", "other.pte"]],
