@@ -49,7 +49,7 @@ COMMANDS = {
     "check": [[FILE, "--runtime", "1.4"], [FILE, "--runtime", HOSTILE], [HOSTILE, "--runtime", "1.4"]],
     "run": [[FILE], [FILE, "--method", HOSTILE]],
     "verify": [[FILE], [HOSTILE], [FILE, "--place", HOSTILE]],
-    "bench": [[HOSTILE], [FILE, "--place", HOSTILE]],
+    "bench": [[FILE, "--seconds", "0.01"], [HOSTILE], [FILE, "--place", HOSTILE], [FILE, "--against", HOSTILE]],
     "runtime install": [[HOSTILE]],
     "thin": [[FILE, "--keep", HOSTILE, "--out", FILE]],
     "extract": [[FILE, HOSTILE, "--out", "other.pte"]],
