@@ -380,7 +380,12 @@ _SHARES = 8  # lines
 
 
 def _shares(file: Path, timing: Timing) -> Iterator[str]:
-    """What the time of a method goes to, with the lines of the model if the file was made in debug mode."""
+    """What the time of a method goes to, with the lines of the model if the file was made in debug mode.
+
+    And why limits of a target have left an operator to the CPU, if its provenance says so.
+    """
+    from ...tasks.results.delivered import Delivered
+
     if timing.untraced:
         yield timing.untraced
     try:
@@ -389,6 +394,9 @@ def _shares(file: Path, timing: Timing) -> Iterator[str]:
         handles, sources = (maps[role][timing.method] for role in ("debug_handles", "debug_sources"))
     except (OSError, ValueError, LookupError, TypeError):
         handles, sources = {}, {}
+    delivered = Delivered.next_to(file)
+    kept = [each for each in delivered.kept_on_cpu if each.payload == timing.payload] if delivered else []
+    reasons = {_base(each.operator): each.why for each in kept if each.method == timing.method}
     for share in timing.shares[:_SHARES]:
         of = [handles.get(str(instruction), ()) for instruction in share.instructions]
         flat = [handle for each in of for handle in (each if isinstance(each, list) else [each])]
@@ -397,8 +405,15 @@ def _shares(file: Path, timing: Timing) -> Iterator[str]:
         outside = "" if share.delegate else ", outside of delegates"
         calls = f"{share.calls} call{'s' * (share.calls != 1)}{outside}"
         yield f"{share.share:6.1%}  {share.name} ({calls})" + (f": {where}" if where else "")
+        if why := None if share.delegate else reasons.get(_base(share.name)):
+            yield f"        left to the CPU: {why}"
     if rest := timing.shares[_SHARES:]:
         yield f"{sum(share.share for share in rest):6.1%}  {len(rest)} other operators"
+
+
+def _base(operator: str) -> str:
+    """An operator without its overload: ``aten.add`` for ``aten::add.out`` and ``aten.add.Tensor``."""
+    return ".".join(operator.replace("::", ".").split(".")[:2])
 
 
 _LINES_NAMED = 4
