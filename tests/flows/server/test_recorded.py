@@ -116,6 +116,7 @@ def test_parameters_are_recorded(warm, on_server, recorded):
         "store": str(warm.store),
         "out": str(warm.out),
         "overrides": ["models.conv.seed=0"],
+        "places": [],
         "jobs": 1,
         "until": "edge",
         "debug": False,

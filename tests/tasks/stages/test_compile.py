@@ -82,6 +82,8 @@ def test_provenance(stages, lowered, tmp_path):
     assert verification["bounds"]["min_sqnr_db"] == 70.0
     assert set(verification["figures"]["methods"]) == {"forward", "encode"}
     content = read_payload(lowered.outputs["serialize"]["file"], stages.store)
+    assert found.pop("contract")["operators"] == {"aten::mean.dtype_out": ["v1/6;0,1|6;|6;"]}
+    assert {use["method"] for use in found.pop("memory")} == {"forward", "encode"}
     assert found == {
         "format": 1,
         "model": "model",

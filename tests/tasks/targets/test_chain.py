@@ -32,7 +32,7 @@ def test_links_decide():
     )
     assert one == other[::-1]
     assert len(set(one)) == 2
-    expected = {"vulkan": {}, "xnnpack": find_target("xnnpack").decomposition_options()}
+    expected = {"vulkan": {"limits": True}, "xnnpack": find_target("xnnpack").decomposition_options()}
     for value in (True, False):
         target = find_target("vulkan+xnnpack", {"xnnpack": {"per_operator": value}})
         assert target.decomposition_options() == expected

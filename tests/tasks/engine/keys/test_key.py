@@ -127,6 +127,7 @@ EDITS = (
         "tasks/results/figures.py",
         *MORE_CODE,
         frozenset({"ladder", "bisect", "bisect_payload", "verify", "search_inputs", "evaluate", "baseline", "gate"})
+        | frozenset({"pack", "prove", "report", "bench"})
         | EXPORTING,
     ),
     Edit("tasks/codecs/program.py", *MORE_CODE, STAGES - WITHOUT_PROGRAMS),
