@@ -157,7 +157,7 @@ def test_check_releases(made, pteforge):
     pteforge(made, "check", PLAIN, "--runtime", "1.5", "--python", "missing").refused("missing cannot be started")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_check_in_another_interpreter(made, pteforge):
     """A file, and every payload of a fat one, is opened by the interpreter's runtime, which has to be that release."""
     for file in (PLAIN, FAT):
