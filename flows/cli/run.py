@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ...artifacts.store import Store
     from ...configs.verification import VerifyBounds
     from ...formats.pte.contents import Method, ValueSpec
+    from ...tasks.results.delivered import Delivered
     from ...tasks.results.figures import Figures, Timing
     from ...tasks.stages.prove import PlaceParams
 
@@ -290,6 +291,7 @@ def bench_files(
     random inputs of the largest sizes.
     """
     from ...configs.places import HOST
+    from ...tasks.results.delivered import Delivered
 
     expanded = _expanded(files)
     if against and len(expanded) != 1:
@@ -307,9 +309,10 @@ def bench_files(
         found = [{"file": str(file), **timing.to_json()} for file, timing in timings]
         print_json({"timings": found, "ratios": ratios, "not_run": not_run})
         return
+    delivered = {file: Delivered.next_to(file) for file in dict.fromkeys(file for file, _ in timings)}
     for file, timing in timings:
         typer.echo(f"{printable(str(file))}: {printable(timing_text(timing))}")
-        for line in _shares(file, timing):
+        for line in _shares(file, timing, delivered[file]):
             typer.echo(f"  {printable(line)}")
     for ratio in ratios:
         spread = f"{ratio['min']:.3f} to {ratio['max']:.3f} in {ratio['rounds']} rounds"
@@ -379,13 +382,11 @@ def _bench_inputs(file: Path, program: Path, store: str | None) -> dict[str, Seq
 _SHARES = 8  # lines
 
 
-def _shares(file: Path, timing: Timing) -> Iterator[str]:
+def _shares(file: Path, timing: Timing, delivered: Delivered | None) -> Iterator[str]:
     """What the time of a method goes to, with the lines of the model if the file was made in debug mode.
 
     And why limits of a target have left an operator to the CPU, if its provenance says so.
     """
-    from ...tasks.results.delivered import Delivered
-
     if timing.untraced:
         yield timing.untraced
     try:
@@ -394,7 +395,6 @@ def _shares(file: Path, timing: Timing) -> Iterator[str]:
         handles, sources = (maps[role][timing.method] for role in ("debug_handles", "debug_sources"))
     except (OSError, ValueError, LookupError, TypeError):
         handles, sources = {}, {}
-    delivered = Delivered.next_to(file)
     kept = [each for each in delivered.kept_on_cpu if each.payload == timing.payload] if delivered else []
     reasons = {_base(each.operator): each.why for each in kept if each.method == timing.method}
     for share in timing.shares[:_SHARES]:

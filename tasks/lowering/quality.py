@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.ledger import FoundCase
@@ -97,35 +96,29 @@ async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> d
         raise VerificationFailed(
             f"place {unreachable[0].name!r} is required, and cannot be reached: {unreachable[0].unreachable}"
         )
-    whole = {"": _Ran(made.file.file, made.file.data)}
+    payloads = _payloads(recipe, exports, made)
+    whole = {"": _whole(exports, made)}
     proving = {
-        f"{place.name}/{name}": _prove(
-            run,
-            place,
-            name,
-            Prove.Params(place=place.params, bounds=bounds),
-            Prove.Inputs(file=ran.file, examples=exports.examples, data=ran.data),
-        )
+        f"{place.name}/{payload}": _prove(run, place, payload, Prove.Params(place=place.params, bounds=bounds), inputs)
         for place in recipe.places
         if not place.unreachable
         # a command runs a fat file as an app does, too, with the payload that is chosen there
-        for name, ran in {**_programs(recipe, made), **(whole if place.params.command else {})}.items()
+        for payload, inputs in {**payloads, **(whole if place.params.command else {})}.items()
     }
     return await together(proving)
 
 
-class _Ran(NamedTuple):
-    """A file that places run, and its weights."""
-
-    file: ArtifactRef
-    data: ArtifactRef | None = None
+def _whole(exports: Exports, made: MadeFile) -> Prove.Inputs:
+    return Prove.Inputs(file=made.file.file, examples=exports.examples, data=made.file.data)
 
 
-def _programs(recipe: PlannedRecipe, made: MadeFile) -> dict[str, _Ran]:
-    """The payloads of a fat file by name, or a plain file, which has none."""
+def _payloads(recipe: PlannedRecipe, exports: Exports, made: MadeFile) -> dict[str, Prove.Inputs]:
+    """What places run: the payloads of a fat file by name, or a plain file, which has none."""
     if not recipe.fat:
-        return {"": _Ran(made.file.file, made.file.data)}
-    return {name: _Ran(own.compiled.payload) for name, own in made.payloads.items()}
+        return {"": _whole(exports, made)}
+    return {
+        name: Prove.Inputs(file=own.compiled.payload, examples=exports.examples) for name, own in made.payloads.items()
+    }
 
 
 async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> None:
@@ -135,13 +128,11 @@ async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> N
     runs = (place for place in recipe.places if not (place.unreachable or place.params.emulated))
     places |= {place.name: place.params for place in runs}
     for place, params in places.items():
-        for payload, ran in _programs(recipe, made).items():
+        for payload, inputs in _payloads(recipe, exports, made).items():
             step = StageId(Bench.name, place, recipe.name, payload, run.number)
             asked = Bench.Params(place=params, name=place, payload=payload, machine=machine)
             with suppress(StageError, NotCached):  # the run has it; a file is none the worse for it
-                await run.call(
-                    step, Bench, asked, Bench.Inputs(file=ran.file, examples=exports.examples, data=ran.data)
-                )
+                await run.call(step, Bench, asked, inputs)
 
 
 def timings_of(run: StageCalls) -> tuple[Timing, ...]:

@@ -141,7 +141,7 @@ class MemoryUse(Record):
     place: str = ""  # empty where nothing was measured
     inputs: str = ""  # ``smallest``, ``example`` or ``largest`` of those that were tried
     shapes: str = ""  # such as ``1x3x32x32, 4``
-    asked: int = 0  # bytes that the method allocator was asked for, in so many calls
+    asked: int = 0  # bytes that the method allocator was asked for, in `calls` calls
     calls: int = 0
     buffer: int | None = None  # the smallest buffer that suffices for it: with what alignment leaves out
     temporary: int = 0  # the same of the temporary allocator, which is reset after each operator

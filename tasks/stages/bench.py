@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
-from .prove import PlaceParams
+from .prove import PlaceParams, Prove
 
 
 class Bench(stage.Stage, name="bench"):
@@ -21,16 +19,13 @@ class Bench(stage.Stage, name="bench"):
         machine: str  # the processor where the run was started, by which times of other machines are told apart
         seconds: float = 1.0  # of calls, for each method
 
-    class Inputs(stage.Roles):
-        file: kinds.PteFile  # a plain file, or a payload of a fat one
-        examples: Mapping[str, kinds.Examples]  # by method, of `export`
-        data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+    Inputs = Prove.Inputs
 
     class Outputs(stage.Roles):
         timings: kinds.Timings
 
     @staticmethod
-    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+    def run(inputs: Prove.Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Times every method, on its first example; nothing on a place that lacks its backends, or is emulated.
 
         Raises PteforgeError where the place fails.

@@ -382,7 +382,7 @@ def _constants(program: ExportedProgram) -> set[Node]:
 
 
 def _drop_idle(result: PartitionResult, constants: Constants) -> None:
-    """Takes partitions back that compute with constants only, or for nobody."""
+    """Takes partitions back that compute with constants only, or whose results are not used."""
     parts: dict[str, list[Node]] = {}
     for node in result.tagged_exported_program.graph.nodes:
         if tag := node.meta.get("delegation_tag"):

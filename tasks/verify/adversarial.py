@@ -32,7 +32,7 @@ KINDS = ("shuffled", "zeros", "ones", "constant", "one-hot", "negative", "large"
 _LEAST = 24  # inputs that are tried on a slow machine, too, unless that takes four times as long as was asked for
 _SHRINKS = 64  # smaller inputs that are tried
 _ROUNDINGS = 3  # runs of a program with errors of rounding
-_ROUNDING = 8.0  # an output may be so many times as far off as in those
+_ROUNDING = 8.0  # by this factor, an output may be further off than in those
 
 Calls = list[list[Any]]
 """Flat inputs of each call."""

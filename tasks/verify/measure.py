@@ -52,7 +52,7 @@ class Measurable(Protocol):
         """Loads a method and calls it. Raises PteforgeError where that fails."""
 
     def trace(self, method: str, inputs: Sequence[Any], calls: int) -> bytes:
-        """An ETDump of so many calls. Raises PteforgeError where there is none."""
+        """An ETDump of that number of calls. Raises PteforgeError where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ def programs_on(
 
     A command runs a fat file as it is. Fills `not_run` with the reason for what cannot be run, or has no times.
     """
-    backends = open_pte(path).backends
+    pte = open_pte(path)
     if place and place.command:
         from .device import device_program  # noqa: PLC0415 - which imports this module
 
-        if reason := "has no times on an emulated core" if place.emulated else place.lacks(backends):
+        if reason := "has no times on an emulated core" if place.emulated else place.lacks(pte.backends):
             not_run[WHOLE_FILE] = reason
             return
         with device_program(place.command, path, data_files, place.env) as program:
@@ -111,7 +111,7 @@ def programs_on(
         return
     if place:
         load_libraries(place.library, place.env)
-    if reason := "" if is_fat(open_pte(path)) else missing_backends(backends):
+    if reason := "" if is_fat(pte) else missing_backends(pte.backends):
         not_run[WHOLE_FILE] = reason
         return
     for name, loadable in runnable_payloads(path, data_files, not_run):
@@ -119,7 +119,7 @@ def programs_on(
 
 
 def time_methods(program: Measurable, inputs: Mapping[str, Sequence[Any]], seconds: float) -> Iterator[Timing]:
-    """Times calls of methods on their flat inputs, for about so many seconds each. Raises PteforgeError."""
+    """Times calls of methods on their flat inputs, each for about that number of seconds. Raises PteforgeError."""
     for method in open_pte(program.path).methods:
         if method.name in inputs:
             given = method.lay_out(inputs[method.name])

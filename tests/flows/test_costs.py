@@ -252,7 +252,7 @@ def test_emulated_cores(made, run_here):
     assert min(here["heap"], there["heap"]) > 0
 
 
-def test_why_an_operator_is_not_delegated(monkeypatch, tmp_path):
+def test_why_an_operator_is_not_delegated(tmp_path):
     """What limits leave to the CPU has the reason next to its share of the time."""
     from pteforge.flows.cli.run import _shares
     from pteforge.tasks.results.delivered import Delivered, KeptCalls
@@ -262,10 +262,9 @@ def test_why_an_operator_is_not_delegated(monkeypatch, tmp_path):
         KeptCalls("vulkan", "forward", "aten.add.Tensor", "it is wrong there", 1),
         KeptCalls("other", "forward", "aten.mul.Tensor", "not this payload", 1),
     )
-    monkeypatch.setattr(Delivered, "next_to", lambda _: Delivered("net", "fat", "made", kept_on_cpu=kept))
     shares = (TimeShare("aten::add.out", 0.5, 1), TimeShare("aten::mul.out", 0.25, 2), TimeShare("V", 0.1, 1, True))
     timing = Timing("vulkan", "forward", "host", "cpu", 0.1, 0.1, 0.01, 0.02, 9, 5, shares)
-    assert list(_shares(tmp_path / "fat.pte", timing)) == [
+    assert list(_shares(tmp_path / "fat.pte", timing, Delivered("net", "fat", "made", kept_on_cpu=kept))) == [
         " 50.0%  aten::add.out (1 call, outside of delegates)",
         "        left to the CPU: it is wrong there",
         " 25.0%  aten::mul.out (2 calls, outside of delegates)",
