@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
-from ..reports.figures_text import format_sqnr, one_line, timing_text
+from ..reports.figures_text import format_sqnr, timing_text
 from . import completion
 from .options import (
     AS_JSON,
@@ -334,7 +334,7 @@ def _timed(
     timings: list[tuple[Path, Timing]] = []
     not_run: dict[str, str] = {}
     for text, place in places.items():
-        machine = one_line(place.about) if place and place.about else processor()
+        machine = (place.machine if place else "") or processor()
         for file in files:
             skipped: dict[str, str] = {}
             for payload, program in programs_on(place, file, data_files(file, None), skipped):

@@ -174,7 +174,7 @@ def _check_self_check(name: str, check: SelfCheck, blobs: Sequence[Blob]) -> Non
 
 
 def check_golden_size(size: int, owner: str) -> None:
-    """Raises FileFormatError if golden cases have so many bytes, naming their `owner`."""
+    """Raises FileFormatError, naming the `owner` of golden cases, if these have too few or too many bytes."""
     if not MIN_GOLDEN <= size <= MAX_GOLDEN:
         raise FileFormatError(f"{owner} has {size} bytes of golden cases; {MIN_GOLDEN} to {MAX_GOLDEN} are possible")
 

@@ -36,7 +36,7 @@ class Bench(stage.Stage, name="bench"):
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store)["inputs"][0] for method, ref in inputs.examples.items()}
-        machine = ", ".join(params.place.about.splitlines()) if params.place else ""
+        machine = params.place.machine if params.place else ""
         named = {"place": params.name, "machine": machine or processor()}  # of the process that measures
         made = [
             timing.to_json() | named | {"payload": params.payload}

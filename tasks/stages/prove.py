@@ -25,6 +25,11 @@ class PlaceParams(stage.Params):
     backends: tuple[str, ...] | None = None  # that the command's runtime can use; None where only trying shows
 
     @property
+    def machine(self) -> str:
+        """What it says of itself, in one line, by which times of other machines are told apart."""
+        return ", ".join(self.about.splitlines())
+
+    @property
     def emulated(self) -> bool:
         """Whether it is a core that QEMU emulates, which says nothing of times."""
         return bool(self.command) and Path(self.command[0]).name.startswith("qemu-")
