@@ -272,7 +272,7 @@ def measure(models: Mapping[str, Any], recipe: str, side: str, record: Record) -
 
 
 def section(recipe: str, kinds: Mapping[str, str], sides: Results) -> str:
-    """A recipe in docs/how-to/models-by-name.md: how many of those that were run came out verified, and the failures."""
+    """A recipe in the tables: how many of those that were run came out verified, and the failures."""
     rows = [["models", *sides]]
     for kind in (*dict.fromkeys(kinds.values()), "all"):
         chosen = [name for name in kinds if kind in (kinds[name], "all")]

@@ -129,7 +129,7 @@ def recipe_types(file: str) -> list[str]:
     ],
 )
 def test_every_recipe_type_has_a_recipe(target, file):
-    """The table of docs/how-to/quantization.md has just upstream's recipe types for a backend, each with a shipped recipe.
+    """The table of quantization.md has just upstream's recipe types for a backend, each with a shipped recipe.
 
     Recipes that upstream has no type for have rows of their own.
     """

@@ -1,4 +1,4 @@
-"""docs/how-to/shipping.md works: its C++ and CMake code builds unchanged, its commands run, its errors are the runtime's."""
+"""docs/how-to/shipping.md works: its C++ and CMake code builds unchanged, commands run, errors are the runtime's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs all campaigns, or one, for some minutes; `scripts/faults` calls this. docs/internals/reliability.md explains it."""
+"""Runs all campaigns, or one, for some minutes; `scripts/faults` calls this. See docs/internals/reliability.md."""
 
 from __future__ import annotations
 
