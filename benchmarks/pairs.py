@@ -75,6 +75,9 @@ def work_pool(zoo: Path, folder: Path, environment: Mapping[str, str]) -> Iterat
             stack.callback(process.wait)
             stack.callback(process.terminate)
 
+        # as in docker/compose.yaml
+        recorder = "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER"
+        environment |= {f"{recorder}_BATCH_SIZE": "100", f"{recorder}_READ_BATCH_SIZE": "100"}
         start("server", "server", "start", "--host", "127.0.0.1", "--port", str(port))
         while not answers(f"{url}/ready"):
             time.sleep(0.2)
