@@ -171,7 +171,7 @@ class _Pool:
             lowers = [name for name in str(run.parameters.get("models")).split(",") if name in rest]
             if lowers and run.parameters | {"models": ""} == self._parameters(()):
                 adopted.append((run, [rest.pop(name) for name in lowers]))
-            elif _OF.format(_deployment()) in run.tags:
+            elif set(_of_deployment()) & set(run.tags):
                 await _cancel(run)
         return adopted
 
@@ -231,7 +231,7 @@ class _Pool:
             model_deployment(self.name),
             parameters=self._parameters(names),
             flow_run_name=printable(f"export {session.request.zoo.name} {shortened(names)}"),
-            tags=[f"zoo:{session.zoo}", *(f"model:{name}" for name in names), _OF.format(_deployment())],
+            tags=[f"zoo:{session.zoo}", *(f"model:{name}" for name in names if len(names) < 4), *_of_deployment()],
             timeout=0,
         )
 
@@ -316,14 +316,14 @@ class _Pool:
         return sorted(found, key=lambda run: not (run.state and run.state.is_running()))
 
 
-_OF = "of:{}"
-"""Tag of the runs of models that runs of a deployment start, with its id. Its runs follow each other."""
+def _of_deployment() -> list[str]:
+    """The tag of the runs of models that runs of the current flow run's deployment start; none without one.
 
-
-def _deployment() -> str:
-    """The deployment of the current flow run, if it has one."""
+    Runs of a deployment follow each other, others may be at work at the same time.
+    """
     context = FlowRunContext.get()
-    return str(context.flow_run.deployment_id) if context and context.flow_run else ""
+    deployment = context.flow_run.deployment_id if context and context.flow_run else None
+    return [f"of:{deployment}"] if deployment else []
 
 
 async def _read(client: PrefectClient, run: FlowRun) -> FlowRun:
