@@ -27,12 +27,11 @@ from prefect.events import emit_event
 from prefect.runtime import flow_run
 
 from ...errors import first_line, printable
+from ...tasks.lowering.bisection import Bisection
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text
-from ...tasks.results.numerics import PayloadLosses
-from ..reports.figures_text import cells, figures_row, markdown, markdown_table, model_tables, rung_row
+from ..reports.figures_text import cells, markdown, markdown_table, model_tables
 from ..reports.page import NAME, size_change, sqnr_change
-from ..run.examine import Bisection
 from ..run.outcome import ModelOutcome
 from ..run.session import Session
 from .settings import local_run, send_what_is_queued
@@ -40,9 +39,6 @@ from .settings import local_run, send_what_is_queued
 if TYPE_CHECKING:
     from ...artifacts.runs import RunRecord
     from ..releases.records import Published
-
-
-_NODES = 20
 
 
 def artifact_key(kind: str, name: str) -> str:
@@ -195,61 +191,13 @@ def _cell(recipe: Delivered, before: Mapping[str, RunRecord]) -> str:
 
 
 def _page(bisection: Bisection) -> Iterator[str]:
-    loss = bisection.loss
     yield f"# {markdown(bisection.name)}\n"
-    lost = loss and f"**{markdown(loss.rung.label)}** (method {markdown(loss.rung.method)}) {markdown(loss.reason)}.\n"
-    yield lost or "Loses no quality.\n"
-    yield from _table([rung_row(rung) for rung in bisection.ladder.rungs])
-    if bisection.nodes:
-        yield f"\n## Operators that lose most in {markdown(loss.rung.label)}\n" if loss else ""
-        yield from _table(
-            [
-                {
-                    "source": " + ".join(node.sources),
-                    "operator": node.operator,
-                    **figures_row(node.own),
-                    "module": node.module,
-                    "line": node.line,
-                    "problem": node.problem,
-                }
-                for node in bisection.nodes.losing[:_NODES]
-            ]
-        )
-    if bisection.payload:
-        yield from _payload_page(bisection.payload)
-
-
-def _payload_page(losses: PayloadLosses) -> Iterator[str]:
-    yield f"\n## In the payload\n\n{markdown(losses.conclusion)}\n"
-    yield from _table(
-        [
-            {
-                "delegate": delegate.position,
-                "backend": delegate.backend,
-                **figures_row(delegate.own),
-                "loses": delegate.loses,
-                "problem": delegate.problem,
-            }
-            for delegate in losses.delegates[:_NODES]
-        ]
-    )
-    for where, part in losses.parts:
-        yield f"\n### {markdown(where)}\n"
-        yield from _table(
-            [
-                {
-                    "node": operator.node,
-                    "operator": operator.operator,
-                    "inputs": ", ".join(operator.inputs),
-                    "output": operator.output,
-                    "module": operator.module,
-                    "line": operator.line,
-                    **figures_row(part.own),
-                    "problem": part.problem,
-                }
-                for operator in part.operators
-            ]
-        )
+    for part in bisection.parts():
+        if isinstance(part, str):
+            yield from (f"{markdown(line)}\n" for line in part.splitlines())
+        else:
+            yield from markdown_table(list(map(markdown, part.titles)), (map(markdown, row) for row in part.rows))
+            yield ""
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
