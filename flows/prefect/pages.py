@@ -136,15 +136,17 @@ def _summary(session: Session) -> Iterator[str]:
             yield f"- {markdown(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
     since = "; in parentheses, changes since the last run" if session.previous else ""
     yield f"\n## Files\n\nFor each file: status, size, SQNR against eager{since}.\n"
-    recipes = dict.fromkeys(recipe.name for model in session.models for recipe in model.recipes)
-    recipes |= dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
+    recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
     rows = []
     for name in (model.name for model in session.models):
-        done = session.outcomes.get(name)
+        done, run = session.outcomes.get(name), session.flow_runs.get(name)
         told = {recipe.recipe: _cell(recipe, session.previous) for recipe in (done.recipes if done else ())}
         worse, changed = (any(mark in text for text in told.values()) for mark in ("failed at", "("))
-        rows.append((not worse, not changed, not done, {"model": _model(session, name)} | recipes | told))
-    yield from _table([row for *_, row in sorted(rows, key=lambda row: row[:3])])
+        linked = f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name)
+        rows.append((not worse, not changed, not done, linked, *(markdown(told.get(recipe, "")) for recipe in recipes)))
+    yield from markdown_table(
+        ["model", *map(markdown, recipes)], (row[3:] for row in sorted(rows, key=lambda r: r[:3]))
+    )
 
 
 def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
@@ -158,18 +160,6 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield f"{markdown(finding.problem)}\n"
             yield from (f"- {markdown(remedy)}" for remedy in finding.remedies)
             yield ""
-
-
-class _Markdown(str):
-    """Text of a table that is Markdown already."""
-
-    __slots__ = ()
-
-
-def _model(session: Session, name: str) -> _Markdown:
-    """A model's name, which leads to the flow run that lowers it, if that is another one."""
-    run = session.flow_runs.get(name)
-    return _Markdown(f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name))
 
 
 def _cell(recipe: Delivered, before: Mapping[str, RunRecord]) -> str:
@@ -202,11 +192,8 @@ def _page(bisection: Bisection) -> Iterator[str]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     names = list(rows[0]) if rows else []
-    yield from markdown_table(list(map(markdown, names)), (map(_shown, row.values()) for row in rows))
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, _Markdown) else "" if value is None else markdown(str(value))
+    shown = (["" if value is None else markdown(str(value)) for value in row.values()] for row in rows)
+    yield from markdown_table(list(map(markdown, names)), shown)
 
 
 _PAUSE = 5.0  # seconds between updates

@@ -47,14 +47,10 @@ _PAGE = 200
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
 
-ALONE = 60.0
-"""Seconds of stages, as expected, from which a model has a flow run of its own."""
-
-MOST, LEAST = 180.0, 10.0
-"""Seconds of stages of a run that models share: at most, and at least where there are fewer workers otherwise."""
-
-NEW = 4.0
-"""Seconds of stages that are expected of a model that never ran, besides one for each MiB of its files."""
+# seconds of stages, as expected
+ALONE = 60.0  # from which a model has a flow run of its own
+MOST, LEAST = 180.0, 10.0  # of a run that models share; no more runs than workers have as little as the least
+_NEW = 4.0  # of a model that never ran, besides one for each MiB of its files
 
 
 def batches(seconds: Mapping[str, float], workers: int) -> list[list[str]]:
@@ -353,4 +349,4 @@ def _first_time(model: PlannedModel) -> float:
     """Seconds that are expected of a model of which nothing is known but its files."""
     source = model.source
     files = source.files if isinstance(source, BuilderSource) else (source.program,) if source else ()
-    return NEW + sum(file.stat().st_size for file in files if file.is_file()) / 2**20
+    return _NEW + sum(file.stat().st_size for file in files if file.is_file()) / 2**20
