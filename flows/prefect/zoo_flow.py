@@ -1,4 +1,4 @@
-"""The Prefect flows: a zoo, and one model of it; how runs of a deployment take turns, and how they end."""
+"""The Prefect flows: a zoo, and models of it; how runs of a deployment take turns, and how they end."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_RUNS_READ = 10  # records that are looked at for the run before
+_RUNS_READ = 10  # records that are looked at for earlier runs
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
 _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
@@ -361,12 +361,16 @@ class Session(Observer):
         return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
 
     @cached_property
-    def previous(self) -> RunRecord | None:
-        """The zoo's last run before this one that came to its end and made files; None if none can be read."""
+    def previous(self) -> dict[str, RunRecord]:
+        """By model, the last of the zoo's newest runs that made it, before this run."""
+        found: dict[str, RunRecord] = {}
         with suppress(StoreError):
-            runs = islice(self.store.runs.of_zoo(self.zoo), _RUNS_READ)
-            return next((run for run in runs if run.id != self.id and run.ended and run.files), None)
-        return None
+            for run in islice(self.store.runs.of_zoo(self.zoo), _RUNS_READ):
+                if run.ended and run.id != self.id:
+                    found = dict.fromkeys(run.files, run) | found
+                if all(model.name in found for model in self.models):
+                    break
+        return found
 
     @cached_property
     def results(self) -> ResultsFolder:
