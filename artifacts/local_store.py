@@ -290,7 +290,7 @@ class LocalStore(ObjectFolder):
     `VERIFIED_MTIME_NS`. Damaged objects move to ``<root>/quarantine`` and are never used.
 
     The digest is the object's own SHA-256. A faster checksum would have to be stored next to it, and be missing from
-    existing stores; `docs/operations.md` says what SHA-256 costs.
+    existing stores; `docs/how-to/operations.md` says what SHA-256 costs.
 
     Attributes:
         root: the store's folder; the body of a stage has a `LocalStore(root, once=True)` of its own.

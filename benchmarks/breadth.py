@@ -7,7 +7,7 @@ Models are those of transformers that a configuration alone makes, at small size
 timm. "Direct" exports the same module with the same example inputs, quantizes it as the recipe says, calls
 `to_edge_transform_and_lower` and `to_executorch`, runs the file, and compares with eager as the recipe asks for.
 Results stay in the folder: a run goes on where the last one stopped. `--write` puts a table for each recipe into
-docs/models-by-name.md.
+docs/how-to/models-by-name.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 from measuring import exporting, markdown, write_zoo
 
-PAGE = Path(__file__).parents[1] / "docs" / "models-by-name.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "models-by-name.md"
 
 # By `model_type`. Not chosen by result: those that build at small sizes, one of each family.
 TRANSFORMERS = {
@@ -272,7 +272,7 @@ def measure(models: Mapping[str, Any], recipe: str, side: str, record: Record) -
 
 
 def section(recipe: str, kinds: Mapping[str, str], sides: Results) -> str:
-    """A recipe in docs/models-by-name.md: how many of those that were run came out verified, and the failures."""
+    """A recipe in the tables: how many of those that were run came out verified, and the failures."""
     rows = [["models", *sides]]
     for kind in (*dict.fromkeys(kinds.values()), "all"):
         chosen = [name for name in kinds if kind in (kinds[name], "all")]
@@ -317,7 +317,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pteforge-breadth")
     parser.add_argument("--retry", action="store_true", help="run again what failed before")
     parser.add_argument("--table", action="store_true", help="run nothing; print what the folder has")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/models-by-name.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/how-to/models-by-name.md")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for recipe in options.recipes.split(","):

@@ -7,7 +7,7 @@ other the stages of the suite's tester for the same flow, with its quantizer and
 side is run on the case's inputs and compared with eager, by the bound of the flow; of files with a payload for Vulkan,
 which the wheel has no runtime for, only the operators outside of it are looked up. A case that ends its process fails;
 the next one has another. Results stay in the folder: a run continues where the last one stopped. `--write` puts a table
-and the failures into docs/upstream.md.
+and the failures into docs/internals/upstream.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unittest import SkipTest
 
 from breadth import Record, write_section
 
-PAGE = Path(__file__).parents[1] / "docs" / "upstream.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "upstream.md"
 SUITE = "executorch.backends.test.suite"
 SIDES = ("ours", "direct")
 LIMIT = 600  # seconds of one side of one case, on a machine that may be busy
@@ -353,7 +353,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--retry", action="store_true", help="run again what failed before")
     parser.add_argument("--table", action="store_true", help="run nothing; print what the folder has")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/upstream.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/internals/upstream.md")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
 

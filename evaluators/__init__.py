@@ -1,7 +1,7 @@
 """Evaluators for accuracy gates: ``accuracy: {evaluator: pteforge.evaluators:top_k, kwargs: {...}, floor: 0.9}``.
 
 Each takes `predict` (see `tasks.verify.scoring`), samples, and arguments that YAML can write, and returns a number
-that is higher for better files. docs/accuracy.md describes them.
+that is higher for better files. docs/how-to/accuracy.md describes them.
 """
 
 from __future__ import annotations

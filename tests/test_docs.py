@@ -19,8 +19,12 @@ ROOT = Path(pteforge.__file__).parent
 FOLDERS = ("docs", "benchmarks", "changelog.d", "examples", "formats", "native", "runtime", "tasks", "tests")
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 MODELS = "version: 1\ndefaults: {recipes: [portable-fp32]}\nmodels: {net: {source: nets:net}}\n"
-README, METHODS, QUANTIZATION = (
-    (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/methods.md", "docs/quantization.md")
+README, METHODS, QUANTIZATION, ZOOS, RECIPE, ACCURACY, FAT_FILES = (
+    (ROOT / page).read_text(encoding="utf-8")
+    for page in (
+        "README.md",
+        *(f"docs/how-to/{name}.md" for name in ("methods", "quantization", "zoos", "recipes", "accuracy", "fat-files")),
+    )
 )
 
 
@@ -40,7 +44,7 @@ def load(tmp_path: Path):
     return load
 
 
-ZOO, RECIPES, GATES, FAT = blocks(README, "yaml")
+ZOO, RECIPES, GATES, FAT = (blocks(page, "yaml")[0] for page in (ZOOS, RECIPE, ACCURACY, FAT_FILES))
 ROWS = [
     [cell.strip().strip("`") for cell in line.split("|")[1:-1]]
     for line in QUANTIZATION.splitlines()
@@ -65,7 +69,7 @@ def test_torch_is_the_one_that_the_package_needs():
 
 
 def test_zoo_example_is_valid(load):
-    """The README's zoo and recipes load as one file, and mean what the text says."""
+    """The zoo and the recipes of the documentation load as one file, and mean what the text says."""
     text = ZOO + RECIPES + FAT.removeprefix("recipes:\n")
     zoo = load(text, "models.segmenter.source.kwargs.width=0.25")
     assert zoo.recipes_of("keywords") == ("portable-fp32", "xnnpack-fp32")
@@ -78,22 +82,22 @@ def test_zoo_example_is_valid(load):
 
 
 def test_gate_example_is_valid(load):
-    """The README's gate has the fields of both the model and the recipe."""
+    """The gate of docs/how-to/accuracy.md has the fields of both the model and the recipe."""
     gate = load("version: 1\n" + GATES).accuracy_gate("scenes", "int8-scored")
     assert (gate.evaluator.builder, gate.evaluator.kwargs) == ("vision.score:mean_iou", {"images": 500})
     assert (gate.floor, gate.max_drop) == (0.7, 0.005)
 
 
 def test_builder_example_runs():
-    """The README's builder returns a definition whose module accepts its example input."""
-    source = re.search(r"^  ```python\n(.*?)^  ```", README, re.MULTILINE | re.DOTALL)[1]
+    """The builder of docs/how-to/zoos.md returns a definition whose module accepts its example input."""
+    source = re.search(r"^  ```python\n(.*?)^  ```", ZOOS, re.MULTILINE | re.DOTALL)[1]
     names = {
         "torch": torch,
         "ModelDefinition": pteforge.ModelDefinition,
         "MethodDefinition": pteforge.MethodDefinition,
         "KeywordNet": lambda: torch.nn.Conv2d(1, 4, 3),
     }
-    exec("if True:\n" + source, names)  # noqa: S102 - our own README
+    exec("if True:\n" + source, names)  # noqa: S102 - our own page
     definition = names["keyword_spotter"]()
     forward = definition.methods["forward"]
     assert forward.module(*forward.example_inputs[0]).shape == (1, 4, 47, 8)
@@ -101,7 +105,7 @@ def test_builder_example_runs():
 
 
 def test_recipes_for_methods(load):
-    """The recipes of docs/methods.md load, and mean what the text says."""
+    """The recipes of docs/how-to/methods.md load, and mean what the text says."""
     recipes = "".join(block.removeprefix("recipes:\n") for block in blocks(METHODS, "yaml"))
     made = load(f"{MODELS}recipes:\n{recipes}").recipes
     (mixed,) = made["mixed"].specializations
@@ -125,7 +129,7 @@ def recipe_types(file: str) -> list[str]:
     ],
 )
 def test_every_recipe_type_has_a_recipe(target, file):
-    """The table of docs/quantization.md has just upstream's recipe types for a backend, each with a shipped recipe.
+    """The table of quantization.md has just upstream's recipe types for a backend, each with a shipped recipe.
 
     Recipes that upstream has no type for have rows of their own.
     """
@@ -139,8 +143,8 @@ def test_every_recipe_type_has_a_recipe(target, file):
 
 
 def test_every_evaluator_is_listed():
-    """docs/accuracy.md has a row for each shipped evaluator."""
-    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    """docs/how-to/accuracy.md has a row for each shipped evaluator."""
+    text = (ROOT / "docs" / "how-to" / "accuracy.md").read_text(encoding="utf-8")
     table = text.partition("| evaluator |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == evaluators.__all__
 
@@ -155,7 +159,7 @@ def test_every_quantizer_is_listed():
 
 
 def test_quantization_examples(load):
-    """The YAML blocks of docs/quantization.md load as one zoo, and mean what the text says."""
+    """The YAML blocks of docs/how-to/quantization.md load as one zoo, and mean what the text says."""
     transforms, *recipes, models = blocks(QUANTIZATION, "yaml")
     more = "".join(block.removeprefix("recipes:\n") for block in recipes)
     zoo = load(f"version: 1\n{transforms}{more}{models}    recipes: [mixed-int8]\n")

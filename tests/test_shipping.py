@@ -1,4 +1,4 @@
-"""docs/shipping.md works: its C++ and CMake code builds unchanged, its commands run, its errors are the runtime's."""
+"""docs/how-to/shipping.md works: its C++ and CMake code builds unchanged, commands run, errors are the runtime's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pteforge.tests.conftest import run_process
 from pteforge.tests.lowering import PORTABLE, XNNPACK, outputs_of, recipe
 
 ROOT = Path(pteforge.__file__).parent
-PAGE = (ROOT / "docs" / "shipping.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "shipping.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 FILES = {found[1]: text for _, text in BLOCKS if (found := re.match(r"(?:#|//) ([\w/]+\.\w+)(?: \(|\n)", text))}
 WHEEL = Path(importlib.util.find_spec("executorch").submodule_search_locations[0])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import StoreError
 from ...tasks.results.delivered import Delivered, delivered_by
-from .figures_text import format_db
+from ...tasks.results.tables import format_db
 
 State = Literal["failed", "changed", "new", "as before", "not applicable"]
 """What became of a file, in the order of what should be looked at first."""

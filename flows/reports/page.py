@@ -18,6 +18,7 @@ from ...artifacts.files import open_input, replace_file
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
 from ...tasks.results.delivered import Delivered, delivered_by
+from ...tasks.results.tables import format_db
 from .changes import (
     Change,
     Compared,
@@ -30,7 +31,7 @@ from .changes import (
     with_the_rest,
 )
 from .comparison import Block, FileMap, map_of
-from .figures_text import format_db, format_seconds, format_size, notes, proven_text
+from .figures_text import format_seconds, format_size, notes, proven_text
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")

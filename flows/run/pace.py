@@ -80,6 +80,12 @@ class Pace:
             unplanned = self._unplanned * self._mean(lambda stage: self._share(stage.stage))
             return round(self.done + sum(rest.values()) + unplanned)
 
+    def expected(self, model: str) -> float | None:
+        """Seconds that a model's stages took before, as far as that is known; None if nothing is."""
+        with self._lock:
+            seconds = [stage.seconds for stage in self._expected.get(model, ()) if stage.seconds is not None]
+        return sum(seconds) if seconds else None
+
     def running(self) -> dict[str, float]:
         """The stages that run, by title: seconds since their start, the longest first."""
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """Patches of what lowering uses, for torch 2.13 and ExecuTorch 1.5.1, by the project that is patched.
 
 A patch is applied by one function, whose docstring gives the reason, why it is sound, and when to delete it;
-docs/upstream.md lists all of them. Each file says first of which stages' keys it is a part.
+docs/internals/upstream.md lists all of them. Each file says first of which stages' keys it is a part.
 
 Patches that save time and change no byte of a file are applied together by `lean_lowering`, which is here because
 stages import it, and do so without torch. It and what it applies are part of the keys of `edge`, `partition`,

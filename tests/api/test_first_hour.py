@@ -1,4 +1,4 @@
-"""The mistakes of a first hour, in the order of the table in docs/first-hour.md."""
+"""The mistakes of a first hour, in the order of the table in docs/how-to/first-hour.md."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Text(nn.Module):
 
 
 CALLS["text"] = {"model": Text()}
-TABLE = Path(pteforge.__file__).parent / "docs" / "first-hour.md"
+TABLE = Path(pteforge.__file__).parent / "docs" / "how-to" / "first-hour.md"
 MESSAGES = {
     "arrays": "give tensors: `torch.from_numpy(...)`",
     "tensor": "give a tuple of positional arguments, such as (x,)",

@@ -1,4 +1,4 @@
-"""Runs all campaigns, or one, for some minutes; `scripts/faults` calls this. docs/reliability.md explains it."""
+"""Runs all campaigns, or one, for some minutes; `scripts/faults` calls this. See docs/internals/reliability.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pteforge.tests.faults.leaks import LEAKS
 from pteforge.tests.faults.races import RACES
 from pteforge.tests.faults.storage import STORAGE
 
-PAGE = Path(pteforge.__file__).parent / "docs" / "reliability.md"
+PAGE = Path(pteforge.__file__).parent / "docs" / "internals" / "reliability.md"
 BEGIN, END = "<!-- scripts/faults --write: begin -->\n", "<!-- scripts/faults --write: end -->\n"
 HEAD = "| Campaign | Tried | Times | Broken | Run |\n| --- | --- | ---: | ---: | --- |\n"
 LATER = "| Campaign | Times | Broken | Shorter run since |\n| --- | ---: | ---: | --- |\n"
@@ -117,7 +117,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000), help="a random one")
     parser.add_argument("--only", choices=names, help="one campaign")
     parser.add_argument("--trial", type=int, help="one trial of it, by its number")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/internals/reliability.md")
     return parser.parse_args()
 
 

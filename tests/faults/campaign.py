@@ -22,7 +22,7 @@ class Campaign:
     """One kind of test by fault: many random trials that start from the same thing.
 
     Attributes:
-        name: of its rows in docs/reliability.md, for example "Damage".
+        name: of its rows in docs/internals/reliability.md, for example "Damage".
         prepare: makes, in a folder, what all trials start from. It is called once. If what it returns has a method
             `close`, that is called at the end.
         trial: one trial, in an empty folder of its own. Returns the sub-kind that was tried, for example

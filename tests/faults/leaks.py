@@ -1,6 +1,6 @@
 """Hundreds of models through one process: descriptors, threads, memory and temporary files stay what they were.
 
-`python -m pteforge.tests.faults.leaks` draws the picture in docs/reliability.md.
+`python -m pteforge.tests.faults.leaks` draws the picture in docs/internals/reliability.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pteforge.tests.flows.conftest import PTEFORGE, ZOO, Project
 MODELS = 50  # of one trial
 _WARM_UP = 20  # models
 _WIDTHS = range(4, 4000)  # of the models' hidden layer, so that no two of a process are alike
-_GROWTH = 20_000_000  # bytes that one trial may add; docs/reliability.md has what it adds
+_GROWTH = 20_000_000  # bytes that one trial may add; docs/internals/reliability.md has what it adds
 _MORE = 8  # descriptors, threads or files: stages that run at the same time vary
 _STAGES = 6  # of one model
 _REPLAY = 0.1  # seconds that a stage takes that is not run

@@ -101,7 +101,7 @@ def test_shorter_runs_replace_nothing(tmp_path):
 
 
 def test_the_page_has_every_campaign():
-    """docs/reliability.md has a place for the table, and rows of every campaign, none of which was broken."""
+    """docs/internals/reliability.md has a place for the table, and rows of every campaign, none of which was broken."""
     text = PAGE.read_text(encoding="utf-8")
     assert text.count(BEGIN) == text.count(END) == 1
     written = text.partition(BEGIN)[2].partition(END)[0]

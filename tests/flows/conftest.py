@@ -182,7 +182,7 @@ def project(tmp_path: Path, make_project: Callable[[Path], Project]) -> Project:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Folder for pictures of pages; `PICTURES=docs` makes those of the documentation again."""
+    """Folder for pictures of pages; `PICTURES=docs/images` makes those of the documentation again."""
     return Path(os.environ.get("PICTURES", tmp_path)).absolute()
 
 

@@ -142,7 +142,7 @@ def test_recipe_types(kind):
 
 
 def test_each_type_has_a_recipe():
-    """The recipe of each type is shipped; docs/quantization.md lists those that have no type."""
+    """The recipe of each type is shipped; docs/how-to/quantization.md lists those that have no type."""
     assert set(RECIPE_TYPES.values()) < set(preset_names())
 
 

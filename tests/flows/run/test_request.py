@@ -23,7 +23,7 @@ def test_every_field_is_an_option_a_parameter_and_documented():
     from pteforge.flows.prefect.zoo_flow import export_model, export_zoo
 
     commands = typer.main.get_command(app).commands
-    documentation = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    documentation = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
     for name in ExportRequest.model_fields:
         option, text = NAMES.get(name, f"--{name}"), describe(name)
         for command in ("export", "deploy", "serve"):
@@ -34,7 +34,7 @@ def test_every_field_is_an_option_a_parameter_and_documented():
             assert flow.parameters.properties[name]["description"] == text
         assert name == "zoo" or any(
             line.startswith(f"| `{option}") and f"| {text} |" in line for line in documentation.splitlines()
-        ), f"docs/command-line.md should have a row for {option}: {text}"
+        ), f"docs/reference/command-line.md should have a row for {option}: {text}"
 
 
 def test_parameters():

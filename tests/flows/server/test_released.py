@@ -16,7 +16,7 @@ from pteforge.tests.flows.server.conftest import receiver, run_python
 
 pytestmark = pytest.mark.slow
 
-DOCUMENTATION = Path(pteforge.__file__).parent / "docs" / "operations.md"
+DOCUMENTATION = Path(pteforge.__file__).parent / "docs" / "how-to" / "operations.md"
 WIDER = "models.net.source.kwargs.width=64"
 
 # Two runs of the flow, which may retry: how each ended, and how often it was tried.
@@ -55,7 +55,7 @@ print(json.dumps(str(CustomWebhookNotificationBlock(name="hook", url=url, json_d
 
 @pytest.fixture
 def notifications(project, prefect, on_server):
-    """What the automation of docs/operations.md sends, in order."""
+    """What the automation of docs/how-to/operations.md sends, in order."""
     with receiver() as (url, sent):
         (block,) = run_python(project.folder, WEBHOOK, url, on_server)
         example = re.search(r"```yaml\n(automations:.+?)```", DOCUMENTATION.read_text(), re.DOTALL)[1]

@@ -1,4 +1,4 @@
-"""What people see of runs in Prefect's UI, in headless Chromium; pictures of docs/operations.md come from here."""
+"""What people see of runs in Prefect's UI, in headless Chromium; pictures of docs/how-to come from here."""
 
 from __future__ import annotations
 
