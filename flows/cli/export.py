@@ -38,13 +38,15 @@ def export(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, and run nothing: as `pteforge plan`.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only failures and the last line.")] = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
     from ..prefect.run_flow import open_configured, run_flow
+    from ..reports.changes import results_before
     from ..reports.page import NAME
     from ..run.zoo import find_models
-    from .progress import Failures, observe, print_failures, print_published, print_summary
+    from .progress import Failures, observe, print_failures, print_published, print_summary, print_totals
 
     if dry_run:
         show_plan(request, as_json=as_json)
@@ -55,20 +57,24 @@ def export(
             if session.complete and not server_configured():
                 outcome = session.outcome()
             else:
-                with observe(session, failures, quiet=as_json):
+                with observe(session, failures, quiet=as_json or quiet):
                     outcome = run_flow(session)
             with suppress(PteforgeError):  # raised again below, after what was made
                 session.publish()  # unless the flow did
+            before = {} if as_json or quiet else results_before(session.id, session.zoo, session.store.runs)
     except KeyboardInterrupt:
         leave_interrupted()
     if not as_json:
         print_failures(outcome, failures)
-        print_summary(outcome, session.page)
+        if quiet:
+            print_totals(outcome, session.page)
+        else:
+            print_summary(outcome, session.page, before)
     published = session.publish()
     exit_code = outcome.exit_code or (1 if published and published.regressions else 0)
     if as_json:
         print_json({**outcome.to_json(), **({"published": published.to_json()} if published else {})})
-    elif published:
+    elif published and (published.reasons or not quiet):
         print_published(published)
     if session.server_lost:
         leave(exit_code)

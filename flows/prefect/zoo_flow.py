@@ -26,6 +26,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.types._datetime import now
+from prefect.utilities.urls import url_for
 
 from ...artifacts.digest import Digest, digest_json
 from ...errors import InputError, ReleaseHeldBack, StoreAway, StoreError, ZooFailed, first_line, printable
@@ -228,9 +229,10 @@ def _sync_client(session: Session) -> Iterator[None]:
 
 
 async def _tag_run(session: Session) -> None:
-    """Gives the flow run the tag of its zoo."""
+    """Gives the flow run the tag of its zoo, and the session the flow run's URL."""
     tags = sorted({*flow_run.tags, printable(f"zoo:{session.zoo}")})
     with session.without_prefect_if_it_fails():
+        session.url = "" if session.server_embedded else url_for("flow-run", flow_run.id) or ""
         async with get_client() as client:
             await client.update_flow_run(UUID(flow_run.id), tags=tags)
 

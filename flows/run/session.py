@@ -34,7 +34,7 @@ from ...tasks.lowering.runs import outcome_of, outcome_of_failure
 from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
-from .pace import Pace, expected_stages
+from .pace import ExpectedStage, Pace, expected_stages
 from .request import ExportRequest
 from .select import publication_of, select_models
 from .whole import WholeModels
@@ -69,12 +69,15 @@ class Session(Observer):
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=ZooObserver)
     pace: Pace = field(default_factory=Pace)
-    planned: dict[str, dict[str, str]] = field(default_factory=dict)  # by model that has stages to run, stages by slot
+    # by model that has stages to run, all of its stages by slot
+    planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
     unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by model without outcome, by slot
     start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     server_lost: bool = False  # Prefect failed; the run continues without it
+    server_embedded: bool = False  # Prefect's server ends with the run
+    url: str = ""  # of the run's page in Prefect, if its server stays
     aborted: bool = False
     part: bool = False  # another run publishes, and shows, what this one makes
     recorded_every: float = 15.0  # seconds between two records while it runs
@@ -324,6 +327,7 @@ class Session(Observer):
                 for model in self.outcome().models
             },
             release=self.release,
+            url=self.url,
         )
 
     def publish(self) -> Published | None:
