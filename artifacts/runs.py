@@ -203,13 +203,20 @@ class Runs:
                 seen.add(tag)
                 yield run
 
+    def find(self, run: str) -> RunRecord | None:
+        """The record of a run's last attempt."""
+        names = self._names_of(run)
+        return self._read(names[-1]) if names else None
+
     def take(self, run: str) -> RunRecord | None:
         """Removes the records of a run, one for each of its attempts; returns the last one."""
-        names = [name for name in self._files.names("runs") if name.endswith(f"-{run}.json")]
-        record = self._read(names[-1]) if names else None
-        for name in names:
+        record = self.find(run)
+        for name in self._names_of(run):
             self._files.delete(name)
         return record
+
+    def _names_of(self, run: str) -> list[str]:
+        return [name for name in self._files.names("runs") if name.endswith(f"-{run}.json")]
 
     def purposes(self) -> dict[str, str]:
         """Files of records, and the purposes that they are sealed for."""

@@ -17,8 +17,9 @@ from ...artifacts.files import open_input, replace_file
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
 from ...tasks.results.delivered import Delivered, Failure, delivered_by
+from ...tasks.results.tables import format_db
 from .comparison import Block, FileMap, map_of
-from .figures_text import format_db, format_seconds, format_size, notes, proven_text
+from .figures_text import format_seconds, format_size, notes, proven_text
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -226,8 +227,8 @@ def _file(result: Delivered, earlier: Sequence[RunRecord], out: Path) -> FileRep
     return FileReport(
         result,
         link="./" + quote(f"{result.name}.pte"),
-        size_change=_size_change(result.size, last.size) if last else None,
-        sqnr_change=_sqnr_change(result, last) if last else None,
+        size_change=size_change(result.size, last.size) if last else None,
+        sqnr_change=sqnr_change(result, last) if last else None,
         map=mapped,
         tiles=treemap(mapped.blocks, _WIDTH, _HEIGHT) if mapped else (),
         trends=tuple(_trends([*reversed(history), result])),
@@ -245,7 +246,7 @@ def _trends(files: Sequence[Delivered]) -> Iterator[Trend]:
         yield Trend("SQNR", format_db(measured[0]), format_db(measured[-1]), sparkline(measured, 120, 28))
 
 
-def _size_change(size: int, before: int) -> Change:
+def size_change(size: int, before: int) -> Change:
     if size == before:
         return Change("=", "same")
     percent = 100 * (size - before) / before if before else float("inf")
@@ -253,7 +254,7 @@ def _size_change(size: int, before: int) -> Change:
     return Change(text, "better" if size < before else "worse")
 
 
-def _sqnr_change(result: Delivered, last: Delivered) -> Change:
+def sqnr_change(result: Delivered, last: Delivered) -> Change:
     now, before = result.sqnr_db, last.sqnr_db
     if now is None or before is None:
         same = _sqnr(result) == _sqnr(last)

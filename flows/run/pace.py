@@ -62,6 +62,12 @@ class Pace:
             expected = {slot for slots in self._rest.values() for slot in slots}
             return self.done + len(expected | {slot for slot, _ in self._running.values()})
 
+    def expected(self, model: str) -> float | None:
+        """Seconds that a model's stages took before, as far as that is known; None if nothing is."""
+        with self._lock:
+            seconds = [stage.seconds for stage in self._expected.get(model, ()) if stage.seconds is not None]
+        return sum(seconds) if seconds else None
+
     def running(self) -> dict[str, float]:
         """The stages that run, by title: seconds since their start, the longest first."""
         now = time.monotonic()

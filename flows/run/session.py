@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_RUNS_READ = 10  # records that are looked at for the run before
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
-_RECORDED_EVERY = 15.0  # seconds between two records of a run that goes on
 _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
 
@@ -75,12 +76,16 @@ class Session(Observer):
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     server_lost: bool = False  # Prefect failed; the run continues without it
     aborted: bool = False
+    part: bool = False  # another run publishes, and shows, what this one makes
+    recorded_every: float = 15.0  # seconds between two records while it runs
+    flow_runs: dict[str, str] = field(default_factory=dict)  # by model that another flow run lowers, its id
     recordable: bool = True  # as far as is known: the store could not take its record before
     page: Path | None = None  # about the run, once it is there
     release: ReleaseOutcome | None = None  # what became of the release, once that is known
     _published: Published | PteforgeError | None = None  # what `publish` returned or raised
     _tried_to_publish: bool = False
     _recording: Lock = field(default_factory=Lock)
+    _expecting: Lock = field(default_factory=Lock)
     _ended: Event = field(default_factory=Event)  # set before the last record is written
 
     @property
@@ -133,12 +138,12 @@ class Session(Observer):
 
     def expect_stages(self) -> None:
         """Tells the pace which stages models that are due will have, as far as the store can say; does it once."""
-        if self.pace.asked:
-            return
-        self.pace.asked = True
-        due = [model for model in self.models if model.name not in self.outcomes]
-        self.pace.ask(model.name for model in due)
-        with suppress(Exception):  # an estimate must not end a run
+        with self._expecting, suppress(Exception):  # an estimate must not end a run
+            if self.pace.asked:
+                return
+            self.pace.asked = True
+            due = [model for model in self.models if model.name not in self.outcomes]
+            self.pace.ask(model.name for model in due)
             zoo = None if self.request.until else self.zoo
             for model, stages in expected_stages(due, self.executor, zoo, self.planned):
                 self.pace.expect(model, stages)
@@ -266,7 +271,7 @@ class Session(Observer):
 
     def _keep_recording(self) -> None:
         """Writes the record from time to time, so that what a killed run has done is known."""
-        pause, recorded = _RECORDED_EVERY, 0
+        pause, recorded = self.recorded_every, 0
         while not self._ended.wait(pause):
             if recorded == (recorded := self.pace.done):
                 continue
@@ -274,7 +279,7 @@ class Session(Observer):
             with self._recording, suppress(StoreError):  # the last record says so
                 if not self._ended.is_set():
                     self.store.runs.write(self.describe("running"))
-            pause = max(_RECORDED_EVERY, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
+            pause = max(self.recorded_every, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
 
     def _warn_of_namesakes(self, record: RunRecord) -> None:
         """Warns where another zoo that uses the store has the name of this one."""
@@ -354,6 +359,14 @@ class Session(Observer):
     def origin(self, model: str) -> dict[str, Any]:
         """The JSON of what a model's files are made from."""
         return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
+
+    @cached_property
+    def previous(self) -> RunRecord | None:
+        """The zoo's last run before this one that came to its end and made files; None if none can be read."""
+        with suppress(StoreError):
+            runs = islice(self.store.runs.of_zoo(self.zoo), _RUNS_READ)
+            return next((run for run in runs if run.id != self.id and run.ended and run.files), None)
+        return None
 
     @cached_property
     def results(self) -> ResultsFolder:

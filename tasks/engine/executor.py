@@ -45,12 +45,10 @@ from .stage import (
     unknown_roles,
 )
 from .workers import CallChain, StageRunner, WorkerCall
+from .workers.protocol import PROCESSES_VARIABLE
 
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
-
-PROCESSES_VARIABLE = "PTEFORGE_PROCESSES"
-"""Environment variable; with ``fresh``, no two stages share a worker process."""
 
 _NOBODY = Observer()
 

@@ -12,13 +12,14 @@ from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
 from pteforge.flows.cli import progress
 from pteforge.flows.cli.progress import Failures, Lines, print_failures, print_summary
-from pteforge.flows.reports.figures_text import Note, ladders_table, notes, rungs_table
+from pteforge.flows.reports.figures_text import Note, ladders_table, notes, table_of
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.figures import Case, Figures, Searched, Worst
 from pteforge.tasks.results.numerics import Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
+from pteforge.tasks.results.tables import rungs_of
 from pteforge.tasks.stages.edge import Edge
 from rich.console import Console
 
@@ -192,13 +193,13 @@ FAT = Ladder(
 
 def test_one_ladder():
     """Each rung has all figures, the method if there are several, and the reason if it could not run."""
-    assert shown(rungs_table(PLAIN)) == [
+    assert shown(table_of(rungs_of(PLAIN))) == [
         ["rung", "max", "abs", "error", "relative", "SQNR", "top-1"],
         ["exported", "0.5", "0.25", "exact"],
         ["quantized", "0.5", "0.25", "34.2", "dB", "87.5", "%"],
         ["payload", "0.5", "0.25", "33.0", "dB", "75.0", "%"],
     ]
-    lines = shown(rungs_table(FAT))
+    lines = shown(table_of(rungs_of(FAT)))
     assert lines[0][:2] == ["rung", "method"]
     assert lines[2][:2] == ["exported", "encode"]
     assert lines[5] == ["payload.a", "forward", "not", "run:", "needs", "AcmeBackend"]
