@@ -191,9 +191,11 @@ def test_every_ability_has_a_test():
 
 
 def headings(page: Path) -> set[str]:
-    """Anchors of a Markdown page, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    """Anchors of a Markdown page: those that GitHub makes of headings, and those that are written."""
+    text = page.read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    return {*made, *re.findall(r'<a id="([^"]+)">', text)}
 
 
 def test_links_lead_somewhere():
