@@ -205,16 +205,33 @@ def _due_json(due: Due) -> dict[str, Any]:
     }
 
 
+_EXAMPLES = Path(__file__).parents[2] / "examples" / "zoo"
+
+
 def init(
-    builder: Annotated[str, typer.Argument(metavar="PACKAGE.MODULE:BUILDER", show_default=False)],
+    builder: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PACKAGE.MODULE:BUILDER", show_default=False, help="The builder; or the folder for an --example."
+        ),
+    ] = None,
     file: Annotated[Path, typer.Argument(help="The zoo file to write.")] = Path("zoo.yaml"),
     *,
     recipe: Annotated[
         list[str] | None,
         option("A shipped recipe; may be given again.", "NAME", "xnnpack-fp32", complete=completion.shipped_recipes),
     ] = None,
+    example: Annotated[
+        Literal["starter"] | None, option("Write this example zoo, with the code of its models, instead.", "starter")
+    ] = None,
 ) -> None:
     """Write a zoo file for a builder, the name of a model or a .pt2 file, with comments that say how to go on."""
+    if example:
+        for source in sorted(_EXAMPLES.glob(f"{example}*"), reverse=True):
+            _write(Path(builder or "", source.name), source.read_text(encoding="utf-8"))
+        return
+    if builder is None:
+        raise InputError("name a builder, such as package.module:builder, or --example starter")
     from ...configs.load import DEFAULT_RECIPE, zoo_text
     from ...configs.sources import expand_source
 
@@ -222,12 +239,17 @@ def init(
     if kind == "program" and not (folder / builder).is_file():
         raise InputError(f"{builder!r} is no file in {folder}")
     optional, needed = _arguments(builder, folder) if kind == "builder" else ([], [])
-    text = zoo_text(builder, recipe or [DEFAULT_RECIPE], optional, needed)
+    _write(file, zoo_text(builder, recipe or [DEFAULT_RECIPE], optional, needed))
+
+
+def _write(file: Path, text: str) -> None:
     if file.exists():
         raise InputError(f"{file} is there already, and is not overwritten; name another file")
-    with convert_os_errors(InputError, f"{file} cannot be written"), file.open("x", encoding="utf-8") as opened:
-        opened.write(text)
-    typer.echo(f"wrote {file}; lower it with: pteforge export {file}")
+    with convert_os_errors(InputError, f"{file} cannot be written"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    typer.echo(f"wrote {file}" + f"; lower it with: pteforge export {file}" * (file.suffix != ".py"))
 
 
 def _arguments(builder: str, folder: Path) -> tuple[Sequence[str], Sequence[str]]:

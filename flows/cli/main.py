@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 
-from ... import __version__
 from ...errors import InputError, PteforgeError
 from ...tasks.engine.workers.server import count_threads, die_with_parent, process_control
 from ..run.interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
@@ -158,7 +158,9 @@ def schema() -> None:
 
 def _show_version(value: bool) -> None:
     if value:
-        typer.echo(f"pteforge {__version__}")
+        from ..run.origin import version_in
+
+        typer.echo(f"pteforge {version_in(Path(__file__).parents[2])}")
         raise typer.Exit
 
 
