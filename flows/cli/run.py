@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
-from ..reports.figures_text import format_sqnr, timing_text
+from ...tasks.results.tables import format_sqnr
+from ..reports.figures_text import timing_text
 from . import completion
 from .options import (
     AS_JSON,

@@ -1,4 +1,4 @@
-"""The Prefect flows: a zoo, and one model of it; how runs of a deployment take turns, and how they end."""
+"""The Prefect flows: a zoo, and models of it; how runs of a deployment take turns, and how they end."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from prefect.settings import PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY, tempo
 from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.types._datetime import now
+from prefect.utilities.urls import url_for
 
 from ...artifacts.digest import Digest, digest_json
 from ...errors import InputError, ReleaseHeldBack, StoreAway, StoreError, ZooFailed, first_line, printable
@@ -40,7 +41,7 @@ from ..run.telemetry import tracer_provider
 from ..run.zoo import find_models, lower_one, lower_rest
 from .machines import check_place, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
-from .pool import lower_in_pool
+from .pool import lower_in_pool, shortened
 from .run_flow import open_configured
 from .runner import PrefectRunner, add_tags, runner_of
 from .settings import redact_workspaces
@@ -96,7 +97,7 @@ def export_opened(session: Session) -> Any:
 
 
 async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
-    """The body of both flows. `part` is whether another run publishes, and shows, what this one makes."""
+    """The body of both flows. `part` is for those of `Session`."""
     async with AsyncExitStack() as stack:
         stack.push_async_exit(_refuse_to_retry)
         stack.push_async_exit(wait_for_server)
@@ -108,7 +109,8 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
         if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
             session.executor.refresh = session.id
         if part:
-            session.publication = None
+            session.part, session.publication, session.recorded_every = True, None, 3.0
+            session.start_workers()  # its imports take seconds
         else:
             await take_turn(session, stack)
         metrics = None if part else os.environ.get("PTEFORGE_METRICS")
@@ -116,7 +118,7 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
         await asyncio.to_thread(find_models, session)
         check_place(session)
         await asyncio.to_thread(session.check_names)
-        return await _Export(session, part=part)()
+        return await _Export(session)()
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,6 @@ class _Export:
 
     session: Session | None
     opened: bool = False
-    part: bool = False  # see `_run`
     __signature__: ClassVar = inspect.signature(ExportRequest)
 
     async def __call__(self, **_asked: Any) -> Any:
@@ -167,9 +168,9 @@ class _Export:
         try:
             published = await asyncio.to_thread(session.publish)
         finally:
-            if not self.part:
+            if not session.part:
                 with session.without_prefect_if_it_fails():
-                    await show_zoo(outcome, session.release)
+                    await show_zoo(session)
         if outcome.failures:
             raise ZooFailed(
                 f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
@@ -238,9 +239,10 @@ def _sync_client(session: Session) -> Iterator[None]:
 
 
 async def _tag_run(session: Session) -> None:
-    """Gives the flow run the tag of its zoo."""
+    """Gives the flow run the tag of its zoo, and the session the flow run's URL."""
     tags = sorted({*flow_run.tags, printable(f"zoo:{session.zoo}")})
     with session.without_prefect_if_it_fails():
+        session.url = "" if session.server_embedded else url_for("flow-run", flow_run.id) or ""
         async with get_client() as client:
             await client.update_flow_run(UUID(flow_run.id), tags=tags)
 
@@ -259,7 +261,7 @@ async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: 
 def _run_name() -> str:
     """The zoo file and the selection, such as ``export zoo.yaml resnet*``."""
     given = flow_run.parameters  # which may be none that a run can have
-    chosen = [joined(given.get(name, "*")) for name in ("models", "recipes")]
+    chosen = [shortened(joined(given.get(name, "*")).split(",")) for name in ("models", "recipes")]
     return printable(" ".join(["export", Path(given["zoo"]).name, *(globs for globs in chosen if globs != "*")]))
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from ...tasks.lowering.runs import outcome_of, outcome_of_failure
 from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
-from .pace import Pace, expected_stages
+from .pace import ExpectedStage, Pace, expected_stages
 from .request import ExportRequest
 from .select import publication_of, select_models
 from .whole import WholeModels
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_RUNS_READ = 10  # records that are looked at for earlier runs
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
-_RECORDED_EVERY = 15.0  # seconds between two records of a run that goes on
 _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
 
@@ -75,19 +76,26 @@ class Session(Observer):
     observer: ZooObserver = field(default_factory=ZooObserver)
     telemetry: ZooObserver = field(default_factory=ZooObserver)  # from when the run is recorded on
     pace: Pace = field(default_factory=Pace)
-    planned: dict[str, dict[str, str]] = field(default_factory=dict)  # by model that has stages to run, stages by slot
+    # by model that has stages to run, all of its stages by slot
+    planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
     unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by model without outcome, by slot
     start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     server_lost: bool = False  # Prefect failed; the run continues without it
+    server_embedded: bool = False  # Prefect's server ends with the run
+    url: str = ""  # of the run's page in Prefect, if its server stays
     aborted: bool = False
+    part: bool = False  # another run publishes, and shows, what this one makes
+    recorded_every: float = 15.0  # seconds between two records while it runs
+    flow_runs: dict[str, str] = field(default_factory=dict)  # by model that another flow run lowers, its id
     recordable: bool = True  # as far as is known: the store could not take its record before
     page: Path | None = None  # about the run, once it is there
     release: ReleaseOutcome | None = None  # what became of the release, once that is known
     _published: Published | PteforgeError | None = None  # what `publish` returned or raised
     _tried_to_publish: bool = False
     _recording: Lock = field(default_factory=Lock)
+    _expecting: Lock = field(default_factory=Lock)
     _ended: Event = field(default_factory=Event)  # set before the last record is written
 
     @property
@@ -141,12 +149,12 @@ class Session(Observer):
 
     def expect_stages(self) -> None:
         """Tells the pace which stages models that are due will have, as far as the store can say; does it once."""
-        if self.pace.asked:
-            return
-        self.pace.asked = True
-        due = [model for model in self.models if model.name not in self.outcomes]
-        self.pace.ask(model.name for model in due)
-        with suppress(Exception):  # an estimate must not end a run
+        with self._expecting, suppress(Exception):  # an estimate must not end a run
+            if self.pace.asked:
+                return
+            self.pace.asked = True
+            due = [model for model in self.models if model.name not in self.outcomes]
+            self.pace.ask(model.name for model in due)
             zoo = None if self.request.until else self.zoo
             for model, stages in expected_stages(due, self.executor, zoo, self.planned):
                 self.pace.expect(model, stages)
@@ -282,7 +290,7 @@ class Session(Observer):
 
     def _keep_recording(self) -> None:
         """Writes the record from time to time, so that what a killed run has done is known."""
-        pause, recorded = _RECORDED_EVERY, 0
+        pause, recorded = self.recorded_every, 0
         while not self._ended.wait(pause):
             if recorded == (recorded := self.pace.done):
                 continue
@@ -290,7 +298,7 @@ class Session(Observer):
             with self._recording, suppress(StoreError):  # the last record says so
                 if not self._ended.is_set():
                     self.store.runs.write(self.describe("running"))
-            pause = max(_RECORDED_EVERY, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
+            pause = max(self.recorded_every, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
 
     def _warn_of_namesakes(self, record: RunRecord) -> None:
         """Warns where another zoo that uses the store has the name of this one."""
@@ -335,6 +343,7 @@ class Session(Observer):
                 for model in self.outcome().models
             },
             release=self.release,
+            url=self.url,
         )
 
     def publish(self) -> Published | None:
@@ -370,6 +379,18 @@ class Session(Observer):
     def origin(self, model: str) -> dict[str, Any]:
         """The JSON of what a model's files are made from."""
         return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
+
+    @cached_property
+    def previous(self) -> dict[str, RunRecord]:
+        """By model, the last of the zoo's newest runs that made it, before this run."""
+        found: dict[str, RunRecord] = {}
+        with suppress(StoreError):
+            for run in islice(self.store.runs.of_zoo(self.zoo), _RUNS_READ):
+                if run.ended and run.id != self.id:
+                    found = dict.fromkeys(run.files, run) | found
+                if all(model.name in found for model in self.models):
+                    break
+        return found
 
     @cached_property
     def results(self) -> ResultsFolder:
