@@ -52,9 +52,9 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server, collector):
     assert known["entrypoint"] == "pteforge.flows.prefect.zoo_flow.export_zoo"
     assert known["tags"] == ["zoo:zoo"]
     form = known["parameter_openapi_schema"]["properties"]
-    assert form["models"]["anyOf"][1]["items"]["enum"] == ["linear", "conv"]
-    assert form["recipes"]["anyOf"][1]["items"]["enum"] == ["portable-fp32", "xnnpack-fp32"]
-    assert "partition" in form["until"]["anyOf"][0]["enum"]
+    assert form["models"]["anyOf"][0]["items"]["enum"] == ["*", "linear", "conv"]
+    assert form["recipes"]["anyOf"][0]["items"]["enum"] == ["*", "portable-fp32", "xnnpack-fp32"]
+    assert "partition" in form["until"]["enum"]
 
     prefect("deployment", "run", "export-zoo/by-worker", "--param", 'models=["linear"]', "--param", "recipes=port*")
     asked = {"PTEFORGE_LOG_FORMAT": "json", "PTEFORGE_METRICS": str(project.folder), **collector.variables}
