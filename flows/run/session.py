@@ -8,7 +8,7 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -56,10 +56,6 @@ class ZooObserver(Observer):
     def completed(self, outcome: ModelOutcome) -> None: ...
 
     def ended(self, record: RunRecord) -> None: ...
-
-    def as_parent(self) -> AbstractContextManager[Any]:
-        """While the context is open, what Prefect traces is part of the run."""
-        return nullcontext()
 
 
 @dataclass
