@@ -197,7 +197,7 @@ def test_every_ability_has_a_test():
 
 
 def test_fragments_make_a_changelog(tmp_path):
-    """towncrier takes all fragments and shows the text of each; a file of another kind is an error."""
+    """The changelog gets the text of all fragments; a file of another kind is an error."""
     shutil.copytree(ROOT / "changelog.d", tmp_path / "changelog.d")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "changelog.d" / "new-thing.added.md").write_text("A new\nthing.\n")
