@@ -30,8 +30,9 @@ from ...errors import first_line, printable
 from ...tasks.lowering.bisection import Bisection
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text
+from ..reports.changes import size_change, sqnr_change
 from ..reports.figures_text import cells, markdown, markdown_table, model_tables
-from ..reports.page import NAME, size_change, sqnr_change
+from ..reports.page import NAME
 from ..run.outcome import ModelOutcome
 from ..run.session import Session
 from .settings import local_run, send_what_is_queued
@@ -171,7 +172,7 @@ def _cell(recipe: Delivered, before: Mapping[str, RunRecord]) -> str:
     said = cells(recipe)
     shown = {name: said[name] for name in ("size", "SQNR") if said}
     if shown and last and last.path:
-        changes = {"size": size_change(recipe.size, last.size), "SQNR": sqnr_change(recipe, last)}
+        changes = {"size": size_change(recipe, last), "SQNR": sqnr_change(recipe, last)}
         for name in [name for name in shown if changes[name].tone != "same"]:
             shown[name] += f" ({changes[name].text})"
     text = ", ".join((recipe.status, *shown.values()))
