@@ -48,9 +48,10 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server):
     assert known["entrypoint"] == "pteforge.flows.prefect.zoo_flow.export_zoo"
     assert known["tags"] == ["zoo:zoo"]
     form = known["parameter_openapi_schema"]["properties"]
-    assert form["models"]["anyOf"][1]["items"]["enum"] == ["linear", "conv"]
-    assert form["recipes"]["anyOf"][1]["items"]["enum"] == ["portable-fp32", "xnnpack-fp32"]
-    assert "partition" in form["until"]["anyOf"][0]["enum"]
+    assert form["models"]["anyOf"][0]["items"]["enum"] == ["*", "linear", "conv"]
+    assert form["recipes"]["anyOf"][0]["items"]["enum"] == ["*", "portable-fp32", "xnnpack-fp32"]
+    assert "partition" in form["until"]["enum"]
+    assert not any({"type": "null"} in field.get("anyOf", ()) for field in form.values())
 
     prefect("deployment", "run", "export-zoo/by-worker", "--param", 'models=["linear"]', "--param", "recipes=port*")
     prefect("worker", "start", "--pool", "forge", "--run-once")
