@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .configs.model import MethodCall, MethodDefinition, ModelDefinition
     from .flows.prefect.server import PteforgeStore
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Exported",

@@ -129,6 +129,7 @@ class RunRecord(Record):
         files: model name -> recipe name -> what came of it; JSON of `tasks.results.delivered.Delivered`.
         pid: of the process on the host.
         release: what became of its release; None if it was to make none.
+        url: of its page in Prefect; empty where no server keeps it.
     """
 
     id: str
@@ -145,6 +146,7 @@ class RunRecord(Record):
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pid: int = 0
     release: ReleaseOutcome | None = None
+    url: str = ""
 
     @property
     def zoo_file(self) -> str:

@@ -18,10 +18,11 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
+import psutil
 from measuring import HERE, SCRIPTS, Seconds, arguments_of, exporting, files_in, prepared_folder, read_libraries, run
 from networks import write_generated
 
@@ -37,6 +38,7 @@ class Side:
     options: tuple[str, ...] = ()
     checkout: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[int, ...] = ()  # processes that run already, and do a part of the work
 
     def export(self, zoo: Path, folder: Path, environment: Mapping[str, str]) -> Seconds:
         """One run with a store, a cache and an output folder of its own."""
@@ -45,7 +47,14 @@ class Side:
         if self.checkout:
             command = [sys.executable, "-c", PROGRAM, *command[1:]]
         environment = {**environment, **self.environment, "PTEFORGE_CACHE": str(folder / "cache")}
-        return run(command, environment, folder / "log", self.checkout)
+        before = sum(map(cpu_seconds, self.others))
+        seconds = run(command, environment, folder / "log", self.checkout)
+        return replace(seconds, cpu=seconds.cpu + sum(map(cpu_seconds, self.others)) - before)
+
+
+def cpu_seconds(process: int) -> float:
+    """CPU time so far of a process, and of its children that have ended."""
+    return sum(psutil.Process(process).cpu_times()[:4])
 
 
 @contextmanager
@@ -69,23 +78,23 @@ def work_pool(zoo: Path, folder: Path, environment: Mapping[str, str]) -> Iterat
     environment = {**environment, "PREFECT_API_URL": url, "PREFECT_CLI_PROMPT": "false"}
     with ExitStack() as stack:
 
-        def start(name: str, *command: str) -> None:
+        def start(name: str, *command: str) -> int:
             log = stack.enter_context((folder / f"{name}.log").open("wb"))
             process = subprocess.Popen([SCRIPTS / "prefect", *command], env=environment, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.terminate)
+            return process.pid
 
         # as in docker/compose.yaml
         recorder = "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER"
         environment |= {f"{recorder}_BATCH_SIZE": "100", f"{recorder}_READ_BATCH_SIZE": "100"}
-        start("server", "server", "start", "--host", "127.0.0.1", "--port", str(port))
+        server = start("server", "server", "start", "--host", "127.0.0.1", "--port", str(port))
         while not answers(f"{url}/ready"):
             time.sleep(0.2)
         run([SCRIPTS / "prefect", "work-pool", "create", "pairs", "--type", "process"], environment, folder / "log")
         run([SCRIPTS / "pteforge", "deploy", zoo, "--pool", "pairs", *POOL], environment, folder / "log")
-        for name in ("one", "two"):
-            start(name, "worker", "start", "--pool", "pairs", "--name", name)
-        yield Side("pool", POOL, environment={"PREFECT_API_URL": url})
+        workers = [start(name, "worker", "start", "--pool", "pairs", "--name", name) for name in ("one", "two")]
+        yield Side("pool", POOL, environment={"PREFECT_API_URL": url}, others=(server, *workers))
 
 
 def answers(url: str) -> bool:

@@ -122,13 +122,18 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
+def verbose() -> bool:
+    """Whether ``--verbose`` is given."""
+    return _log.isEnabledFor(logging.INFO)
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppresses standard error, from Python and from C, unless ``--verbose``.
 
     Importing torchao and loading the runtime write lines that mean nothing to the user.
     """
-    if _log.isEnabledFor(logging.INFO):
+    if verbose():
         yield
         return
     sys.stderr.flush()

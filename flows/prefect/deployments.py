@@ -151,7 +151,7 @@ class ZooDeployment:
 
 
 def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
-    """Creates or updates the deployment whose runs lower one model each."""
+    """Creates or updates the deployment whose runs lower models."""
     found = _check_pool(client, pool)
     if found.concurrency_limit == 1:
         raise InputError(
@@ -162,7 +162,7 @@ def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
         "schedules": [],
         "parameters": {},
         "parameter_openapi_schema": export_model.parameters.model_dump_for_openapi(),
-        "description": "Lowers one model of a zoo. Runs of `export-zoo` start these. Made by `pteforge deploy`.",
+        "description": "Lowers models of a zoo. Runs of `export-zoo` start these. Made by `pteforge deploy`.",
         "tags": [],
         "work_pool_name": pool,
         "entrypoint": MODEL_ENTRYPOINT,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -29,8 +30,9 @@ from ...errors import first_line, printable
 from ...tasks.lowering.bisection import Bisection
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text
+from ..reports.changes import size_change, sqnr_change
 from ..reports.figures_text import cells, markdown, markdown_table, model_tables
-from ..reports.page import NAME, size_change, sqnr_change
+from ..reports.page import NAME
 from ..run.outcome import ModelOutcome
 from ..run.session import Session
 from .settings import local_run, send_what_is_queued
@@ -112,7 +114,7 @@ def show_bisection(bisection: Bisection, plot: bytes | None) -> None:
 
 
 def _summary(session: Session) -> Iterator[str]:
-    outcome, release, before = session.outcome(), session.release, session.previous
+    outcome, release = session.outcome(), session.release
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     yield f"# {markdown(outcome.zoo)}\n"
     if not session.complete:
@@ -133,17 +135,19 @@ def _summary(session: Session) -> Iterator[str]:
         failures = {recipe.failure.step: recipe.failure for recipe in model.recipes if recipe.failure}
         for failure in failures.values():
             yield f"- {markdown(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
-    since = f"; in parentheses, changes since the run of {before.started[:16].replace('T', ' ')} UTC" if before else ""
+    since = "; in parentheses, changes since the last run" if session.previous else ""
     yield f"\n## Files\n\nFor each file: status, size, SQNR against eager{since}.\n"
-    recipes = dict.fromkeys(recipe.name for model in session.models for recipe in model.recipes)
-    recipes |= dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
+    recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
     rows = []
     for name in (model.name for model in session.models):
-        done = session.outcomes.get(name)
-        told = {recipe.recipe: _cell(recipe, before) for recipe in (done.recipes if done else ())}
+        done, run = session.outcomes.get(name), session.flow_runs.get(name)
+        told = {recipe.recipe: _cell(recipe, session.previous) for recipe in (done.recipes if done else ())}
         worse, changed = (any(mark in text for text in told.values()) for mark in ("failed at", "("))
-        rows.append((not worse, not changed, not done, {"model": _model(session, name)} | recipes | told))
-    yield from _table([row for *_, row in sorted(rows, key=lambda row: row[:3])])
+        linked = f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name)
+        rows.append((not worse, not changed, not done, linked, *(markdown(told.get(recipe, "")) for recipe in recipes)))
+    yield from markdown_table(
+        ["model", *map(markdown, recipes)], (row[3:] for row in sorted(rows, key=lambda r: r[:3]))
+    )
 
 
 def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
@@ -159,33 +163,22 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield ""
 
 
-class _Markdown(str):
-    """Text of a table that is Markdown already."""
-
-    __slots__ = ()
-
-
-def _model(session: Session, name: str) -> _Markdown:
-    """A model's name, which leads to the flow run that lowers it, if that is another one."""
-    run = session.flow_runs.get(name)
-    return _Markdown(f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name))
-
-
-def _cell(recipe: Delivered, before: RunRecord | None) -> str:
-    """What came of a recipe and, in parentheses, what of that changed since the run before."""
-    last = Delivered.of_run(before, recipe.model, recipe.recipe) if before else None
+def _cell(recipe: Delivered, before: Mapping[str, RunRecord]) -> str:
+    """What came of a recipe and, in parentheses, what of that changed since an earlier run, by model."""
+    last = Delivered.of_run(before[recipe.model], recipe.model, recipe.recipe) if recipe.model in before else None
     if recipe.failure:
         failed = f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is above the table
         return f"{failed} (as before)" if last and last.failure else failed
     said = cells(recipe)
     shown = {name: said[name] for name in ("size", "SQNR") if said}
     if shown and last and last.path:
-        changes = {"size": size_change(recipe.size, last.size), "SQNR": sqnr_change(recipe, last)}
+        changes = {"size": size_change(recipe, last), "SQNR": sqnr_change(recipe, last)}
         for name in [name for name in shown if changes[name].tone != "same"]:
             shown[name] += f" ({changes[name].text})"
-    elif before and recipe.path:
-        shown["new"] = "(failed before)" if last and last.failure else "(new)"
-    return ", ".join((recipe.status, *shown.values()))
+    text = ", ".join((recipe.status, *shown.values()))
+    if before and recipe.path and not (last and last.path):
+        return f"{text} (failed before)" if last and last.failure else f"{text} (new)"
+    return text
 
 
 def _page(bisection: Bisection) -> Iterator[str]:
@@ -200,11 +193,8 @@ def _page(bisection: Bisection) -> Iterator[str]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     names = list(rows[0]) if rows else []
-    yield from markdown_table(list(map(markdown, names)), (map(_shown, row.values()) for row in rows))
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, _Markdown) else "" if value is None else markdown(str(value))
+    shown = (["" if value is None else markdown(str(value)) for value in row.values()] for row in rows)
+    yield from markdown_table(list(map(markdown, names)), shown)
 
 
 _PAUSE = 5.0  # seconds between updates
@@ -228,12 +218,13 @@ async def _update_progress(session: Session, ended: asyncio.Event) -> None:
     """Updates the progress, logs how models end, and keeps a summary that leads to the flow runs that lower models."""
     key, shown, pace = artifact_key("progress", session.zoo), (-1, -1, -1), session.pace
     await asyncio.to_thread(session.expect_stages)
+    await asyncio.to_thread(lambda: session.previous)  # which may take seconds, too
     artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
-    logged = 0
+    logged, pause = 0, _PAUSE
     while not ended.is_set():
         with suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), _PAUSE)
-        outcomes = list(session.outcomes.values())
+            await asyncio.wait_for(ended.wait(), pause)
+        began, outcomes = time.monotonic(), list(session.outcomes.values())
         for position, outcome in enumerate(outcomes[logged:], logged + 1):
             _log_outcome(session, outcome, position)
         logged = len(outcomes)
@@ -246,6 +237,7 @@ async def _update_progress(session: Session, ended: asyncio.Event) -> None:
         )
         if not session.part:
             await show_zoo(session)
+        pause = max(_PAUSE, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
     complete = "" if session.complete else "; some models were not reached"
     await aupdate_progress_artifact(artifact, 100.0, f"{pace.done} stages done{complete}")
 

@@ -47,14 +47,10 @@ _PAGE = 200
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
 
-ALONE = 60.0
-"""Seconds of stages, as expected, from which a model has a flow run of its own."""
-
-MOST, LEAST = 180.0, 10.0
-"""Seconds of stages of a run that models share: at most, and at least where there are fewer workers otherwise."""
-
-NEW = 4.0
-"""Seconds of stages that are expected of a model that never ran, besides one for each MiB of its files."""
+# seconds of stages, as expected
+ALONE = 60.0  # from which a model has a flow run of its own
+MOST, LEAST = 180.0, 10.0  # of a run that models share; no more runs than workers have as little as the least
+_NEW = 4.0  # of a model that never ran, besides one for each MiB of its files
 
 
 def batches(seconds: Mapping[str, float], workers: int) -> list[list[str]]:
@@ -171,7 +167,7 @@ class _Pool:
             lowers = [name for name in str(run.parameters.get("models")).split(",") if name in rest]
             if lowers and run.parameters | {"models": ""} == self._parameters(()):
                 adopted.append((run, [rest.pop(name) for name in lowers]))
-            elif _OF.format(_deployment()) in run.tags:
+            elif set(_of_deployment()) & set(run.tags):
                 await _cancel(run)
         return adopted
 
@@ -231,7 +227,7 @@ class _Pool:
             model_deployment(self.name),
             parameters=self._parameters(names),
             flow_run_name=printable(f"export {session.request.zoo.name} {shortened(names)}"),
-            tags=[f"zoo:{session.zoo}", *(f"model:{name}" for name in names), _OF.format(_deployment())],
+            tags=[f"zoo:{session.zoo}", *(f"model:{name}" for name in names if len(names) < 4), *_of_deployment()],
             timeout=0,
         )
 
@@ -316,14 +312,14 @@ class _Pool:
         return sorted(found, key=lambda run: not (run.state and run.state.is_running()))
 
 
-_OF = "of:{}"
-"""Tag of the runs of models that runs of a deployment start, with its id. Its runs follow each other."""
+def _of_deployment() -> list[str]:
+    """The tag of the runs of models that runs of the current flow run's deployment start; none without one.
 
-
-def _deployment() -> str:
-    """The deployment of the current flow run, if it has one."""
+    Runs of a deployment follow each other, others may be at work at the same time.
+    """
     context = FlowRunContext.get()
-    return str(context.flow_run.deployment_id) if context and context.flow_run else ""
+    deployment = context.flow_run.deployment_id if context and context.flow_run else None
+    return [f"of:{deployment}"] if deployment else []
 
 
 async def _read(client: PrefectClient, run: FlowRun) -> FlowRun:
@@ -353,4 +349,4 @@ def _first_time(model: PlannedModel) -> float:
     """Seconds that are expected of a model of which nothing is known but its files."""
     source = model.source
     files = source.files if isinstance(source, BuilderSource) else (source.program,) if source else ()
-    return NEW + sum(file.stat().st_size for file in files if file.is_file()) / 2**20
+    return _NEW + sum(file.stat().st_size for file in files if file.is_file()) / 2**20

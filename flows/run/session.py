@@ -8,7 +8,7 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -34,7 +34,7 @@ from ...tasks.lowering.runs import outcome_of, outcome_of_failure
 from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
-from .pace import Pace, expected_stages
+from .pace import ExpectedStage, Pace, expected_stages
 from .request import ExportRequest
 from .select import publication_of, select_models
 from .whole import WholeModels
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_RUNS_READ = 10  # records that are looked at for the run before
+_RUNS_READ = 10  # records that are looked at for earlier runs
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
 _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
@@ -54,6 +54,12 @@ class ZooObserver(Observer):
     """Receives the events of a run of a zoo, from any thread; this one ignores them."""
 
     def completed(self, outcome: ModelOutcome) -> None: ...
+
+    def ended(self, record: RunRecord) -> None: ...
+
+    def as_parent(self) -> AbstractContextManager[Any]:
+        """While the context is open, what Prefect traces is part of the run."""
+        return nullcontext()
 
 
 @dataclass
@@ -68,13 +74,17 @@ class Session(Observer):
     publication: Publication | None = None  # what becomes of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=ZooObserver)
+    telemetry: ZooObserver = field(default_factory=ZooObserver)  # from when the run is recorded on
     pace: Pace = field(default_factory=Pace)
-    planned: dict[str, dict[str, str]] = field(default_factory=dict)  # by model that has stages to run, stages by slot
+    # by model that has stages to run, all of its stages by slot
+    planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
     unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by model without outcome, by slot
     start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     server_lost: bool = False  # Prefect failed; the run continues without it
+    server_embedded: bool = False  # Prefect's server ends with the run
+    url: str = ""  # of the run's page in Prefect, if its server stays
     aborted: bool = False
     part: bool = False  # another run publishes, and shows, what this one makes
     recorded_every: float = 15.0  # seconds between two records while it runs
@@ -135,6 +145,7 @@ class Session(Observer):
         self.unfinished.pop(outcome.model, None)
         self.pace.completed(outcome)
         self.observer.completed(outcome)
+        self.telemetry.completed(outcome)
 
     def expect_stages(self) -> None:
         """Tells the pace which stages models that are due will have, as far as the store can say; does it once."""
@@ -173,6 +184,7 @@ class Session(Observer):
     def started(self, call: StageCall) -> None:
         self.pace.started(call)
         self.observer.started(call)
+        self.telemetry.started(call)
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
         self.observer.progressed(call, done, total)
@@ -181,11 +193,13 @@ class Session(Observer):
         self.pace.finished(done)
         self._note(outcome_of(done))
         self.observer.finished(done)
+        self.telemetry.finished(done)
 
     def failed(self, call: StageCall, error: Exception) -> None:
         self.pace.failed(call)
         self._note(outcome_of_failure(call.model, call.id, call.recipes, error))
         self.observer.failed(call, error)
+        self.telemetry.failed(call, error)
 
     def _note(self, outcome: StageOutcome) -> None:
         """Keeps the outcome of a stage for the record of a run that ends before the model does."""
@@ -224,13 +238,17 @@ class Session(Observer):
         return ZooOutcome(self.zoo, done, time.monotonic() - self.start)
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
+    def recorded(self, metrics: Path | None = None) -> Iterator[None]:
         """Keeps a record of the run in the store: written now, from time to time, and when the context ends.
 
         Meanwhile the run holds a lease, by which it is known to live: `gc` keeps what it publishes, which may be
         between two stages and in no record. What runs that were killed, or whose disk failed, have left half written
         among the results is removed. The page is written at the end, and has what `publish` did in the context.
+        `metrics` is where to write some, see `write_metrics`.
         """
+        from .telemetry import Telemetry  # noqa: PLC0415 - imports this module
+
+        self.telemetry = Telemetry(self, metrics)
         status: RunStatus = "interrupted"
         try:
             with ExitStack() as stack:
@@ -251,6 +269,7 @@ class Session(Observer):
             record = self.record(status)
             if status != "interrupted":
                 self._write_page(record)
+            self.telemetry.ended(record)
 
     def record(self, status: RunStatus) -> RunRecord:
         """Writes the run's record, in place of an earlier one; a store that cannot take it is a warning."""
@@ -324,6 +343,7 @@ class Session(Observer):
                 for model in self.outcome().models
             },
             release=self.release,
+            url=self.url,
         )
 
     def publish(self) -> Published | None:
@@ -361,12 +381,16 @@ class Session(Observer):
         return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
 
     @cached_property
-    def previous(self) -> RunRecord | None:
-        """The zoo's last run before this one that came to its end and made files; None if none can be read."""
+    def previous(self) -> dict[str, RunRecord]:
+        """By model, the last of the zoo's newest runs that made it, before this run."""
+        found: dict[str, RunRecord] = {}
         with suppress(StoreError):
-            runs = islice(self.store.runs.of_zoo(self.zoo), _RUNS_READ)
-            return next((run for run in runs if run.id != self.id and run.ended and run.files), None)
-        return None
+            for run in islice(self.store.runs.of_zoo(self.zoo), _RUNS_READ):
+                if run.ended and run.id != self.id:
+                    found = dict.fromkeys(run.files, run) | found
+                if all(model.name in found for model in self.models):
+                    break
+        return found
 
     @cached_property
     def results(self) -> ResultsFolder:

@@ -366,12 +366,6 @@ class PlanRunner(EngineRunner):
     may_run: list[StageCall] = field(default_factory=list)
     found: list[Done] = field(default_factory=list)  # results that the ledger has
 
-    @property
-    def slots(self) -> dict[str, str]:
-        """Slots of all calls, with the stage of each."""
-        calls = (*(done.call for done in self.found), *self.will_run.values(), *self.may_run)
-        return {call.slot: call.stage.name for call in calls}
-
     async def __call__(self, call: StageCall) -> Done:
         if not all(map(is_known, call.inputs.values())):
             self.may_run.append(call)

@@ -235,6 +235,8 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
         gc.enable()
         gc.freeze()  # stage processes do not collect these objects, so their pages stay shared
     listener = None if listener_fd is None else socket.socket(fileno=listener_fd)
+    for fd in filter(None, (control_fd, listener_fd)):
+        os.set_inheritable(fd, False)
     pid = os.getpid()
     with socket.socket(fileno=control_fd) as control, _Server(control, listener, None if forks else preload) as server:
         process(_PR_SET_PDEATHSIG, 0)

@@ -31,6 +31,12 @@ def test_every_field_is_an_option_and_a_parameter():
             assert flow.parameters.properties[name]["description"] == text
 
 
+def test_empty_fields_of_a_form():
+    """A text that Prefect's form sends empty is as if it was not given: no store in the current folder, no release."""
+    empty = dict.fromkeys(("store", "until", "publish"), "")
+    assert ExportRequest(zoo="zoo.yaml", **empty) == ExportRequest(zoo="zoo.yaml")
+
+
 def test_parameters():
     """Parameters are JSON from which the same request is read anywhere: paths are absolute, URLs and blocks stay."""
     asked = ExportRequest(zoo="zoo.yaml", models=["a*", "b"], store="store", publish="s3://models", overrides=["a=1"])
