@@ -74,12 +74,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _target(page: Path, link: str) -> Path | None:
-    """The file of the repository that a link of a page leads to, of a folder its README; None for other links."""
+    """The file or folder of the repository that a link of a page leads to, or its README; None for other links."""
     path = link.partition("#")[0]
     if not path or "://" in path:
         return None
     target = Path(os.path.normpath(page.parent / path))
-    target = target / "README.md" if target.is_dir() else target
+    target = target / "README.md" if (target / "README.md").exists() else target
     return target if target.is_relative_to(ROOT) and target.exists() else None
 
 
@@ -94,11 +94,15 @@ def _uri(target: Path) -> str:
 
 
 def _page(target: Path) -> str:
-    """A file outside of docs/ as Markdown."""
-    text = target.read_text(encoding="utf-8")
+    """A file outside of docs/, or all of a folder, as Markdown."""
     if target.suffix == ".md":
-        return text
-    return f"# {target.name}\n\n````{LANGUAGES.get(target.suffix, target.suffix[1:])}\n{text}\n````\n"
+        return target.read_text(encoding="utf-8")
+    parts = [f"# {target.name}\n"]
+    for path in (path for path in sorted([target, *target.rglob("*")]) if path.is_file()):
+        title = "" if path == target else f"## {path.name}\n\n"
+        language = LANGUAGES.get(path.suffix, path.suffix[1:])
+        parts.append(f"{title}````{language}\n{path.read_text(encoding='utf-8')}\n````\n")
+    return "\n".join(parts)
 
 
 def _notebook(path: Path) -> str:
