@@ -35,6 +35,9 @@ pytestmark = pytest.mark.timeout(900)  # the first slow test lowers the zoo
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL = ("bash", "sh", "console")
+CHANGES_MACHINES = re.compile(
+    r"^(sudo |apt|pip install|docker|kubectl|helm|prefect )|--install-completion", re.MULTILINE
+)
 MARK = re.compile(r"<!-- (run by|not run|ci): (.+?) -->")  # `ci` is for `.ci/run`
 LEAST = ("version: 1", "models: {net: {source: nets:net}}", "defaults: {recipes: [portable-fp32]}")
 """What a zoo of a part of one needs to be whole."""
@@ -87,7 +90,11 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 BLOCKS = {page: blocks_of(page) for page in PAGES}
-HERE = {page: [block for block in found if block.run == "here"] for page, found in BLOCKS.items()}
+HERE = {
+    page: [block for block in found if block.run == "here"]
+    for page, found in BLOCKS.items()
+    if page.name != "README.md"
+}
 
 
 def pages_with(*languages: str) -> list:
@@ -95,17 +102,22 @@ def pages_with(*languages: str) -> list:
     return [
         pytest.param(page, id=page.stem)
         for page, found in HERE.items()
-        if any(block.language in languages for block in found) and page.name != "README.md"
+        if any(block.language in languages for block in found)
     ]
 
 
 def test_other_tests_run_what_they_should():
-    """A test file that is said to run a block exists, and names the page; a reason is more than a word."""
+    """A test file that is said to run a block exists, and names the page; a reason is more than a word.
+
+    Nothing that would install packages or start services runs here.
+    """
     for block in (block for found in BLOCKS.values() for block in found):
         if block.run in {"run by", "ci"}:
             runner = ROOT / (block.reason if block.run == "run by" else ".ci/run")
             assert block.page.name in runner.read_text(encoding="utf-8"), str(block)
         assert block.run != "not run" or len(block.reason.split()) > 2, str(block)
+    for block in (block for found in HERE.values() for block in found):
+        assert not CHANGES_MACHINES.search(block.text), f"{block} changes this machine: mark it"
 
 
 def test_count(record_property):

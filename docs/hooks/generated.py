@@ -147,7 +147,8 @@ def _type(field: Schema, parts: dict[str, Schema], titles: dict[str, str]) -> st
     name = field.get("$ref", "").rpartition("/")[2]
     choices = field.get("anyOf") or field.get("oneOf")
     if name in titles:
-        text = f"[{titles[name]}](#{slugify(case='lower')(titles[name], '-')})"
+        shown = titles[name].partition(" (")[2].rstrip(")") or titles[name]  # one of several kinds: its name
+        text = f"[{shown}](#{slugify(case='lower')(titles[name], '-')})"
     elif name:  # without fields: plain, or of itself, such as JSON
         text = _type(parts[name], parts, titles) if parts[name].get("type") else name
     elif {"enum", "const"} & {*field}:

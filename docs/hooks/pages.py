@@ -157,7 +157,7 @@ class _Loaded(HTMLParser):
 def external_resources(site: Path) -> list[str]:
     """What pages and styles of a site would load from other hosts."""
     found = []
-    for path in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
+    for path in sorted([path for path in site.rglob("*") if path.suffix in {".html", ".css", ".svg"}]):
         text = path.read_text(encoding="utf-8")
         loaded = _Loaded()
         loaded.feed(text if path.suffix == ".html" else "")
