@@ -34,8 +34,9 @@ SECTIONS = {"tutorials": "Tutorials", "how-to": "How-to", "reference": "Referenc
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Adds pages that the navigation does not name to the section of their folder."""
+    """Adds pages that the navigation does not name: to the section of their folder, or in the end."""
     named = {*_paths(config.nav)}
+    config.nav += [uri for uri in map(_uri, sorted(DOCS.glob("*.md"))) if uri not in named]
     for folder, title in SECTIONS.items():
         found = sorted(
             path.with_suffix(".md") for path in (DOCS / folder).iterdir() if path.suffix in {".md", ".ipynb"}
