@@ -1,9 +1,9 @@
 """Every command, zoo and piece of Python in the documentation works, or says why it is not run.
 
 An HTML comment before a block says who runs it: `<!-- run by: tests/FILE.py -->`, a test file that names the page, and
-more after a comma; or why nobody does: `<!-- not run: REASON -->`. On top of a page, it is for all blocks of the page that have none of their
-own. All other blocks run here, in the folder that `example` makes, those of one page in order. The options of every
-`pteforge` command are checked, whoever runs it.
+more after a comma; or why nobody does: `<!-- not run: REASON -->`. On top of a page, it is for all blocks of the page
+that have none of their own. All other blocks run here, in the folder that `example` makes, those of one page in order.
+The options of every `pteforge` command are checked, whoever runs it.
 """
 
 from __future__ import annotations
