@@ -42,9 +42,9 @@ def blocks(page: str) -> Iterator[Block]:
 
 def plain(text: str) -> list[str]:
     """Lines without numbers, units and widths of columns, which differ from machine to machine."""
-    text = re.sub(r"-?[\d.]+(e[+-]\d+)?( KiB| B\b| MiB)?", "#", text)
+    text = re.sub(r"[-+]?[\d.]+(e[+-]\d+)?( KiB| B\b| MiB)?", "#", text)
     lines = (" ".join(line.replace("─", "").split()) for line in text.splitlines())
-    return [line for line in lines if line]
+    return [line for line in lines if line not in ("", "...")]
 
 
 def work_through(page: str, folder: Path, **variables: str) -> dict[str, str]:
