@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pteforge
@@ -52,12 +55,15 @@ ROWS = [
 ]
 
 
-def test_two_commands_come_first():
-    """The first two commands set everything up and run the tests; CI takes them from here."""
-    install, run_tests = "".join(blocks(README, "bash")).splitlines()[:2]
-    packages = r'torch==\S+ -e "\.\[test\]" -c requirements/lock\.txt'
-    assert re.fullmatch(f"pip install {packages} && pteforge export examples/zoo/starter\\.yaml", install)
-    assert run_tests == "scripts/test"
+def test_commands_of_ci():
+    """README has the command that sets everything up, and then the one that runs the tests; CI takes both from here.
+
+    The first command installs what users get: no extra, which only tests need.
+    """
+    assert re.findall(r"^<!-- ci: ([\w-]+) -->\n```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL) == [
+        ("set-up", "pip install torch==2.13.0 -e . && pteforge export examples/zoo/starter.yaml\n"),
+        ("tests", 'pip install -e ".[test]" && scripts/test\n'),
+    ]
 
 
 def test_torch_is_the_one_that_the_package_needs():
@@ -190,10 +196,32 @@ def test_every_ability_has_a_test():
         assert name in functions, row[2]
 
 
+def test_fragments_make_a_changelog(tmp_path):
+    """towncrier takes all fragments and shows the text of each; a file of another kind is an error."""
+    shutil.copytree(ROOT / "changelog.d", tmp_path / "changelog.d")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "changelog.d" / "new-thing.added.md").write_text("A new\nthing.\n")
+
+    def draft() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "9.9", "--date", "2030-01-01"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    said = draft()
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("## 9.9 (2030-01-01)\n\n### Added\n\n- ")
+    assert "\n- A new\n  thing.\n" in said.stdout
+    fragments = {file for file in (ROOT / "changelog.d").glob("*.md") if file.name != "README.md"}
+    assert [file.name for file in fragments if file.read_text().split()[0] not in said.stdout] == []
+    (tmp_path / "changelog.d" / "new-thing.improved.md").write_text("Better.\n")
+    assert draft().returncode != 0
+
+
 def headings(page: Path) -> set[str]:
-    """Anchors of a Markdown page, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    """Anchors of a Markdown page: those that GitHub makes of headings, and those that are written."""
+    text = page.read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    return {*made, *re.findall(r'<a id="([^"]+)">', text)}
 
 
 def test_links_lead_somewhere():

@@ -118,3 +118,8 @@ def _guard_rich() -> None:
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
+
+
+def verbose() -> bool:
+    """Whether ``--verbose`` is given."""
+    return _log.isEnabledFor(logging.INFO)

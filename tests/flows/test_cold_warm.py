@@ -13,8 +13,8 @@ import pteforge
 import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.formats.pte.reader import open_pte
-from pteforge.tasks.engine.executor import PROCESSES_VARIABLE
 from pteforge.tasks.engine.workers import Workers
+from pteforge.tasks.engine.workers.protocol import PROCESSES_VARIABLE
 from pteforge.tests.flows.conftest import BATCH, delivered
 
 FILES = {
