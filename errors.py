@@ -53,9 +53,11 @@ class PteforgeError(Exception):
 
     Attributes:
         findings: causes and ways out that were found after it was raised: `tasks.results.diagnosis.Finding`.
+        rejected: a `pteforge.Exported`, if `pteforge.export` made a file that is outside of its recipe's bounds.
     """
 
     findings: tuple[Any, ...] = ()
+    rejected: Any = None
 
     def __str__(self) -> str:
         return printable(super().__str__(), keep="\n\t")
@@ -211,14 +213,7 @@ class VerificationFailed(PteforgeError):
 
 
 class AccuracyMissed(PteforgeError):
-    """The score of a produced file is below the recipe's bounds. It is not published as a result.
-
-    If `pteforge.export` raises this, `rejected` is the result, a `pteforge.Exported`.
-    """
-
-    def __init__(self, problem: str, *, rejected: Any = None) -> None:
-        self.rejected = rejected
-        super().__init__(problem)
+    """The score of a produced file is below the recipe's bounds. It is not published as a result."""
 
 
 class ReleaseError(PteforgeError):
@@ -249,15 +244,20 @@ def from_user_code(error: BaseException) -> bool:
 
     Neither inputs that torch or a library does not accept, nor a module that cannot be imported.
     """
-    import sysconfig  # noqa: PLC0415 - only failures need these
-    import traceback  # noqa: PLC0415 - as above
+    import traceback  # noqa: PLC0415 - only failures need it
+
+    cause = error.__cause__ if isinstance(error, InputError) else None
+    frames = traceback.extract_tb(cause.__traceback__) if cause else ()
+    return any(is_of_user(frame.filename) for frame in frames)
+
+
+def is_of_user(file: str) -> bool:
+    """Whether a file of code is the user's: neither pteforge's, Python's or an installed package's, nor generated."""
+    import sysconfig  # noqa: PLC0415 - only failures and warnings need it
 
     package = Path(__file__).parent
     ours = (f"{package}/{folder}/" for folder in ("api", "evaluators", "flows", "tasks"))
-    others = (*ours, sysconfig.get_path("stdlib"), "<")
-    cause = error.__cause__ if isinstance(error, InputError) else None
-    files = [frame.filename for frame in traceback.extract_tb(cause.__traceback__)] if cause else ()
-    return any(not (file.startswith(others) or "/site-packages/" in file) for file in files)
+    return not (file.startswith((*ours, sysconfig.get_path("stdlib"), "<")) or "/site-packages/" in file)
 
 
 def first_line(problem: str | BaseException) -> str:

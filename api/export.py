@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,11 +22,11 @@ from ..artifacts.store import Store, open_store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
 from ..configs.places import PlaceConfig
-from ..errors import AccuracyMissed, InputError, PteforgeError, StageFailed
+from ..errors import AccuracyMissed, InputError, PteforgeError, StageFailed, VerificationFailed
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import count_values
 from ..tasks.engine.executor import EngineRunner, Executor
-from ..tasks.engine.runner import CutShort, Done, StageCall
+from ..tasks.engine.runner import CutShort, Done, StageCall, StageId
 from ..tasks.engine.stage import Params, to_roles
 from ..tasks.engine.workers import InProcess, as_in_a_process
 from ..tasks.lowering.graph import check_stage, lower_model
@@ -42,11 +41,13 @@ from ..tasks.stages.export import Export, export_built
 from ..tasks.stages.gate import Gate
 from ..tasks.stages.report import Report
 from ..tasks.stages.source_transform import SourceTransform, transform_built
+from ..tasks.stages.verify import Verify
 from .recipes import RecipeLike, find_recipe
-from .result import Exported
+from .result import Exported, alone
 from .source import Inputs, Keywords, LiveSource, Model, Samples, live_source, read_calibration
 
 
+@alone()
 def export(  # noqa: PLR0913 - one parameter per property of a model
     model: Model | Mapping[str, torch.nn.Module | ExportedProgram],
     example_inputs: Inputs | Mapping[str, Inputs] | None = None,
@@ -76,8 +77,9 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
             The first one is traced; all are used to verify, and quantizers observe them.
         example_kwarg_inputs: a mapping of keyword arguments, a list of such mappings (one for each example), or a
             mapping of method names to either. The file takes them by position, after the positional ones.
-        recipe: a shipped recipe's name, a YAML file's path, ``package.module:name`` of a function that returns one,
-            a `pteforge.configs.Recipe`, or an ExportRecipe or recipe type of `executorch.export`.
+        recipe: a shipped recipe's name, a YAML file's path, a mapping with the content of one, ``package.module:name``
+            of a function that returns a recipe, a `pteforge.configs.Recipe`, or an ExportRecipe or recipe type of
+            `executorch.export`.
         calibration: what quantizers observe in place of the examples: a tuple of all arguments (keywords' values last),
             an iterable of such tuples, ``package.module:name`` of a dataset as a zoo has it, or a
             `pteforge.configs.Dataset`; or a mapping of method names to either. An iterable is consumed once, one sample
@@ -96,8 +98,9 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
 
     Raises:
         InputError: something given cannot be used.
-        StageError: a required stage failed; its cause is what the stage raised.
-        AccuracyMissed: the file scores below the recipe's bounds; ``rejected`` is the result, to inspect.
+        StageError: a required stage failed; its cause is what the stage raised. If it was the verification of the file,
+            ``rejected`` is the result, to inspect.
+        AccuracyMissed: the file scores below the recipe's bounds; ``rejected`` as above.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
@@ -123,16 +126,15 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         metadata=described,
     )
     url = os.environ.get("PTEFORGE_STORE") if store is None else str(store)
-    with one_at_a_time:
-        run = ModelRun(LiveRunner(open_store(url or None), source, observed.samples), plan)
-        began, started = datetime.now(UTC), time.monotonic()
-        try:
-            outcome = run_without_loop(lower_model(run))[planned.name]
-        except Exception as error:
-            outcome = error
-            if not run.recipes:
-                raise
-        return _result(run, source, outcome, began, time.monotonic() - started)
+    run = ModelRun(LiveRunner(open_store(url or None), source, observed.samples), plan)
+    began, started = datetime.now(UTC), time.monotonic()
+    try:
+        outcome = run_without_loop(lower_model(run))[planned.name]
+    except Exception as error:
+        outcome = error
+        if not run.recipes:
+            raise
+    return _result(run, source, outcome, began, time.monotonic() - started)
 
 
 def _plan_places(texts: Iterable[str]) -> Iterator[PlannedPlace]:
@@ -169,17 +171,17 @@ def _result(
     )
     run.store.runs.write(record)
     (recipe_run,) = run.recipes.values()
-    missed = Gate.name in [step.stage for step, error in recipe_run.failed.items() if error is outcome]
-    if isinstance(outcome, Exception) and not missed and not isinstance(outcome, CutShort):
-        raise outcome
-    result = Exported.of(recipe_run, source, stages, rejected=missed)
-    if missed:
-        assert isinstance(outcome, Exception)  # noqa: S101 - the gate raised it
-        raise AccuracyMissed(str(outcome.__cause__ or outcome), rejected=result) from outcome
-    return result
+    failed = {step.stage for step, error in recipe_run.failed.items() if error is outcome}
+    if isinstance(outcome, CutShort) or not isinstance(outcome, Exception):
+        return Exported.of(recipe_run, source, stages, rejected=False)
+    error, cause = outcome, outcome.__cause__
+    if Gate.name in failed:
+        error, cause = AccuracyMissed(str(cause or outcome)), outcome
+    if isinstance(error, AccuracyMissed | VerificationFailed) or Verify.name in failed:
+        error.rejected = Exported.of(recipe_run, source, stages, rejected=True)  # type: ignore[attr-defined]  # ours
+        error.add_note("`error.rejected` is the result, to inspect; its `bisect()` finds where quality is lost")
+    raise error from cause
 
-
-one_at_a_time = threading.Lock()  # torch and ExecuTorch cannot trace or lower in two threads at once
 
 Outputs = Mapping[str, ArtifactRef]
 
@@ -203,14 +205,17 @@ class LiveRunner(EngineRunner):
         self._samples = samples
         self._exports: dict[str, Outputs] = {}
         self._observed: dict[str, ArtifactRef] = {}  # method name to the program that quantizers observe
+        self._adopted: dict[StageId, Done] = {}  # what the model in memory was needed for
 
-    async def __call__(self, call: StageCall) -> Done:
+    async def __call__(self, call: StageCall) -> Done:  # noqa: PLR0911 - one for each stage that needs the model
         """Runs the stage here.
 
         Raises:
             SourceError: the example inputs, samples or dynamic shapes do not fit the model.
             StageFailed: a stage failed; the cause is what it raised.
         """
+        if call.id in self._adopted:
+            return self._adopted[call.id]
         match call.stage.name:
             case Export.name:
                 return self._export(call)
@@ -262,7 +267,8 @@ class LiveRunner(EngineRunner):
         params = Calibration.Params(
             source={"live": {"samples": ref.identity}}, seed=0, samples=count_values(ref, local)
         )
-        return self.engine.adopt(replace(call, params=params), outputs, seconds, reason=_EACH_TIME)
+        done = self.engine.adopt(replace(call, params=params), outputs, seconds, reason=_EACH_TIME)
+        return self._adopted.setdefault(call.id, done)
 
     def _score(self, call: StageCall) -> Done:
         source = {"live": {method: _identities(outputs) for method, outputs in self._exports.items()}}
@@ -277,7 +283,8 @@ class LiveRunner(EngineRunner):
 
     def _adopt(self, call: StageCall, source: Mapping[str, Any], outputs: Outputs, seconds: float) -> Done:
         params = call.params.model_copy(update={"source": source})
-        return self.engine.adopt(replace(call, params=params), outputs, seconds, reason=_EACH_TIME)
+        done = self.engine.adopt(replace(call, params=params), outputs, seconds, reason=_EACH_TIME)
+        return self._adopted.setdefault(call.id, done)
 
 
 def _identities(outputs: Outputs) -> dict[str, str]:

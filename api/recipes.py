@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..configs.nodes import FieldPath, format_field
 from ..configs.places import HOST
 from ..configs.recipe import Recipe
-from ..configs.recipe_lookup import LoadedRecipe, call_recipe, load_preset, load_recipe
+from ..configs.recipe_lookup import LoadedRecipe, call_recipe, load_preset, load_recipe, recipe_of_fields
 from ..configs.verification import ERROR_BOUNDS, resolve_gate
 from ..errors import ConfigError
 from ..tasks.engine.keys.search import ModuleSearch
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from .executorch.recipe import Translated
 
-RecipeLike: TypeAlias = "str | Path | Recipe | ExportRecipe | RecipeType"
-"""A shipped recipe's name, ``package.module:name`` of a function that returns a recipe, a YAML file's path, a recipe,
-or an ExportRecipe or recipe type of `executorch.export`."""
+RecipeLike: TypeAlias = "str | Path | Mapping[str, Any] | Recipe | ExportRecipe | RecipeType"
+"""A shipped recipe's name, ``package.module:name`` of a function that returns a recipe, a YAML file's path, a mapping
+with the content of one, a recipe, or an ExportRecipe or recipe type of `executorch.export`."""
 
 _UNNAMED = "recipe"
 
@@ -55,13 +55,15 @@ def recipe_from_executorch(given: ExportRecipe | RecipeType) -> Recipe:
 
 def find_recipe(given: RecipeLike) -> FoundRecipe:
     """Finds and checks a recipe; raises InputError if it is missing or invalid, or a target is not available here."""
+    if isinstance(given, str) and given.endswith((".yaml", ".yml")):
+        given = Path(given)
     match given:
         case Recipe():
             return FoundRecipe(_planned(_UNNAMED, given, _error_at))
+        case Mapping():
+            return _loaded(recipe_of_fields(_UNNAMED, given))
         case Path():
             return _loaded(load_recipe(given))
-        case str() if given.endswith((".yaml", ".yml")):
-            return _loaded(load_recipe(Path(given)))
         case str() if ":" in given:
             try:
                 recipe = call_recipe(given, {})
@@ -94,8 +96,8 @@ def _translated(given: object) -> Translated:
         if isinstance(given, RecipeType):
             return translate_type(given)
     raise ConfigError(
-        f"is a {type(given).__name__}; give the name of a shipped recipe, the path of a YAML file, "
-        "a pteforge.configs.Recipe, or an ExportRecipe or recipe type of executorch.export",
+        f"is a {type(given).__name__}; give the name of a shipped recipe, the path of a YAML file, a mapping "
+        "with the content of one, a pteforge.configs.Recipe, or an ExportRecipe or recipe type of executorch.export",
         field=_UNNAMED,
     )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from executorch.devtools.backend_debug import get_delegation_info
 from torch.export import ExportedProgram
@@ -20,6 +21,7 @@ from ..artifacts.runs import StageOutcome
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
 from ..runtime.host import LoadedProgram, load
+from ..runtime.quiet import quiet
 from ..runtime.selection import scratch_folder
 from ..tasks.codecs.delegates import load_delegates
 from ..tasks.codecs.payload import load_assets, payload_sha256, read_payload, write_payload
@@ -27,23 +29,28 @@ from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import load_value, load_values
 from ..tasks.engine.runner import Done, StageId
 from ..tasks.engine.stage import from_roles
+from ..tasks.lowering.bisection import Bisection, bisect
 from ..tasks.lowering.graph import check_stage
 from ..tasks.lowering.quality import timings_of
-from ..tasks.lowering.runs import RecipeRun
+from ..tasks.lowering.runs import RecipeRun, run_without_loop
 from ..tasks.results.delivered import Delivered
 from ..tasks.results.figures import Figures
+from ..tasks.results.numerics import DROP_DB
 from ..tasks.results.quantization import Quantization
+from ..tasks.results.tables import Table, in_html
 from ..tasks.stages.compile import Compile, emit, linked_manager
 from ..tasks.stages.edge import Edge
-from ..tasks.stages.evaluate import Evaluate
 from ..tasks.stages.export import Export
 from ..tasks.stages.partition import Partition
 from ..tasks.stages.report import Report
+from ..tasks.stages.serialize import Serialize
 from ..tasks.stages.verify import Verify
 from .source import LiveSource
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +79,18 @@ class Delegation:
         """Operator calls that the portable kernels run."""
         return sum(operator.not_delegated for operator in self.operators)
 
+    @property
+    def table(self) -> Table:
+        counts = [astuple(operator) for operator in self.operators]
+        rows = [tuple(map(str, row)) for row in (*counts, ("total", self.delegated, self.not_delegated))]
+        numbers, caption = ("delegated", "not delegated"), f"{self.method}: {self.partitions} delegated subgraphs"
+        return Table(("operator", *numbers), tuple(rows), numbers, caption)
+
     def __str__(self) -> str:
-        rows = [astuple(operator) for operator in self.operators]
-        rows.append(("total", self.delegated, self.not_delegated))
-        width = max(len(name) for name, _, _ in rows)
-        head = f"{self.method}: {self.partitions} delegated subgraphs"
-        titles = f"{'operator':<{width}}  delegated  not delegated"
-        return "\n".join(
-            [head, titles, *(f"{name:<{width}}  {inside:>9}  {outside:>13}" for name, inside, outside in rows)]
-        )
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return in_html(self.table)
 
 
 def delegation_of(method: str, program: ExportedProgram) -> Delegation:
@@ -89,6 +99,34 @@ def delegation_of(method: str, program: ExportedProgram) -> Delegation:
     counts = sorted(found.delegation_by_operator.values(), key=lambda count: count.op_type)
     operators = tuple(OperatorCount(count.op_type, count.delegated, count.non_delegated) for count in counts)
     return Delegation(method, found.num_delegated_subgraphs, operators)
+
+
+class Shown(tuple[T, ...]):  # noqa: SLOT001 - a tuple with attributes can have none
+    """Records that show themselves as tables, in a notebook as HTML."""
+
+    tables: tuple[Table, ...]
+
+    @classmethod
+    def of(cls, records: Iterable[T], *tables: Table) -> Self:
+        shown = cls(records)
+        shown.tables = tables
+        return shown
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(str, self.tables))
+
+    def _repr_html_(self) -> str:
+        return "".join(map(in_html, self.tables))
+
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One thread at a time: torch and ExecuTorch cannot trace or lower in two. What libraries say is dropped."""
+    with _lock, quiet():
+        yield
 
 
 @dataclass(frozen=True)
@@ -214,18 +252,19 @@ class Exported:
         params = self._result(Compile.name, specialization=specialization).call.params
         return emit(self.edge_manager(specialization), params)
 
-    def delegation(self, specialization: str = "") -> tuple[Delegation, ...]:
-        """Which operators of each method were delegated; each prints as a table."""
+    def delegation(self, specialization: str = "") -> Shown[Delegation]:
+        """Which operators of each method were delegated: shows itself as tables."""
         partitioned = {
             step.method
             for step in self._run.done
             if step.stage == Partition.name and step.payload in ("", specialization)
         }
         stages = {method: Partition.name if method in partitioned else Edge.name for method in self.methods}
-        return tuple(
+        found = [
             delegation_of(method, self.artifact(stage, method=method, specialization=specialization))
             for method, stage in stages.items()
-        )
+        ]
+        return Shown.of(found, *(delegation.table for delegation in found))
 
     def etrecord(self, path: str | Path, specialization: str = "") -> Path:
         """Writes the ETRecord of a payload for `executorch.devtools.Inspector`; returns the path.
@@ -267,19 +306,23 @@ class Exported:
         """Name of a specialization that the file lacks -> reason."""
         return dict(self.delivered.left_out)
 
-    def why(self) -> str:
-        """A line per stage: whether it ran, and which fields of its key had changed since it last did."""
-        return "\n".join(map(_line, self.stages))
+    def why(self) -> Shown[StageOutcome]:
+        """Whether each stage ran, and which fields of its key had changed since: shows itself as a table."""
+        return Shown.of(self.stages, Table(("stage", "status", "s", "why"), tuple(map(_row, self.stages)), ("s",)))
+
+    @alone()
+    def bisect(self, drop_db: float = DROP_DB) -> Bisection:
+        """Finds where the file loses quality: in which program on the way to it, and at which of its operators.
+
+        A program loses quality if its SQNR is more than `drop_db` below that of the one before. Runs what is not
+        cached. Raises PteforgeError if the comparison fails.
+        """
+        model = replace(self._run.model, recipes=(replace(self._run.plan, until=None),))
+        return run_without_loop(bisect(self._run.runner, model, drop_db))
 
     def _repr_html_(self) -> str:
         """A small table for notebooks."""
-        rows = "".join(
-            f'<tr><th scope="row" style="text-align: left">{html.escape(name)}</th>'
-            f'<td style="text-align: left">{html.escape(text)}</td></tr>'
-            for name, text in self._facts()
-        )
-        title = html.escape(f"{self.model}/{self.recipe}")
-        return f'<table><caption style="text-align: left"><b>{title}</b></caption><tbody>{rows}</tbody></table>'
+        return in_html(Table(("", ""), tuple(self._facts()), caption=f"{self.model}/{self.recipe}"))
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         """What the table says, as name and text; a run that stopped earlier has no file to say something about."""
@@ -288,7 +331,7 @@ class Exported:
         seconds = sum(stage.seconds for stage in ran)
         yield "stages", f"{len(ran)} run in {seconds:.1f} s, {len(self.stages) - len(ran)} cached"
         if self.rejected:
-            yield "accuracy", "rejected: the file is below its recipe's bounds"
+            yield "rejected", "the file is outside of its recipe's bounds"
         try:
             made = self.delivered
         except InputError:
@@ -356,14 +399,14 @@ class Exported:
 
     def _file(self, role: str) -> ArtifactRef | None:
         """The verified file, or its external weights; raises InputError if the run stopped earlier."""
-        reader = Evaluate.name if self.rejected else Report.name  # a rejected file has no report
-        return self._result(reader).call.inputs.get(role)
+        if self.rejected:  # it has no report
+            return self._result(Serialize.name).roles.get(role)
+        return self._result(Report.name).call.inputs.get(role)
 
 
-def _line(stage: StageOutcome) -> str:
+def _row(stage: StageOutcome) -> tuple[str, ...]:
     changed = ", ".join(change.field for change in stage.telling)
-    reason = f"changed: {changed}" if changed else stage.message
-    return f"{stage.status:<7} {stage.step:<40} {reason}".rstrip()
+    return stage.step, stage.status, f"{stage.seconds:.2f}", f"changed: {changed}" if changed else stage.message
 
 
 _MAIN_ROLES = ("program", "file", "payload")

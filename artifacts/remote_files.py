@@ -47,7 +47,7 @@ _FOLDERS = frozenset({"file", "local"})
 
 _TRANSIENT_ERRNO = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EIO, errno.ENETUNREACH, errno.EPIPE,
-    errno.EREMOTEIO, errno.ETIMEDOUT,
+    errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO),  # Linux has it
 })  # fmt: skip
 """s3fs translates the server's SlowDown, ServiceUnavailable and InternalError to EBUSY and EREMOTEIO."""
 

@@ -129,6 +129,7 @@ class RunRecord(Record):
         files: model name -> recipe name -> what came of it; JSON of `tasks.results.delivered.Delivered`.
         pid: of the process on the host.
         release: what became of its release; None if it was to make none.
+        url: of its page in Prefect; empty where no server keeps it.
     """
 
     id: str
@@ -145,6 +146,7 @@ class RunRecord(Record):
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pid: int = 0
     release: ReleaseOutcome | None = None
+    url: str = ""
 
     @property
     def zoo_file(self) -> str:
@@ -203,13 +205,20 @@ class Runs:
                 seen.add(tag)
                 yield run
 
+    def find(self, run: str) -> RunRecord | None:
+        """The record of a run's last attempt."""
+        names = self._names_of(run)
+        return self._read(names[-1]) if names else None
+
     def take(self, run: str) -> RunRecord | None:
         """Removes the records of a run, one for each of its attempts; returns the last one."""
-        names = [name for name in self._files.names("runs") if name.endswith(f"-{run}.json")]
-        record = self._read(names[-1]) if names else None
-        for name in names:
+        record = self.find(run)
+        for name in self._names_of(run):
             self._files.delete(name)
         return record
+
+    def _names_of(self, run: str) -> list[str]:
+        return [name for name in self._files.names("runs") if name.endswith(f"-{run}.json")]
 
     def purposes(self) -> dict[str, str]:
         """Files of records, and the purposes that they are sealed for."""

@@ -105,12 +105,16 @@ def plain(node: Node) -> Plain:
     return node.value
 
 
-def located(value: Plain, place: Node) -> Node:
-    """The tree of a plain value, with every node located where `place` is."""
+def located(value: Plain, place: Node, *, as_written: bool = False) -> Node:
+    """The tree of a plain value, all located at `place`; `as_written`: also with their own fields."""
+
+    def below(part: str | int, entry: Plain) -> Node:
+        return located(entry, replace(place, written=(*place.written, *[part] * as_written)), as_written=as_written)
+
     if isinstance(value, dict):
-        return replace(place, value={key: located(entry, place) for key, entry in value.items()})
+        return replace(place, value={key: below(key, entry) for key, entry in value.items()})
     if isinstance(value, list):
-        return replace(place, value=[located(item, place) for item in value])
+        return replace(place, value=[below(index, item) for index, item in enumerate(value)])
     return replace(place, value=value)
 
 

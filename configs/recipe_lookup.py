@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,15 @@ def load_recipe(path: Path) -> LoadedRecipe:
     if not isinstance(tree.value, dict):
         raise ConfigError("a recipe is a mapping, with `specializations` or `extends`", location=tree.location)
     return _resolve(path.stem, RecipeLookup({path.stem: tree}, python_path=(path.absolute().parent,)), tree)
+
+
+def recipe_of_fields(name: str, fields: Mapping[str, Any]) -> LoadedRecipe:
+    """A recipe that was written as a mapping, as in a zoo. Raises ConfigError, with a line for each problem."""
+    try:
+        tree = located(json.loads(json.dumps(fields)), Node(None, Location(name)), as_written=True)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a recipe has texts, numbers, lists and mappings as in YAML: {error}", field=name) from error
+    return _resolve(name, RecipeLookup({name: tree}), tree)
 
 
 def _resolve(name: str, lookup: RecipeLookup, asked_by: Node) -> LoadedRecipe:

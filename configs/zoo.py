@@ -29,7 +29,7 @@ class RunConfig(FrozenModel):
 
     on: Place = Field(
         "local",
-        description="`local`: worker processes of this machine. `pool`: a flow run for each model, on a Prefect work "
+        description="`local`: worker processes of this machine. `pool`: models, as flow runs on a Prefect work "
         "pool. `dask`, `ray`: stages as tasks of a cluster.",
     )
     pool: str | None = Field(None, min_length=1, description="With `pool`: name of the work pool.")

@@ -16,6 +16,7 @@ from ..formats.nfat.contents import BACKEND_ID, Payload
 from ..formats.nfat.golden import Execute
 from ..formats.pte.contents import Method, PteFile
 from ..formats.pte.reader import open_pte
+from .quiet import load_runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ def _check_backends(ids: Iterable[str]) -> None:
 
 def backend_problem(backend: str) -> str | None:
     """Why programs that need a backend cannot run in this process; None if they can."""
+    load_runtime()
     from executorch.runtime import Runtime  # noqa: PLC0415 - takes seconds
 
     backend = backend.partition("\0")[0]  # the runtime reads C strings
@@ -179,7 +181,7 @@ def backend_problem(backend: str) -> str | None:
 
 def load_program(file: Path, data_file: Path | None = None) -> Any:
     """An `executorch.runtime.Program`, with all of ExecuTorch's checks; raises RuntimeError if it is rejected."""
-    import executorch.kernels.quantized  # noqa: F401, PLC0415 - kernels that quantized programs need
+    load_runtime()
     from executorch.runtime import Runtime, Verification  # noqa: PLC0415 - takes seconds
 
     for module in open_pte(file).kernel_modules:

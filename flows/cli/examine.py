@@ -11,7 +11,7 @@ import typer
 
 from ...errors import InputError, convert_os_errors, first_line, printable
 from ..prefect.settings import quiet_console, server_configured
-from ..reports.figures_text import format_error, format_sqnr, open_table, rungs_table
+from ..reports.figures_text import open_table, table_of
 from ..run.interrupt import leave_interrupted
 from ..run.request import ExportRequest
 from . import completion
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from ...tasks.lowering.bisection import Bisection
     from ...tasks.results.delivered import Failure
     from ...tasks.results.diagnosis import Diagnosis, Finding
-    from ...tasks.results.numerics import LosingPart, NodeLoss
-    from ..run.examine import Bisection, ModelDiagnosis
+    from ..run.examine import ModelDiagnosis
 
 
-_NODES = 10
 _log = logging.getLogger(__name__)
 
 
@@ -94,75 +93,8 @@ def _publish(bisection: Bisection) -> None:
 
 
 def _print_bisection(console: Console, bisection: Bisection) -> None:
-    console.print(rungs_table(bisection.ladder))
-    for step, problem in bisection.not_made.items():
-        console.print(f"not made: {step}: {problem}", style="yellow", soft_wrap=True)
-    loss = bisection.loss
-    if loss is None:
-        console.print(f"{bisection.name} loses no quality on the way.")
-        return
-    method = "" if loss.rung.method == "forward" else f", method {loss.rung.method},"
-    console.print(f"{loss.rung.label}{method} {loss.reason}.", style="bold", soft_wrap=True)
-    if loss.rung.name == "payload":
-        _print_payload(console, bisection)
-    elif bisection.nodes is None:
-        console.print("There is no program before it to compare with.")
-    else:
-        _print_nodes(console, bisection)
-
-
-def _print_nodes(console: Console, bisection: Bisection) -> None:
-    assert bisection.loss  # noqa: S101 - nodes imply a loss
-    assert bisection.nodes  # noqa: S101 - checked by the caller
-    assert bisection.loss.before  # noqa: S101 - as above
-    losing = bisection.nodes.losing
-    console.print(f"The operators of {bisection.loss.rung.label} that lose most, and what they were made from:")
-    programs = bisection.loss.before.label, bisection.loss.rung.label
-    table = open_table(programs, ("own SQNR", "max abs error", "SQNR so far"))
-    table.add_column("where", overflow="fold")
-    for node in losing[:_NODES]:
-        where = ", ".join(filter(None, (node.module, node.line.partition(" ")[0])))  # the function is only in the JSON
-        table.add_row(" + ".join(node.sources), node.operator, *_node_cells(node), where)
-    console.print(table)
-    more = f", {len(losing) - _NODES} more lose something" if len(losing) > _NODES else ""
-    console.print(
-        f"{bisection.nodes.compared} values compared of {bisection.nodes.operators} operators{more}. Own: with inputs "
-        f"as they are in {bisection.loss.before.label}.",
-        soft_wrap=True,
-    )
-
-
-def _print_payload(console: Console, bisection: Bisection) -> None:
-    losses = bisection.payload
-    if losses is None:
-        return
-    if losses.delegates:
-        console.print("Delegates, each run by the runtime while torch computes the rest, against the edge program:")
-        table = open_table(("delegate", "backend"), ("operators", "own SQNR", "SQNR of outputs"))
-        table.add_column("", overflow="fold")
-        for delegate in losses.delegates[:_NODES]:
-            figures = [format_sqnr(worst) if worst else "" for worst in (delegate.own, delegate.passed_on)]
-            note = delegate.problem or ("loses" if delegate.loses else "")
-            table.add_row(str(delegate.position), delegate.backend, str(delegate.operators), *figures, note)
-        console.print(table)
-    console.print(losses.conclusion, soft_wrap=True)
-    for where, part in losses.parts:
-        _print_part(console, part, where)
-
-
-def _print_part(console: Console, part: LosingPart, where: str) -> None:
-    reached = format_sqnr(part.own) if part.own else part.problem
-    console.print(f"\n{where}, {reached}:", style="bold", soft_wrap=True)
-    for operator in part.operators:
-        place = ", ".join(filter(None, (operator.module, operator.line.partition(" ")[0])))
-        text = f"  {operator.node} = {operator.operator}({', '.join(operator.inputs)}) -> {operator.output}"
-        console.print(f"{text}  {place}".rstrip(), soft_wrap=True)
-
-
-def _node_cells(node: NodeLoss) -> tuple[str, str, str]:
-    if node.own is None or node.passed_on is None:
-        return node.problem, "", ""
-    return format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)
+    for part in bisection.parts():
+        console.print(part if isinstance(part, str) else table_of(part), soft_wrap=isinstance(part, str))
 
 
 @takes_request("recipes", "out", "until", "debug", "on", "publish", optional=True)

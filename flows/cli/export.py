@@ -15,6 +15,7 @@ from ...errors import InputError, PteforgeError, convert_os_errors, printable
 from ..prefect.settings import quiet_console, server_configured
 from ..reports.figures_text import format_size
 from ..run.interrupt import leave, leave_interrupted
+from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest
 from . import completion
 from .options import AS_JSON, option, takes_request
@@ -31,44 +32,66 @@ if TYPE_CHECKING:
     from ..run.session import Session
 
 
+def _set_format(value: str) -> str:
+    if value == "json":
+        log_json()
+    return value
+
+
+_EVENTS = "With json, log each event to standard error as one JSON object, in place of progress and tables."
+_METRICS = "Add the run to metrics for Prometheus in this file, or in one named after the zoo in this folder."
+
+
 @takes_request()
 def export(
     request: ExportRequest,
     *,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(envvar=VARIABLE, is_eager=True, callback=_set_format, help=_EVENTS)
+    ] = "text",
+    metrics: Annotated[Path | None, typer.Option(metavar="FILE.prom", envvar="PTEFORGE_METRICS", help=_METRICS)] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, and run nothing: as `pteforge plan`.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only failures and the last line.")] = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
     from ..prefect.run_flow import open_configured, run_flow
+    from ..reports.changes import results_before
     from ..reports.page import NAME
+    from ..run.metrics import check_place
     from ..run.zoo import find_models
-    from .progress import Failures, observe, print_failures, print_published, print_summary
+    from .progress import Failures, observe, print_failures, print_published, print_summary, print_totals
 
     if dry_run:
         show_plan(request, as_json=as_json)
+    as_text = not as_json and log_format == "text"
     try:
-        with open_configured(request) as session, session.recorded():
+        with open_configured(request) as session, session.recorded(metrics and check_place(metrics)):
             find_models(session)
             failures = Failures(None if request.until else session.out / NAME)
             if session.complete and not server_configured():
                 outcome = session.outcome()
             else:
-                with observe(session, failures, quiet=as_json):
+                with observe(session, failures, quiet=quiet or not as_text):
                     outcome = run_flow(session)
             with suppress(PteforgeError):  # raised again below, after what was made
                 session.publish()  # unless the flow did
+            before = {} if quiet or not as_text else results_before(session.id, session.zoo, session.store.runs)
     except KeyboardInterrupt:
         leave_interrupted()
-    if not as_json:
+    if as_text:
         print_failures(outcome, failures)
-        print_summary(outcome, session.page)
+        if quiet:
+            print_totals(outcome, session.page)
+        else:
+            print_summary(outcome, session.page, before)
     published = session.publish()
     exit_code = outcome.exit_code or (1 if published and published.regressions else 0)
     if as_json:
         print_json({**outcome.to_json(), **({"published": published.to_json()} if published else {})})
-    elif published:
+    elif published and as_text and (published.reasons or not quiet):
         print_published(published)
     if session.server_lost:
         leave(exit_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import logging
@@ -18,7 +17,9 @@ from typing import Annotated, NoReturn, ParamSpec
 import typer
 
 from ...errors import InputError, PteforgeError
+from ...tasks.engine.workers.server import count_threads, die_with_parent, process_control
 from ..run.interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
+from ..run.json_log import print_error
 from .contracts import check_file, print_contract
 from .examine import bisect_recipe, doctor
 from .export import deploy, export, init, plan, serve
@@ -32,8 +33,6 @@ from .store import runs, why
 from .terminal import guard_streams, print_json
 
 _Options = ParamSpec("_Options")
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -54,10 +53,10 @@ def exit_code() -> Iterator[Ending]:
         try:
             yield end
         except PteforgeError as error:
-            sys.stderr.write(f"error: {error}\n")
+            print_error(f"error: {error}")
             end.code = 2 if isinstance(error, InputError) else 1
         except KeyboardInterrupt:
-            sys.stderr.write(MESSAGE)
+            print_error(MESSAGE)
             end.code = INTERRUPTED
         except typer.Exit as error:
             end.code = error.exit_code
@@ -68,26 +67,26 @@ def exit_code() -> Iterator[Ending]:
                 raise
             end.code = 1
         if interrupts and end.code == 1:
-            sys.stderr.write(MESSAGE)
+            print_error(MESSAGE)
             end.code = INTERRUPTED
 
 
 def in_child(command: Callable[_Options, None]) -> Callable[_Options, None]:
     """The command in a child process, so that a crash of ExecuTorch's runtime is reported, with the signal.
 
-    In a process with several threads, which cannot be forked safely, the command runs as it is.
+    In a process with several threads, and elsewhere than on Linux, where a fork is not safe, it runs as it is.
     """
 
     @functools.wraps(command)
     def run(*args: _Options.args, **options: _Options.kwargs) -> None:
-        if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - only their number counts
+        if sys.platform != "linux" or count_threads() > 1:
             command(*args, **options)
             return
         sys.stdout.flush()
         sys.stderr.flush()
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_parent(process_control(), parent)
             with exit_code() as end:
                 command(*args, **options)
             leave(end.code)

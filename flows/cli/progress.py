@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import Thread
+from typing import get_args
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -26,68 +27,94 @@ from ...tasks.results.causes import awaits_diagnosis
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text, without_advice
 from ..releases.records import Published
+from ..reports.changes import Compared, Results, State
 from ..reports.figures_text import cells, column_choices, ladders_table, notes, open_table, places_of, relative
 from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..run.pace import PAUSE, Pace, Throttle, samples_done
 from ..run.session import Session, ZooObserver
-from .terminal import guarded_streams, open_console
+from .terminal import guarded_streams, open_console, verbose
 
 _LOG_LINES = 15  # of a failed step that are printed
-_ROWS = 200  # of the table; in a longer one, files that were cached are left out
+_ROWS = 20  # of the table; of more files, those that are as before are left out
+_NOTES = 12  # lines below it
 _FILES = 3  # that are not watched, of each model
 _ANY_WIDTH = 10_000
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
 
-def print_summary(outcome: ZooOutcome, page: Path | None = None) -> None:
-    """Prints a row per file, ladders, notes and totals, with where the page about the run is."""
-    console = open_console()
-    rows = list(outcome.recipes)
-    if hidden := sum(recipe.status == "cached" for recipe in rows) if len(rows) > _ROWS else 0:
-        rows = [recipe for recipe in rows if recipe.status != "cached"]
-    if rows:
-        console.print(_table(rows, console))
-    if hidden:
-        console.print(Text(f"{hidden} files that were cached are not listed", "dim"))
-    if ladders := [(recipe.name, recipe.ladder) for recipe in rows if recipe.ladder]:
-        console.print(ladders_table(ladders))
-    for line in _notes(outcome):
-        console.print(line, soft_wrap=True)
+def print_summary(outcome: ZooOutcome, page: Path | None = None, before: Results | None = None) -> None:
+    """Prints a row per file, ladders, notes and totals, with where the page about the run is.
+
+    `before` is what earlier runs made. Of many files, only those have rows that failed, changed or are new, as far as
+    they fit on a screen; with ``--verbose``, all have.
+    """
+    known = before or {}
+    _print_files([Compared(recipe, known.get((recipe.model, recipe.recipe))) for recipe in outcome.recipes], outcome)
+    print_totals(outcome, page)
+
+
+def print_totals(outcome: ZooOutcome, page: Path | None = None) -> None:
+    """Prints the last line of the summary."""
     files = outcome.files
     where = f" in {relative(files[0].parent.parent)}" if files else ""
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     skipped = sum(recipe.status == "not applicable" for recipe in outcome.recipes)
     others = failed + (f", {skipped} not applicable" if skipped else "")
-    console.print(
+    open_console().print(
         f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
         f"{outcome.seconds:.1f} s" + (f"; see {relative(page)}" if page else "")
     )
 
 
-def _table(rows: Sequence[Delivered], console: Console) -> Table:
+def _print_files(files: Sequence[Compared], outcome: ZooOutcome) -> None:
+    console, rows, most = open_console(), files, None
+    if len(files) > _ROWS and not verbose():
+        files = sorted(files, key=lambda file: get_args(State).index(file.state))
+        rows = [file for place, file in enumerate(files) if file.state == "failed" or (place < _ROWS and file.is_news)]
+        most = _NOTES
+    if rows:
+        console.print(_table(rows, console))
+    rest = files[len(rows) :]
+    if rest:
+        said = [f"{count} files are {state}" for state, count in Counter(file.state for file in rest).items()]
+        console.print(Text(f"{', '.join(said)}; `pteforge --verbose export` lists all", "dim"), soft_wrap=True)
+    shown = [file.result for file in rows]
+    if ladders := [(recipe.name, recipe.ladder) for recipe in shown if recipe.ladder]:
+        console.print(ladders_table(ladders))
+    lines = [*_notes(outcome, shown)]
+    for line in lines[:most]:
+        console.print(line, soft_wrap=True)
+    others = len(lines[most:] if most else ()) + sum(note.telling for file in rest for note in notes(file.result))
+    if others:
+        console.print(Text(f"{others} more notes are on the page about the run", "yellow"))
+
+
+def _table(rows: Sequence[Compared], console: Console) -> Table:
     """A row per file, without the figures that matter least where all of them would not fit."""
-    for numbers in column_choices(rows):
-        table = open_table(("model", "recipe", "status"), numbers)
-        for recipe in rows:
-            said = cells(recipe)
-            at = (
-                f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""
-            )  # all of it is above the table
+    since = ("last run",) if any(file.change for file in rows) else ()
+    for numbers in column_choices(file.result for file in rows):
+        table = open_table(("model", "recipe", "status", *since), numbers)
+        for file in rows:
+            recipe, said = file.result, cells(file.result)
+            at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # the rest is above the table
             status = Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
-            table.add_row(recipe.model, recipe.recipe, status, *(said[name] for name in numbers if said))
+            texts = (recipe.model, recipe.recipe, status, *([file.change] if since else []))
+            table.add_row(*texts, *(said[name] for name in numbers if said))
         if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
             break
     return table
 
 
-def _notes(outcome: ZooOutcome) -> Iterator[Text]:
-    """What is not watched, what comes with models, and the notes on their files, without repeats."""
+def _notes(outcome: ZooOutcome, shown: Sequence[Delivered]) -> Iterator[Text]:
+    """What is not watched, what comes with models, and the notes on files that are shown, without repeats."""
+    models = {recipe.model for recipe in shown}
     for model in outcome.models:
         if model.unwatched:
             yield Text(_unwatched(model), "yellow")
-        if assets := dict.fromkeys(name for recipe in model.recipes for name in recipe.assets):
+        assets = dict.fromkeys(name for recipe in model.recipes for name in recipe.assets)
+        if assets and model.model in models:
             yield Text(f"next to the files of {model.model}: {', '.join(assets)}", "dim")
-    for note in dict.fromkeys(note for recipe in outcome.recipes for note in notes(recipe)):
+    for note in dict.fromkeys(note for recipe in shown for note in notes(recipe)):
         if not note.listed:
             yield Text(note.text, "yellow" if note.telling else "dim")
     for line in places_of(outcome.recipes):

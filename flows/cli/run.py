@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
-from ..reports.figures_text import format_sqnr, timing_text
+from ...runtime.quiet import quiet
+from ...tasks.results.tables import format_sqnr
+from ..reports.figures_text import timing_text
 from . import completion
 from .options import (
     AS_JSON,
@@ -31,7 +33,7 @@ from .options import (
     option,
     split_names,
 )
-from .terminal import print_json, quiet
+from .terminal import print_json
 
 if TYPE_CHECKING:
     from ...artifacts.ref import ArtifactRef

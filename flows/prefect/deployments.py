@@ -85,16 +85,24 @@ class ZooDeployment:
         return [DeploymentScheduleCreate(schedule=schedule, active=True)]
 
     def form(self) -> dict[str, Any]:
-        """The JSON schema of the parameters: models, recipes and stages are choices in Prefect's form."""
+        """The JSON schema of the parameters: models, recipes and stages are choices in Prefect's form.
+
+        What has no default is left empty there: for ``null``, the form would have a tab that says so.
+        """
         zoo = self._loaded.zoo
         schema = copy.deepcopy(export_zoo.parameters.model_dump_for_openapi())
+        fields: dict[str, dict[str, Any]] = schema["properties"]
+        for name, shown in fields.items():
+            shown["title"] = ExportRequest.model_fields[name].title or name.capitalize()
+            if {"type": "null"} in shown.get("anyOf", ()):
+                del shown["default"]
+                shown.update(*(option for option in shown.pop("anyOf") if option != {"type": "null"}))
         recipes = dict.fromkeys(recipe for model in zoo.models for recipe in zoo.recipes_of(model))
         for name, known in (("models", zoo.models), ("recipes", recipes)):
-            field = schema["properties"][name]
-            choices = {"type": "array", "items": {"type": "string", "enum": list(known)}}
-            field["anyOf"] = [{"type": "string"}, choices]
-        until = schema["properties"]["until"]
-        until["anyOf"] = [{"type": "string", "enum": [stage.name for stage in STAGES]}, {"type": "null"}]
+            choices = {"type": "array", "items": {"type": "string", "enum": ["*", *known]}}
+            options = [choices | {"title": "Choose"}, {"type": "string", "title": "Pattern"}]
+            fields[name] |= {"anyOf": options, "default": ["*"]}
+        fields["until"]["enum"] = [stage.name for stage in STAGES]
         return schema
 
     def settings(self) -> dict[str, Any]:
@@ -143,7 +151,7 @@ class ZooDeployment:
 
 
 def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
-    """Creates or updates the deployment whose runs lower one model each."""
+    """Creates or updates the deployment whose runs lower models."""
     found = _check_pool(client, pool)
     if found.concurrency_limit == 1:
         raise InputError(
@@ -154,7 +162,7 @@ def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
         "schedules": [],
         "parameters": {},
         "parameter_openapi_schema": export_model.parameters.model_dump_for_openapi(),
-        "description": "Lowers one model of a zoo. Runs of `export-zoo` start these. Made by `pteforge deploy`.",
+        "description": "Lowers models of a zoo. Runs of `export-zoo` start these. Made by `pteforge deploy`.",
         "tags": [],
         "work_pool_name": pool,
         "entrypoint": MODEL_ENTRYPOINT,

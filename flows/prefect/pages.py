@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
+import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from prefect import flow, get_run_logger
+from prefect import flow, get_client, get_run_logger
 from prefect.artifacts import (
     acreate_markdown_artifact,
     acreate_progress_artifact,
@@ -19,24 +21,25 @@ from prefect.artifacts import (
     create_image_artifact,
     create_markdown_artifact,
 )
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.client.schemas.filters import ArtifactFilter
 from prefect.events import emit_event
+from prefect.runtime import flow_run
 
 from ...errors import first_line, printable
+from ...tasks.lowering.bisection import Bisection
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text
-from ...tasks.results.numerics import PayloadLosses
-from ..reports.figures_text import cells, figures_row, markdown, markdown_table, model_tables, rung_row
-from ..run.examine import Bisection
-from ..run.outcome import ModelOutcome, ZooOutcome
+from ..reports.changes import size_change, sqnr_change
+from ..reports.figures_text import cells, markdown, markdown_table, model_tables
+from ..reports.page import NAME
+from ..run.outcome import ModelOutcome
 from ..run.session import Session
 from .settings import local_run, send_what_is_queued
 
 if TYPE_CHECKING:
-    from ...artifacts.runs import ReleaseOutcome
+    from ...artifacts.runs import RunRecord
     from ..releases.records import Published
-
-
-_NODES = 20
 
 
 def artifact_key(kind: str, name: str) -> str:
@@ -44,10 +47,16 @@ def artifact_key(kind: str, name: str) -> str:
     return f"{kind}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
 
 
-async def show_zoo(outcome: ZooOutcome, release: ReleaseOutcome | None) -> None:
-    """Adds the summary of a zoo to the current run: what became of its release, a table of files, and what failed."""
-    key, description = artifact_key("zoo", outcome.zoo), f"The files of {markdown(outcome.zoo)}"
-    await acreate_markdown_artifact("\n".join(_summary(outcome, release)), key=key, description=description)
+async def show_zoo(session: Session) -> None:
+    """Adds the summary of a zoo to the current run, or replaces it: release, failures, a table of files, changes."""
+    key, description = artifact_key("zoo", session.zoo), f"The files of {markdown(session.zoo)}"
+    text = "\n".join(await asyncio.to_thread(lambda: [*_summary(session)]))
+    wanted = {"flow_run_id": {"any_": [flow_run.id]}, "key": {"any_": [key]}}
+    async with get_client() as client:
+        if earlier := await client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted)):
+            await client.update_artifact(earlier[0].id, ArtifactUpdate(data=text))
+            return
+    await acreate_markdown_artifact(text, key=key, description=description)
 
 
 def announce(zoo: str, published: Published) -> None:
@@ -104,28 +113,41 @@ def show_bisection(bisection: Bisection, plot: bytes | None) -> None:
         send_what_is_queued()
 
 
-def _summary(outcome: ZooOutcome, release: ReleaseOutcome | None) -> Iterator[str]:
+def _summary(session: Session) -> Iterator[str]:
+    outcome, release = session.outcome(), session.release
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     yield f"# {markdown(outcome.zoo)}\n"
+    if not session.complete:
+        yield f"**{len(outcome.models)} of {len(session.models)} models are done.**\n"
     yield f"{outcome.summary}{failed}; {outcome.ran} stages run, {outcome.cached} cached.\n"
     if release:
-        yield f"{'**Held back**: ' if release.held_back else ''}{markdown(release.summary)}\n"
+        released = markdown(release.summary)
+        if release.release and release.url.startswith(("http://", "https://")):
+            released = f"[{released}]({release.url}/releases/{release.release}.json)"
+        yield f"{'**Held back**: ' if release.held_back else ''}{released}\n"
         yield from (f"- {markdown(reason)}" for reason in release.reasons)
         yield ""
-    yield "For each file: status, size, SQNR against eager.\n"
-    recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
-    yield from _table(
-        [
-            {"model": model.model} | dict.fromkeys(recipes) | {recipe.recipe: _cell(recipe) for recipe in model.recipes}
-            for model in outcome.models
-        ]
-    )
+    if session.complete and not session.request.until:
+        yield f"Page: {markdown(str(session.out / NAME))} on {markdown(session.identity['host'])}\n"
     if outcome.failures:
-        yield "\n## Failures\n"
+        yield "## Failures\n"
     for model in outcome.models:
         failures = {recipe.failure.step: recipe.failure for recipe in model.recipes if recipe.failure}
         for failure in failures.values():
             yield f"- {markdown(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
+    since = "; in parentheses, changes since the last run" if session.previous else ""
+    yield f"\n## Files\n\nFor each file: status, size, SQNR against eager{since}.\n"
+    recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
+    rows = []
+    for name in (model.name for model in session.models):
+        done, run = session.outcomes.get(name), session.flow_runs.get(name)
+        told = {recipe.recipe: _cell(recipe, session.previous) for recipe in (done.recipes if done else ())}
+        worse, changed = (any(mark in text for text in told.values()) for mark in ("failed at", "("))
+        linked = f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name)
+        row = [linked, *(markdown(told.get(recipe, "")) for recipe in recipes)]
+        rows.append(((not worse, not changed, not done), row))
+    rows.sort(key=lambda ranked: ranked[0])
+    yield from markdown_table(["model", *map(markdown, recipes)], (row for _, row in rows))
 
 
 def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
@@ -141,69 +163,32 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield ""
 
 
-def _cell(recipe: Delivered) -> str:
+def _cell(recipe: Delivered, before: Mapping[str, RunRecord]) -> str:
+    """What came of a recipe and, in parentheses, what of that changed since an earlier run, by model."""
+    last = Delivered.of_run(before[recipe.model], recipe.model, recipe.recipe) if recipe.model in before else None
     if recipe.failure:
-        return f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is below the table
+        failed = f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is above the table
+        return f"{failed} (as before)" if last and last.failure else failed
     said = cells(recipe)
-    return ", ".join((recipe.status, *(said[name] for name in ("size", "SQNR") if said)))
+    shown = {name: said[name] for name in ("size", "SQNR") if said}
+    if shown and last and last.path:
+        changes = {"size": size_change(recipe, last), "SQNR": sqnr_change(recipe, last)}
+        for name in [name for name in shown if changes[name].tone != "same"]:
+            shown[name] += f" ({changes[name].text})"
+    text = ", ".join((recipe.status, *shown.values()))
+    if before and recipe.path and not (last and last.path):
+        return f"{text} (failed before)" if last and last.failure else f"{text} (new)"
+    return text
 
 
 def _page(bisection: Bisection) -> Iterator[str]:
-    loss = bisection.loss
     yield f"# {markdown(bisection.name)}\n"
-    lost = loss and f"**{markdown(loss.rung.label)}** (method {markdown(loss.rung.method)}) {markdown(loss.reason)}.\n"
-    yield lost or "Loses no quality.\n"
-    yield from _table([rung_row(rung) for rung in bisection.ladder.rungs])
-    if bisection.nodes:
-        yield f"\n## Operators that lose most in {markdown(loss.rung.label)}\n" if loss else ""
-        yield from _table(
-            [
-                {
-                    "source": " + ".join(node.sources),
-                    "operator": node.operator,
-                    **figures_row(node.own),
-                    "module": node.module,
-                    "line": node.line,
-                    "problem": node.problem,
-                }
-                for node in bisection.nodes.losing[:_NODES]
-            ]
-        )
-    if bisection.payload:
-        yield from _payload_page(bisection.payload)
-
-
-def _payload_page(losses: PayloadLosses) -> Iterator[str]:
-    yield f"\n## In the payload\n\n{markdown(losses.conclusion)}\n"
-    yield from _table(
-        [
-            {
-                "delegate": delegate.position,
-                "backend": delegate.backend,
-                **figures_row(delegate.own),
-                "loses": delegate.loses,
-                "problem": delegate.problem,
-            }
-            for delegate in losses.delegates[:_NODES]
-        ]
-    )
-    for where, part in losses.parts:
-        yield f"\n### {markdown(where)}\n"
-        yield from _table(
-            [
-                {
-                    "node": operator.node,
-                    "operator": operator.operator,
-                    "inputs": ", ".join(operator.inputs),
-                    "output": operator.output,
-                    "module": operator.module,
-                    "line": operator.line,
-                    **figures_row(part.own),
-                    "problem": part.problem,
-                }
-                for operator in part.operators
-            ]
-        )
+    for part in bisection.parts():
+        if isinstance(part, str):
+            yield from (f"{markdown(line)}\n" for line in part.splitlines())
+        else:
+            yield from markdown_table(list(map(markdown, part.titles)), (map(markdown, row) for row in part.rows))
+            yield ""
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -230,16 +215,38 @@ async def progress_shown(session: Session) -> AsyncIterator[None]:
 
 
 async def _update_progress(session: Session, ended: asyncio.Event) -> None:
-    key, shown, pace = artifact_key("progress", session.zoo), (-1, -1), session.pace
+    """Updates the progress, logs how models end, and keeps a summary that leads to the flow runs that lower models."""
+    key, shown, pace = artifact_key("progress", session.zoo), (-1, -1, -1), session.pace
     await asyncio.to_thread(session.expect_stages)
+    await asyncio.to_thread(lambda: session.previous)  # which may take seconds, too
     artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
+    logged, pause = 0, _PAUSE
     while not ended.is_set():
         with suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), _PAUSE)
-        if ended.is_set() or shown == (shown := (pace.done, pace.known)):
+            await asyncio.wait_for(ended.wait(), pause)
+        began, outcomes = time.monotonic(), list(session.outcomes.values())
+        for position, outcome in enumerate(outcomes[logged:], logged + 1):
+            _log_outcome(session, outcome, position)
+        logged = len(outcomes)
+        if ended.is_set() or shown == (shown := (pace.done, pace.known, logged)):
             continue
-        done, known = shown
-        percent = 100 * done / max(known, 1)
-        await aupdate_progress_artifact(artifact, percent, f"{done} of {known} known stages done")
+        done, known, _ = shown
+        models = f"{logged} of {len(session.models)} models"
+        await aupdate_progress_artifact(
+            artifact, 100 * done / max(known, 1), f"{done} of {known} known stages and {models} done"
+        )
+        if not session.part:
+            await show_zoo(session)
+        pause = max(_PAUSE, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
     complete = "" if session.complete else "; some models were not reached"
     await aupdate_progress_artifact(artifact, 100.0, f"{pace.done} stages done{complete}")
+
+
+def _log_outcome(session: Session, outcome: ModelOutcome, position: int) -> None:
+    """Logs what came of a model: each file with its changes, and the seconds of its stages that ran."""
+    failed = [recipe.failure for recipe in outcome.recipes if recipe.failure]
+    seconds = sum(stage.seconds for stage in outcome.stages if stage.status == "ran")
+    files = "; ".join(f"{recipe.recipe} {_cell(recipe, session.previous)}" for recipe in outcome.recipes)
+    problem = f": {first_line(failed[0].problem)}" if failed else ""
+    level, where = logging.ERROR if failed else logging.INFO, f"{position}/{len(session.models)} {outcome.model}"
+    get_run_logger().log(level, "%s", printable(f"{where} ({outcome.ran} stages, {seconds:.1f} s): {files}{problem}"))

@@ -1,11 +1,16 @@
-"""A run on a Prefect work pool: each model is a flow run of its own, `export-model`, wherever a worker takes it."""
+"""A run on a Prefect work pool: flow runs `export-model` lower models wherever a worker takes them.
+
+A model that takes long has a run of its own. Others share runs, since starting one takes seconds: see `batches`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +26,8 @@ from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Cancelling, Crashed
 
-from ...artifacts.runs import run_lease
+from ...artifacts.runs import RunRecord, run_lease
+from ...configs.sources import BuilderSource
 from ...errors import InputError, printable
 from ...tasks.lowering.model import PlannedModel
 from ..run.request import BLOCK
@@ -35,32 +41,69 @@ _GONE = 30.0  # seconds without a lease until a run counts as crashed: it ends s
 _NEVER_SEEN = 120.0  # the same from when a worker has taken it, until it holds its lease
 _NO_TAKER = 60.0  # seconds without a worker that takes a run, until this run lowers models itself
 _SERVER_OUTAGE = 120.0  # seconds without an answer of the server, until it is given up
+_EXPECTING = 10.0  # seconds to look for what models took the last time
+_LOOK = 4.0  # seconds between two looks at what a run has done
 _PAGE = 200
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
 
+# seconds of stages, as expected
+ALONE = 60.0  # from which a model has a flow run of its own
+MOST, LEAST = 180.0, 10.0  # of a run that models share; no more runs than workers have as little as the least
+_NEW = 4.0  # of a model that never ran, besides one for each MiB of its files
+
+
+def batches(seconds: Mapping[str, float], workers: int) -> list[list[str]]:
+    """Divides models into flow runs, the longest first, by the seconds that each is expected to take.
+
+    Models of `ALONE` or more have a run each. Others share as few runs as possible of `MOST` or less, but as many as
+    there are workers, if each gets `LEAST`.
+    """
+    longest_first = sorted(seconds, key=lambda name: -seconds[name])
+    alone = [[name] for name in longest_first if seconds[name] >= ALONE]
+    small = longest_first[len(alone) :]
+    total = sum(seconds[name] for name in small)
+    count = min(len(small), max(math.ceil(total / MOST), min(workers, int(total / LEAST)), 1))
+    shared: list[tuple[float, int, list[str]]] = [(0.0, index, []) for index in range(count)]
+    for name in small:  # each to the run that has least to do
+        taken, index, names = shared[0]
+        heapq.heapreplace(shared, (taken + seconds[name], index, [*names, name]))
+    return alone + [names for _, _, names in sorted(shared, key=lambda batch: batch[1])]
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Names with commas between them; of more than three, the first."""
+    return ",".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+
+
 def model_deployment(pool: str) -> str:
-    """The deployment whose runs lower one model each on a pool. It serves all zoos: runs bring their parameters."""
+    """The deployment whose runs lower models on a pool. It serves all zoos: runs bring their parameters."""
     return f"export-model/{pool}"
 
 
 async def lower_in_pool(session: Session) -> None:
     """Has the models that have no outcome yet lowered by runs on the session's work pool, and publishes their files.
 
-    Unfinished runs that a dead run of the zoo started are adopted or cancelled. A run that crashes, by itself or with
-    its machine, is started once more. One that crashes again, or is cancelled, fails its model only. If Prefect fails,
-    or no worker takes runs, models are left without an outcome. Raises InputError for a pool without a deployment.
+    Unfinished runs that a dead run of the zoo started are adopted or cancelled. What a run that crashes, by itself or
+    with its machine, leaves undone is done by two more, half each, until one has a single model: that fails if it has
+    crashed for the second time. A run that is cancelled fails its models. If Prefect fails, or no worker takes runs,
+    models are left without an outcome. Raises InputError for a pool without a deployment.
     """
     rest = [model for model in session.models if model.name not in session.outcomes]
     if not rest:
         return
     assert session.place.pool  # noqa: S101 - validated with the zoo
     session.executor.refresh = ""  # the models' runs refresh; what they have made is found here
-    pool = _Pool(session, session.place.pool, max(1, len(rest) / _POLLS_PER_SECOND))
+    pool = _Pool(session, session.place.pool)
     with session.without_prefect_if_it_fails():
         await pool.check()
-        await pool.take_over(rest)
-        await asyncio.gather(*(pool.lower(model) for model in rest))
+        left = await pool.take_over(rest)
+        adopted = {model.name for _, models in left for model in models}
+        shared = await pool.divide([model for model in rest if model.name not in adopted])
+        pool.interval = max(1, (len(left) + len(shared)) / _POLLS_PER_SECOND)
+        await asyncio.gather(
+            *(pool.lower(models, run) for run, models in left), *(pool.lower(models) for models in shared)
+        )
 
 
 @dataclass
@@ -68,8 +111,7 @@ class _Pool:
     """Runs of models on a work pool.
 
     Attributes:
-        interval: seconds between looks at a run.
-        left: unfinished runs that a dead run of the zoo started, by model; this run adopts them.
+        interval: seconds between looks at the state of a run.
         taken: runs that a worker has taken, and that have not ended.
         quiet_since: when a worker last took a run, or one ended.
         given_up: no worker takes runs.
@@ -77,8 +119,7 @@ class _Pool:
 
     session: Session
     name: str
-    interval: float
-    left: dict[str, FlowRun] = field(default_factory=dict)
+    interval: float = 1.0
     taken: set[UUID] = field(default_factory=set)
     quiet_since: float = field(default_factory=time.monotonic)
     given_up: bool = False
@@ -105,55 +146,98 @@ class _Pool:
         if occupied and pool.concurrency_limit == 1:
             self._give_up("runs one flow at a time, and this run is that one")
 
-    async def take_over(self, models: Sequence[PlannedModel]) -> None:
-        """Finds runs of models that were started for a run that has died.
+    async def divide(self, models: Sequence[PlannedModel]) -> list[list[PlannedModel]]:
+        """The models of each run that is to be started: see `batches`."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self.session.expect_stages), _EXPECTING)
+        by_name = {model.name: model for model in models}
+        seconds = {name: self.session.pace.expected(name) or _first_time(model) for name, model in by_name.items()}
+        async with get_client() as client:
+            online = await self._online(client)
+        return [[by_name[name] for name in names] for names in batches(seconds, online)]
+
+    async def take_over(self, models: Sequence[PlannedModel]) -> list[tuple[FlowRun, list[PlannedModel]]]:
+        """Finds runs that were started for a run that has died, with what of the models each of them lowers.
 
         Those with the parameters that this run would give are adopted. Others of its deployment are cancelled, since
         they would keep workers busy.
         """
-        wanted = {model.name: self._parameters(model) for model in models}
+        adopted, rest = [], {model.name: model for model in models}
         for run in await self._unfinished():
-            model = run.parameters.get("models", "")
-            if wanted.get(model) == run.parameters and model not in self.left:
-                self.left[model] = run
-            elif _OF.format(_deployment()) in run.tags:
+            lowers = [name for name in str(run.parameters.get("models")).split(",") if name in rest]
+            if lowers and run.parameters | {"models": ""} == self._parameters(()):
+                adopted.append((run, [rest.pop(name) for name in lowers]))
+            elif set(_of_deployment()) & set(run.tags):
                 await _cancel(run)
+        return adopted
 
-    async def lower(self, model: PlannedModel) -> None:
-        """Lowers a model by a run, or by two if the first one crashes or has done something else."""
+    async def lower(self, models: Sequence[PlannedModel], left: FlowRun | None = None, *, again: bool = False) -> None:
+        """Lowers models by a run, and by further ones if it crashes or, `left` by a dead run, does something else."""
         session = self.session
-        left = self.left.get(model.name)
-        run = await self._end_of(model, left)
-        crashed = run and run.state and run.state.is_crashed()
-        if run and (crashed or (left and not await asyncio.to_thread(find_model, session, model))):
-            await asyncio.to_thread(session.store.runs.take, run.id.hex)  # the next run goes on from there
-            run = await self._end_of(model, None)
-        if run and model.name in session.outcomes:
-            await asyncio.to_thread(session.store.runs.take, run.id.hex)
-        elif run:
-            await asyncio.to_thread(_conclude, session, model, run)
+        run = await self._end_of(models, left)
+        if run is None:
+            return
+        record = await asyncio.to_thread(session.store.runs.take, run.id.hex)  # further runs go on from there
+        crashed = bool(run.state and run.state.is_crashed())
+        if not left:
+            await self._conclude(models, run, record)
+        rest = [model for model in models if model.name not in session.outcomes]
+        if (crashed or left) and not (again and len(models) == 1):
+            if not session.request.refresh:
+                rest = [model for model in rest if not await asyncio.to_thread(find_model, session, model)]
+            half = (len(rest) + 1) // 2
+            await asyncio.gather(*(self.lower(part, again=True) for part in (rest[:half], rest[half:]) if part))
+        else:
+            await self._conclude(rest, run, record, ended=True)
 
-    async def _end_of(self, model: PlannedModel, run: FlowRun | None) -> FlowRun | None:
-        """A run of a model at its end, started unless there is one; None if Prefect fails, or no worker takes it."""
+    async def _conclude(
+        self, models: Sequence[PlannedModel], run: FlowRun, record: RunRecord | None, *, ended: bool = False
+    ) -> None:
+        """Takes what became of models from the record of their run, which is then part of this run's.
+
+        Models that are not done are left out, unless the run has `ended`.
+        """
+        session = self.session
+        for model in models:
+            done = record is not None and model.name in record.files
+            if model.name in session.outcomes or not (done or ended):
+                continue
+            if done or (run.state and run.state.is_completed()):
+                problem = (
+                    f"its run {run.name!r} made it, and its stages are not in the store {session.store.url} under the "
+                    "keys of this run; let workers have this run's store, and the same versions and code"
+                )
+            else:
+                end = f"ended as {run.state.name}: {run.state.message}" if run.state else "did not end"
+                problem = f"its run {run.name!r} {end}"
+            await asyncio.to_thread(conclude_elsewhere, session, model, record, problem)
+
+    async def _end_of(self, models: Sequence[PlannedModel], left: FlowRun | None) -> FlowRun | None:
+        """A run of models at its end, started unless one is left; None if Prefect fails, or no worker takes it."""
         if not (self.given_up or self.session.server_lost):
             with self.session.without_prefect_if_it_fails():
-                return await self._watch(run or await self._start(model))
+                run = left or await self._start(models)
+                self.session.flow_runs |= dict.fromkeys((model.name for model in models), str(run.id))
+                return await self._watch(run, () if left else models)
         return None
 
-    async def _start(self, model: PlannedModel) -> FlowRun:
-        session = self.session
+    async def _start(self, models: Sequence[PlannedModel]) -> FlowRun:
+        session, names = self.session, [model.name for model in models]
         return await arun_deployment(
             model_deployment(self.name),
-            parameters=self._parameters(model),
-            flow_run_name=printable(f"export {session.request.zoo.name} {model.name}"),
-            tags=[f"zoo:{session.zoo}", f"model:{model.name}", _OF.format(_deployment())],
+            parameters=self._parameters(names),
+            flow_run_name=printable(f"export {session.request.zoo.name} {shortened(names)}"),
+            tags=[f"zoo:{session.zoo}", *(f"model:{name}" for name in names if len(names) < 4), *_of_deployment()],
             timeout=0,
         )
 
-    async def _watch(self, run: FlowRun) -> FlowRun | None:
-        """Waits for the end of a run. That of a machine that died ends as `Crashed`. None if no worker takes it."""
+    async def _watch(self, run: FlowRun, models: Sequence[PlannedModel]) -> FlowRun | None:
+        """Waits for the end of a run, and concludes its models as they are done.
+
+        A run of a machine that died ends as `Crashed`. Returns None if no worker takes it.
+        """
         held = self.session.store.leases.watch(run_lease(run.id.hex))
-        seen, heard = False, time.monotonic()
+        seen, looked, heard = False, time.monotonic(), time.monotonic()
         async with get_client() as client:
             while not (run.state and run.state.is_final()):
                 taken = bool(run.state and (run.state.is_pending() or run.state.is_running()))
@@ -170,6 +254,10 @@ class _Pool:
                         message="nothing was heard of its process any more; its machine may have died"
                     )
                     await client.set_flow_run_state(run.id, gone, force=True)
+                if seen and len(models) > 1 and time.monotonic() - looked > _LOOK:
+                    record = await asyncio.to_thread(self.session.store.runs.find, run.id.hex)
+                    await self._conclude(models, run, record)
+                    looked = time.monotonic()
                 await asyncio.sleep(self.interval)
                 run = await _read(client, run)
         self._note(run, taken=False)
@@ -182,25 +270,29 @@ class _Pool:
 
     async def _tell_no_taker(self, client: PrefectClient) -> None:
         if not self.given_up:
-            workers = await client.read_workers_for_work_pool(self.name)
-            online = sum(worker.status.value == "ONLINE" for worker in workers)
+            online = await self._online(client)
             self._give_up(
                 f"has taken no model for {_NO_TAKER:.0f} s (workers online: {online}; each may be busy with a run like "
                 "this one, start more of them or with a higher --limit)"
             )
 
+    async def _online(self, client: PrefectClient) -> int:
+        """How many workers of the pool report to the server."""
+        workers = await client.read_workers_for_work_pool(self.name)
+        return sum(worker.status.value == "ONLINE" for worker in workers)
+
     def _give_up(self, problem: str) -> None:
         self.given_up = True
         _log.warning("the work pool %r %s; this run lowers the rest itself", self.name, problem)
 
-    def _parameters(self, model: PlannedModel) -> dict[str, Any]:
-        """Parameters of the model's run: those of this one, but files go to the worker's own folder for the run.
+    def _parameters(self, models: Sequence[str]) -> dict[str, Any]:
+        """Parameters of the run of models: those of this one, but files go to the worker's own folder for the run.
 
         This run writes them, from the store, and releases them.
         """
         request = self.session.request
         store = request.store if (request.store or "").startswith(BLOCK) else self.session.store.url
-        own = {"models": model.name, "publish": None, "store": store, "on": "local"}
+        own = {"models": ",".join(models), "publish": None, "store": store, "on": "local"}
         return request.model_copy(update=own).parameters() | {"out": "out"}
 
     async def _unfinished(self) -> list[FlowRun]:
@@ -220,14 +312,14 @@ class _Pool:
         return sorted(found, key=lambda run: not (run.state and run.state.is_running()))
 
 
-_OF = "of:{}"
-"""Tag of the runs of models that runs of a deployment start, with its id. Its runs follow each other."""
+def _of_deployment() -> list[str]:
+    """The tag of the runs of models that runs of the current flow run's deployment start; none without one.
 
-
-def _deployment() -> str:
-    """The deployment of the current flow run, if it has one."""
+    Runs of a deployment follow each other, others may be at work at the same time.
+    """
     context = FlowRunContext.get()
-    return str(context.flow_run.deployment_id) if context and context.flow_run else ""
+    deployment = context.flow_run.deployment_id if context and context.flow_run else None
+    return [f"of:{deployment}"] if deployment else []
 
 
 async def _read(client: PrefectClient, run: FlowRun) -> FlowRun:
@@ -253,13 +345,8 @@ async def _cancel(run: FlowRun) -> None:
             await client.set_flow_run_state(run.id, state, force=True)
 
 
-def _conclude(session: Session, model: PlannedModel, run: FlowRun) -> None:
-    """Takes what the run did from its record in the store, which is then part of this run's."""
-    state = run.state
-    problem = f"its run {run.name!r} ended as {state.name}: {state.message}" if state else "its run did not end"
-    if state and state.is_completed():
-        problem = (
-            f"its run {run.name!r} completed, and its stages are not in the store {session.store.url} under the keys "
-            "of this run; let workers have this run's store, and the same versions and code"
-        )
-    conclude_elsewhere(session, model, session.store.runs.take(run.id.hex), problem)
+def _first_time(model: PlannedModel) -> float:
+    """Seconds that are expected of a model of which nothing is known but its files."""
+    source = model.source
+    files = source.files if isinstance(source, BuilderSource) else (source.program,) if source else ()
+    return _NEW + sum(file.stat().st_size for file in files if file.is_file()) / 2**20

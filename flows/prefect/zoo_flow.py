@@ -1,4 +1,4 @@
-"""The Prefect flows: a zoo, and one model of it; how runs of a deployment take turns, and how they end."""
+"""The Prefect flows: a zoo, and models of it; how runs of a deployment take turns, and how they end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ __package__ = "pteforge.flows.prefect"  # as it is; but `prefect deploy FILE:exp
 import asyncio
 import inspect
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
@@ -23,24 +24,29 @@ from prefect.client.schemas.objects import FlowRun, FlowRunPolicy, State, StateT
 from prefect.context import FlowRunContext, SyncClientContext
 from prefect.exceptions import Pause
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.types._datetime import now
+from prefect.utilities.urls import url_for
 
 from ...artifacts.digest import Digest, digest_json
 from ...errors import InputError, ReleaseHeldBack, StoreAway, StoreError, ZooFailed, first_line, printable
 from ...tasks.lowering.model import PlannedModel
 from ..run.interrupt import prompt_termination
+from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest, describe, joined
 from ..run.session import Session
+from ..run.telemetry import tracer_provider
 from ..run.zoo import find_models, lower_one, lower_rest
 from .machines import check_place, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
-from .pool import lower_in_pool
+from .pool import lower_in_pool, shortened
 from .run_flow import open_configured
 from .runner import PrefectRunner, add_tags, runner_of
 from .settings import redact_workspaces
 
+tracer_provider()  # Prefect begins the span of a deployed run before it calls the flow
 _log = logging.getLogger(__name__)
 
 _TASKS_AT_ONCE = 64  # threads that wait for workers
@@ -91,24 +97,28 @@ def export_opened(session: Session) -> Any:
 
 
 async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
-    """The body of both flows. `part` is whether another run publishes, and shows, what this one makes."""
+    """The body of both flows. `part` is for those of `Session`."""
     async with AsyncExitStack() as stack:
         stack.push_async_exit(_refuse_to_retry)
         stack.push_async_exit(wait_for_server)
         redact_workspaces()
+        if os.environ.get(VARIABLE) == "json":
+            log_json()
         session = stack.enter_context(open_configured(ExportRequest(**asked)))
         session.id = UUID(flow_run.id).hex
         if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
             session.executor.refresh = session.id
         if part:
-            session.publication = None
+            session.part, session.publication, session.recorded_every = True, None, 3.0
+            session.start_workers()  # its imports take seconds
         else:
             await take_turn(session, stack)
-        await asyncio.to_thread(stack.enter_context, session.recorded())
+        metrics = None if part else os.environ.get("PTEFORGE_METRICS")
+        await asyncio.to_thread(stack.enter_context, session.recorded(Path(metrics) if metrics else None))
         await asyncio.to_thread(find_models, session)
         check_place(session)
         await asyncio.to_thread(session.check_names)
-        return await _Export(session, part=part)()
+        return await _Export(session)()
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,6 @@ class _Export:
 
     session: Session | None
     opened: bool = False
-    part: bool = False  # see `_run`
     __signature__: ClassVar = inspect.signature(ExportRequest)
 
     async def __call__(self, **_asked: Any) -> Any:
@@ -136,6 +145,8 @@ class _Export:
 
         await _tag_run(session)
         async with AsyncExitStack() as stack:
+            # The session traces models and stages itself. Prefect does its flow runs, and joins those of a pool.
+            stack.enter_context(temporary_settings({PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY: False}))
             stack.enter_context(prompt_termination(session) if self.opened else nullcontext())
             await stack.enter_async_context(progress_shown(session))
             session.start_workers()
@@ -157,9 +168,9 @@ class _Export:
         try:
             published = await asyncio.to_thread(session.publish)
         finally:
-            if not self.part:
+            if not session.part:
                 with session.without_prefect_if_it_fails():
-                    await show_zoo(outcome, session.release)
+                    await show_zoo(session)
         if outcome.failures:
             raise ZooFailed(
                 f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
@@ -228,9 +239,10 @@ def _sync_client(session: Session) -> Iterator[None]:
 
 
 async def _tag_run(session: Session) -> None:
-    """Gives the flow run the tag of its zoo."""
+    """Gives the flow run the tag of its zoo, and the session the flow run's URL."""
     tags = sorted({*flow_run.tags, printable(f"zoo:{session.zoo}")})
     with session.without_prefect_if_it_fails():
+        session.url = "" if session.server_embedded else url_for("flow-run", flow_run.id) or ""
         async with get_client() as client:
             await client.update_flow_run(UUID(flow_run.id), tags=tags)
 
@@ -249,7 +261,7 @@ async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: 
 def _run_name() -> str:
     """The zoo file and the selection, such as ``export zoo.yaml resnet*``."""
     given = flow_run.parameters  # which may be none that a run can have
-    chosen = [joined(given.get(name, "*")) for name in ("models", "recipes")]
+    chosen = [shortened(joined(given.get(name, "*")).split(",")) for name in ("models", "recipes")]
     return printable(" ".join(["export", Path(given["zoo"]).name, *(globs for globs in chosen if globs != "*")]))
 
 

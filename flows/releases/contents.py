@@ -17,8 +17,9 @@ from ...configs.base import NAME_PATTERN
 from ...errors import InputError, convert_os_errors
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered
+from ...tasks.results.tables import format_db, format_error
 from ..reports.comparison import compared, read_delivered
-from ..reports.figures_text import format_db, format_error, format_score, format_seconds, markdown_table, proven_text
+from ..reports.figures_text import format_score, format_seconds, markdown_table, proven_text
 from .records import Content, ReleasedFile, ReleasedModel, files_of
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")

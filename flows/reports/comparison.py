@@ -18,7 +18,8 @@ from ...formats.nfat.contents import Payload
 from ...formats.pte.contents import PteFile
 from ...formats.pte.reader import naming, open_pte
 from ...tasks.results.delivered import Delivered, MethodCalls
-from .figures_text import format_db, format_seconds
+from ...tasks.results.tables import format_db
+from .figures_text import format_seconds
 
 _log = logging.getLogger(__name__)
 

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import printable
+from ...tasks.results.tables import FIGURES, format_db, format_error, format_figures, format_sqnr, format_top1
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ...tasks.results.delivered import Delivered
     from ...tasks.results.figures import MemoryUse, Proof, Searched, Timing, Worst
-    from ...tasks.results.numerics import Ladder, Rung
+    from ...tasks.results.numerics import Ladder
+    from ...tasks.results.tables import Table as Columns
 
 FOUND = ".found.yaml"
 """The ending of the name of a recipe that a search has found."""
 
-FIGURES = ("max abs error", "relative", "SQNR", "top-1")
 _RUNGS = ("exported", "transformed", "quantized", "edge", "payload")
 
 
@@ -50,29 +51,8 @@ def format_runtimes(runtimes: Mapping[str, str] | None) -> str:
     return f"opens in ExecuTorch {', '.join(said)}" if said else "opens in no release of ExecuTorch"
 
 
-def format_error(error: float) -> str:
-    return f"{error:.2g}"
-
-
 def format_score(score: float) -> str:
     return f"{score:.4g}"
-
-
-def format_db(sqnr_db: float | None) -> str:
-    """In dB, or ``exact`` for outputs that equal eager's."""
-    return "exact" if sqnr_db is None else f"{sqnr_db:.1f} dB"
-
-
-def format_sqnr(worst: Worst) -> str:
-    if worst.sqnr_db is None and worst.agreement is not None and worst.agreement < 1:
-        return f"{100 * worst.agreement:.1f} % equal"
-    return format_db(worst.sqnr_db)
-
-
-def format_figures(worst: Worst) -> tuple[str, str, str, str]:
-    """All of `FIGURES`, in their order."""
-    errors = format_error(worst.max_abs_error), format_error(worst.max_relative_error)
-    return *errors, format_sqnr(worst), _format_top1(worst)
 
 
 def format_seconds(seconds: float) -> str:
@@ -313,17 +293,13 @@ def model_tables(recipes: Iterable[Delivered]) -> Iterator[tuple[str, str, list[
     yield (
         "numerics",
         "{}: each program against eager",
-        [{"recipe": result.recipe, **rung_row(rung)} for result, rung in rungs],
+        [
+            {"recipe": result.recipe, "rung": rung.label, "method": rung.method}
+            | dict(zip(FIGURES, format_figures(rung.figures) if rung.figures else [None] * len(FIGURES), strict=True))
+            | {"problem": rung.problem}
+            for result, rung in rungs
+        ],
     )
-
-
-def rung_row(rung: Rung) -> dict[str, Any]:
-    return {"rung": rung.label, "method": rung.method, **figures_row(rung.figures), "problem": rung.problem}
-
-
-def figures_row(worst: Worst | None) -> dict[str, Any]:
-    """`FIGURES` by name; None for each without them."""
-    return dict(zip(FIGURES, format_figures(worst) if worst else [None] * len(FIGURES), strict=True))
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> Iterator[str]:
@@ -350,13 +326,14 @@ def open_table(text: Iterable[str] = (), numbers: Iterable[str] = ()) -> Table:
     return table
 
 
-def rungs_table(ladder: Ladder) -> Table:
-    """All figures of a ladder, one row per rung and method."""
-    several = len({rung.method for rung in ladder.rungs}) > 1
-    table = open_table(("rung", "method") if several else ("rung",), FIGURES)
-    for rung in ladder.rungs:
-        figures = format_figures(rung.figures) if rung.figures else ("", "", f"not run: {rung.problem}", "")
-        table.add_row(*((rung.label, rung.method) if several else (rung.label,)), *figures)
+def table_of(shown: Columns) -> Table:
+    """A table for the terminal. Columns of numbers do not wrap."""
+    table = open_table()
+    for title in shown.titles:
+        number = title in shown.numbers
+        table.add_column(title, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    for row in shown.rows:
+        table.add_row(*row)
     return table
 
 
@@ -366,7 +343,7 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     for file, ladder in ladders:
         for path in ladder.paths():
             last = path[-1]
-            top1 = _format_top1(last.figures) if last.figures else ""
+            top1 = format_top1(last.figures) if last.figures else ""
             ratios = {rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path}
             payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
             method = "" if last.method == "forward" else f" {last.method}"
@@ -384,8 +361,3 @@ def _format_accuracy(result: Delivered) -> str:
         return ""
     worst, eager = result.accuracy.worst, result.accuracy.eager
     return format_score(worst) + ("" if eager is None else f" ({worst - eager:+.2g})")
-
-
-def _format_top1(worst: Worst) -> str:
-    """A percentage; empty if no output is a classifier's."""
-    return "" if worst.top1 is None else f"{100 * worst.top1:.1f} %"

@@ -1,42 +1,47 @@
-"""The page about a zoo's last run, ``out/index.html``: one file that needs no server and no script."""
+"""The page about a zoo's last run, ``out/index.html``: one file that needs no server and can do without its script."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 from urllib.parse import quote
 
 from ...artifacts.digest import digest_json
 from ...artifacts.files import open_input, replace_file
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
-from ...tasks.results.delivered import Delivered, Failure, delivered_by
+from ...tasks.results.delivered import Delivered, delivered_by
+from ...tasks.results.tables import format_db
+from .changes import (
+    Change,
+    Compared,
+    State,
+    format_sqnr,
+    is_of_a_part,
+    runs_before,
+    size_change,
+    sqnr_change,
+    with_the_rest,
+)
 from .comparison import Block, FileMap, map_of
-from .figures_text import format_db, format_seconds, format_size, notes, proven_text
+from .figures_text import format_seconds, format_size, notes, proven_text
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _MARK = '<meta name="pteforge-content" content="{}">'
 _HEAD = 4096  # bytes of the page that have the mark
-_RUNS_READ = 30  # records that are looked at for earlier runs of the zoo
+_FEW = 30  # files that are all listed at once
 _RUNS_SHOWN = 12
 _WIDTH, _HEIGHT = 360, 150  # of a treemap, in its own units; text in it stays legible on a phone
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """How a figure changed since an earlier run, in words, and whether that is good."""
-
-    text: str
-    tone: Literal["better", "worse", "same"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +66,21 @@ class Trend:
 
 
 @dataclass(frozen=True, slots=True)
-class FileReport:
-    """What came of a recipe of a model, and how it is drawn.
+class FileReport(Compared):
+    """What came of a recipe of a model, or of all of its recipes that failed with one problem, and how it is drawn.
 
     Attributes:
+        recipes: names of the recipes; `result` is that of the first.
+        stages: those of the recipes, longest first.
         link: of the file, relative to the page; empty if there is none.
+        held_back: what release gates say of the file.
         problem: why there is no map of the file.
     """
 
-    result: Delivered
+    recipes: tuple[str, ...]
+    stages: tuple[StageOutcome, ...]
     link: str = ""
+    held_back: tuple[str, ...] = ()
     size_change: Change | None = None
     sqnr_change: Change | None = None
     map: FileMap | None = None
@@ -79,8 +89,21 @@ class FileReport:
     problem: str = ""
 
     @property
-    def sqnr(self) -> str:
-        return _sqnr(self.result)
+    def label(self) -> str:
+        """The state, in words."""
+        again = self.result.failure and self.before and self.before.failure
+        return "failed again" if again else "held back" if self.held_back else self.state
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Of its specializations, as far as is known where it failed."""
+        return self.result.targets or (self.before.targets if self.before else ())
+
+    @property
+    def worse(self) -> bool:
+        """Whether it is worse than before: it was made, or a release gate or a figure says so."""
+        tones = [change.tone for change in (self.size_change, self.sqnr_change) if change]
+        return bool(self.held_back) or "worse" in tones or self.label == "failed"
 
     @property
     def meant(self) -> bool:
@@ -104,23 +127,6 @@ class FileReport:
         return tuple(Block(kind, kind.replace("_", " "), size) for kind, size in sizes.items())
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReport:
-    """A model: its recipes by name, and its stages, longest first."""
-
-    name: str
-    files: Mapping[str, FileReport]
-    stages: tuple[StageOutcome, ...]
-
-    @property
-    def longest(self) -> float:
-        return max((stage.seconds for stage in self.stages), default=0.0)
-
-    @property
-    def failed(self) -> int:
-        return sum(file.result.status == "failed" for file in self.files.values())
-
-
 def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
     """Writes the page about a run; returns False if it has the same content already.
 
@@ -130,8 +136,8 @@ def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
         OSError: the page cannot be written.
         StoreUnusable: earlier runs cannot be read.
     """
-    others = (run for run in islice(runs.of_zoo(record.zoo), _RUNS_READ) if run.id != record.id)
-    earlier = list(others) if _of_a_part(record) else []
+    others = runs_before(record.id, record.zoo, runs)
+    earlier = list(others) if is_of_a_part(record) else []
     record = with_the_rest(record, earlier)
     page, mark = out / NAME, _MARK.format(content_digest(record))
     with suppress(OSError), open_input(page) as file:
@@ -140,26 +146,6 @@ def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
     earlier += others
     replace_file(page, render(record, earlier, out, mark).encode("utf-8", "backslashreplace"), out)
     return True
-
-
-def with_the_rest(record: RunRecord, earlier: Iterable[RunRecord]) -> RunRecord:
-    """A run of a part of a zoo, with what runs before it, newest first, made of the rest in the same folder."""
-    parts = [record]
-    for run in earlier:
-        if not _of_a_part(parts[-1]):
-            break
-        if run.parameters.get("out") == record.parameters.get("out") and not run.parameters.get("until"):
-            parts.append(run)
-    files: dict[str, Mapping[str, Any]] = {}
-    stages: dict[str, tuple[StageOutcome, ...]] = {}
-    for run in reversed(parts):
-        files |= {model: {**files.get(model, {}), **recipes} for model, recipes in run.files.items()}
-        stages |= {model: outcomes for model, outcomes in run.models.items() if model in run.files}
-    return replace(record, files=files, models=stages)
-
-
-def _of_a_part(record: RunRecord) -> bool:
-    return any(record.parameters.get(name, "*") != "*" for name in ("models", "recipes"))
 
 
 def content_digest(record: RunRecord) -> str:
@@ -186,48 +172,73 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plain
     )
     environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short, "latency": format_seconds}
+    environment.filters |= {"hash": _hash, "sqnr": format_sqnr}
     delivered = delivered_by(record)
-    models = []
-    for name, recipes in delivered.items():
-        files = {
-            result.recipe: _file(result, earlier, out) if result.path else FileReport(result)
-            for result in recipes.values()
-        }
-        stages = sorted(record.models.get(name, ()), key=lambda stage: -stage.seconds)
-        models.append(ModelReport(name, files, tuple(stages)))
+    files = [file for model in delivered for file in _of_model(record, delivered[model], earlier, out)]
+    files.sort(key=lambda file: not file.worse)
+    groups = {state: [file for file in files if file.state == state] for state in get_args(State)}
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=Markup(mark),  # noqa: S704 - a digest
         run=record,
-        time=f"{datetime.fromisoformat(record.started).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        time=f"{datetime.fromisoformat(record.started).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         selection=_selection(record.parameters),
-        models=models,
+        groups={state: of_state for state, of_state in groups.items() if of_state},
+        few=len(files) <= _FEW,
+        timed=any(file.result.timings for file in files),
+        files=files,
+        reasons=record.release.reasons if record.release else (),
         notes=notes,
         proven=proven_text,
-        recipes=list(dict.fromkeys(recipe for model in models for recipe in model.files)),
-        failures=list(_failures(delivered)),
+        recipes=list(dict.fromkeys(recipe for file in files for recipe in file.recipes)),
+        targets=sorted({target for file in files for target in file.targets}),
         totals=_totals(record, delivered),
         width=_WIDTH,
         height=_HEIGHT,
     )
 
 
-def _file(result: Delivered, earlier: Sequence[RunRecord], out: Path) -> FileReport:
-    """Reports about a file; runs before it come newest first."""
-    before = filter(None, (Delivered.of_run(run, result.model, result.recipe) for run in earlier))
-    history = list(islice((each for each in before if each.path), _RUNS_SHOWN - 1))
-    last = history[0] if history else None
+def _of_model(
+    record: RunRecord, recipes: Mapping[str, Delivered], earlier: Sequence[RunRecord], out: Path
+) -> Iterator[FileReport]:
+    """Reports about a model's files, and about each step that failed; runs before it come newest first."""
+    failed: dict[tuple[str, str], list[str]] = {}  # names of recipes by stage and problem
+    for result in recipes.values():
+        if failure := result.failure:
+            failed.setdefault((failure.step.partition("/")[0], failure.problem), []).append(result.recipe)
+    for result in recipes.values():
+        alike = next((names for names in failed.values() if result.recipe in names), [result.recipe])
+        if alike[0] == result.recipe:
+            yield _file(record, result, tuple(alike), earlier, out)
+
+
+def _file(
+    record: RunRecord, result: Delivered, recipes: tuple[str, ...], earlier: Sequence[RunRecord], out: Path
+) -> FileReport:
+    before = [*filter(None, (Delivered.of_run(run, result.model, result.recipe) for run in earlier))]
+    stages = [stage for stage in record.models.get(result.model, ()) if set(recipes) & set(stage.recipes)]
+    stages.sort(key=lambda stage: -stage.seconds)
+    report = FileReport(result, before[0] if before else None, recipes, tuple(stages))
+    return _with_file(report, record, [each for each in before if each.path][: _RUNS_SHOWN - 1], out)
+
+
+def _with_file(report: FileReport, record: RunRecord, history: Sequence[Delivered], out: Path) -> FileReport:
+    """The report with its file, if there is one; `history` is the file in earlier runs, newest first."""
+    result, mapped, problem = report.result, None, ""
+    if not result.path:
+        return report
     path = out / result.model / f"{result.recipe}.pte"
-    mapped, problem = None, ""
     try:
         mapped = map_of(path, [path.with_suffix(".ptd")] if result.data else [])
     except (InputError, OSError) as error:
         problem = first_line(error)
-    return FileReport(
-        result,
+    reasons = record.release.reasons if record.release else ()
+    return replace(
+        report,
         link="./" + quote(f"{result.name}.pte"),
-        size_change=_size_change(result.size, last.size) if last else None,
-        sqnr_change=_sqnr_change(result, last) if last else None,
+        held_back=tuple(reason for reason in reasons if reason.startswith(f"{result.name}: ")),
+        size_change=size_change(result, history[0]) if history else None,
+        sqnr_change=sqnr_change(result, history[0]) if history else None,
         map=mapped,
         tiles=treemap(mapped.blocks, _WIDTH, _HEIGHT) if mapped else (),
         trends=tuple(_trends([*reversed(history), result])),
@@ -245,47 +256,13 @@ def _trends(files: Sequence[Delivered]) -> Iterator[Trend]:
         yield Trend("SQNR", format_db(measured[0]), format_db(measured[-1]), sparkline(measured, 120, 28))
 
 
-def _size_change(size: int, before: int) -> Change:
-    if size == before:
-        return Change("=", "same")
-    percent = 100 * (size - before) / before if before else float("inf")
-    text = f"{percent:+.1f} %" if abs(percent) >= 0.05 else f"{size - before:+} B"
-    return Change(text, "better" if size < before else "worse")
-
-
-def _sqnr_change(result: Delivered, last: Delivered) -> Change:
-    now, before = result.sqnr_db, last.sqnr_db
-    if now is None or before is None:
-        same = _sqnr(result) == _sqnr(last)
-        return Change(
-            "=" if same else f"was {_sqnr(last)}", "same" if same else "worse" if before is None else "better"
-        )
-    if f"{now - before:.1f}" in ("0.0", "-0.0"):
-        return Change("=", "same")
-    return Change(f"{now - before:+.1f} dB", "better" if now > before else "worse")
-
-
-def _sqnr(result: Delivered) -> str:
-    return format_db(result.sqnr_db) if result.figures else "not measured"
-
-
-def _failures(delivered: Mapping[str, Mapping[str, Delivered]]) -> Iterator[tuple[str, list[str], Failure]]:
-    """Each step that failed: its model, all recipes that need it, and why."""
-    for model, recipes in delivered.items():
-        failed = [(result.recipe, result.failure) for result in recipes.values() if result.failure]
-        for step in dict.fromkeys(failure.step for _, failure in failed):
-            of_step = [(recipe, failure) for recipe, failure in failed if failure.step == step]
-            yield model, [recipe for recipe, _ in of_step], of_step[0][1]
-
-
 def _totals(record: RunRecord, delivered: Mapping[str, Mapping[str, Delivered]]) -> dict[str, int]:
     files = [result for recipes in delivered.values() for result in recipes.values()]
     stages = [stage for stages in record.models.values() for stage in stages]
     return {
         "models": len(delivered),
+        "files": len(files),
         "verified": sum(result.verified for result in files),
-        "failed": sum(result.status == "failed" for result in files),
-        "skipped": sum(result.status == "not applicable" for result in files),
         "bytes": sum(result.size for result in files),
         "ran": sum(stage.status == "ran" for stage in stages),
         "cached": sum(stage.status == "cached" for stage in stages),
@@ -297,6 +274,11 @@ def _selection(parameters: Mapping[str, Any]) -> str:
     chosen = {name: parameters.get(name) or "*" for name in ("models", "recipes")}
     named = [f"{name} {globs}" for name, globs in chosen.items() if globs != "*"]
     return ", ".join([*named, *(f"with {change}" for change in parameters.get("overrides") or ())])
+
+
+def _hash(script: str) -> str:
+    """By which the policy of the page allows its own script, and no other."""
+    return b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _seconds(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,43 +13,19 @@ from typing import TYPE_CHECKING, Any
 from ...errors import InputError
 from ...tasks.engine.executor import LedgerRunner
 from ...tasks.engine.runner import NotCached, Runner
-from ...tasks.lowering.graph import diagnose_methods, lower_to_ladder
+from ...tasks.lowering import bisection as lowering
+from ...tasks.lowering.bisection import Bisection
+from ...tasks.lowering.graph import diagnose_methods
 from ...tasks.lowering.model import PlannedModel
-from ...tasks.lowering.quality import Climbed, bisect_payload, bisect_rung
-from ...tasks.lowering.runs import ModelRun, RecipeRun, run_without_loop
+from ...tasks.lowering.runs import ModelRun, run_without_loop
 from ...tasks.results.delivered import Failure
 from ...tasks.results.diagnosis import Diagnosis
 from ...tasks.results.figures import Worst
-from ...tasks.results.numerics import CLEAN_DB, Ladder, Loss, NodeLoss, NodeLosses, PayloadLosses, Rung, find_loss
-from ...tasks.stages.ladder import RungParams
+from ...tasks.results.numerics import CLEAN_DB, NodeLoss
 from .session import Session
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-@dataclass(frozen=True, slots=True)
-class Bisection:
-    """Where a recipe loses quality."""
-
-    name: str  # ``MODEL/RECIPE``
-    ladder: Ladder
-    loss: Loss | None  # the first rung that loses quality, if any
-    nodes: NodeLosses | None = None  # losses of that rung's operators; None if they cannot be compared
-    payload: PayloadLosses | None = None  # if it is the payload that loses, where
-    not_made: Mapping[str, str] = field(default_factory=dict)  # failed step -> reason; its rungs are missing
-
-    def to_json(self) -> dict[str, Any]:
-        loss = self.loss and {
-            "rung": self.loss.rung.label,
-            "method": self.loss.rung.method,
-            "before": self.loss.before.label if self.loss.before else "eager",
-            "reason": self.loss.reason,
-            "nodes": self.nodes.to_json() if self.nodes else None,
-            "payload": self.payload.to_json() if self.payload else None,
-        }
-        ladder, not_made = self.ladder.to_json(), dict(self.not_made)
-        return {"name": self.name, "numerics": ladder, "not_made": not_made, "loss": loss}
 
 
 def bisect(session: Session, drop_db: float) -> Bisection:
@@ -57,50 +33,13 @@ def bisect(session: Session, drop_db: float) -> Bisection:
 
     Raises PteforgeError if a stage that the ladder needs failed.
     """
+    (model,) = session.models
     try:
-        return run_without_loop(_bisect(session, LedgerRunner(session.executor), drop_db))
+        return run_without_loop(lowering.bisect(LedgerRunner(session.executor), model, drop_db))
     except NotCached:
         session.workers.start()
         session.check_names()
-        return asyncio.run(_bisect(session, session.local_runner(), drop_db))
-
-
-async def _bisect(session: Session, runner: Runner, drop_db: float) -> Bisection:
-    (model,) = session.models
-    (recipe,) = model.recipes
-    model_run = ModelRun(runner, model)
-    try:
-        climbed = (await lower_to_ladder(model_run))[recipe.name]
-    except Exception as error:  # noqa: BLE001 - raised below, like a recipe's own
-        climbed = error
-    if isinstance(climbed, NotCached):
-        raise climbed
-    if isinstance(climbed, Exception):
-        raise Failure.of(model_run.step_of(climbed), climbed).error(model.name) from climbed
-    run = model_run.recipes[recipe.name]
-    ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics))
-    loss = find_loss(ladder, recipe.bounds, drop_db)
-    bisection = Bisection(f"{model.name}/{recipe.name}", ladder, loss, not_made=run.problems())
-    if loss is None:
-        return bisection
-    if loss.rung.name == "payload":
-        return replace(bisection, payload=await _bisect_payload(run, climbed, loss, drop_db))
-    if loss.before is None:
-        return bisection
-    nodes = (await bisect_rung(run, climbed, _params(loss.before), _params(loss.rung), loss.rung.method)).nodes
-    return replace(bisection, nodes=NodeLosses.from_json(run.read_json(nodes)))
-
-
-def _params(rung: Rung) -> RungParams:
-    return RungParams(name=rung.name, specializations=rung.specializations)
-
-
-async def _bisect_payload(run: RecipeRun, climbed: Climbed, loss: Loss, drop_db: float) -> PayloadLosses | None:
-    before = CLEAN_DB if loss.before is None or loss.before.figures is None else loss.before.figures.sqnr_db
-    least_db = min(CLEAN_DB if before is None else before, CLEAN_DB) - drop_db
-    rung, method = _params(loss.rung), loss.rung.method
-    outputs = await bisect_payload(run, climbed, rung, method, least_db=least_db, drop_db=drop_db)
-    return PayloadLosses.from_json(run.read_json(outputs.losses)) if outputs else None
+        return asyncio.run(lowering.bisect(session.local_runner(), model, drop_db))
 
 
 _NODES = 12

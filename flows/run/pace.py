@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -32,8 +32,17 @@ class ExpectedStage:
     seconds: float | None
 
 
+_TRUSTED = 5.0  # seconds of work until what was seen of a run's speed counts as much as how many stages may run at once
+_FORESEEN = 2  # stages of a name until what models had of them counts as much as what was expected
+_RECENT = 200  # stages by which the speed is known: what else the machine does changes
+
+
 class Pace:
-    """Counts the stages of a run, from any thread. A model's stages are known exactly when it is completed."""
+    """Counts the stages of a run, from any thread. A model's stages are known exactly when it is completed.
+
+    Until then, stages count as far as models that are completed had those that were expected: plans list some that are
+    not needed, such as `fold_batch_norms`. Models of which nothing is expected yet count as the others on average.
+    """
 
     def __init__(self) -> None:
         """Knows nothing yet; see `expected_stages`."""
@@ -48,7 +57,14 @@ class Pace:
         self._done: Counter[str] = Counter()  # stages, by model
         self._slots: set[str] = set()  # of stages that are done
         self._completed: set[str] = set()  # models
+        self._planned: Counter[str] = Counter()  # by stage, how many were expected of models that are completed
+        self._had: Counter[str] = Counter()  # and how many they had
+        self._due_to_run: Counter[str] = Counter()  # by stage, how many are done that were not known to be cached
+        self._made: Counter[str] = Counter()  # and how many of them ran: others' inputs had not changed after all
         self._seconds: defaultdict[str, list[float]] = defaultdict(list)  # by stage, what it took
+        # the last that ran here or elsewhere: when, and what was expected
+        self._ran: deque[tuple[float, ExpectedStage]] = deque(maxlen=_RECENT)
+        self._first: float | None = None  # when the first stage started
         self._lock = Lock()
 
     @property
@@ -57,10 +73,18 @@ class Pace:
 
     @property
     def known(self) -> int:
-        """Stages that are done, run or are expected."""
+        """Stages that are done, run or are probably left."""
         with self._lock:
-            expected = {slot for slots in self._rest.values() for slot in slots}
-            return self.done + len(expected | {slot for slot, _ in self._running.values()})
+            rest = {slot: self._share(stage.stage) for slots in self._rest.values() for slot, stage in slots.items()}
+            rest |= dict.fromkeys((slot for slot, _ in self._running.values()), 1.0)
+            unplanned = self._unplanned * self._mean(lambda stage: self._share(stage.stage))
+            return round(self.done + sum(rest.values()) + unplanned)
+
+    def expected(self, model: str) -> float | None:
+        """Seconds that a model's stages took before, as far as that is known; None if nothing is."""
+        with self._lock:
+            seconds = [stage.seconds for stage in self._expected.get(model, ()) if stage.seconds is not None]
+        return sum(seconds) if seconds else None
 
     def running(self) -> dict[str, float]:
         """The stages that run, by title: seconds since their start, the longest first."""
@@ -85,12 +109,19 @@ class Pace:
     def started(self, call: StageCall) -> None:
         with self._lock:
             self._running[call.title] = call.slot, time.monotonic()
+            self._first = self._first or time.monotonic()
 
     def finished(self, done: Done) -> None:
-        self._end(done.call)
+        stage = done.call.stage.name
+        expected = self._end(done.call) or ExpectedStage(stage, None)
         with self._lock:
             self.cached += done.cached
-            self._seconds[done.call.stage.name].append(done.seconds)
+            if expected.seconds != 0:
+                self._due_to_run[stage] += 1
+                self._made[stage] += not done.cached
+            if not done.cached:
+                self._ran.append((time.monotonic(), expected))
+            self._seconds[stage].append(done.seconds)
 
     def failed(self, call: StageCall) -> None:
         self._end(call)
@@ -101,76 +132,112 @@ class Pace:
             self._rest.pop(outcome.model, None)
             self._completed.add(outcome.model)
             self.models = len(self._completed)
+            failed = any(stage.status == "failed" for stage in outcome.stages)  # its later stages are missing
+            if (expected := self._expected.get(outcome.model)) and not failed:
+                self._planned.update(stage.stage for stage in expected)
+                self._had.update(stage.stage for stage in outcome.stages)
             missing = max(0, outcome.ran + outcome.cached - self._done[outcome.model])
+            for stage in outcome.stages if missing and not self._done[outcome.model] else ():
+                if stage.status == "ran":
+                    self._ran.append((time.monotonic(), ExpectedStage(stage.stage, None)))
+                    self._seconds[stage.stage].append(stage.seconds)
+                    self._first = self._first or self.start
             self._done[outcome.model] += missing
             self.cached += min(missing, outcome.cached)
 
     def left(self, at_once: int) -> float | None:
-        """Seconds until all models are done, so many stages at once; None as long as there is no base for it.
+        """Seconds until all models are done; None until it is known what most of the stages take, by their name.
 
-        Models of which no stage is expected yet count as much as the others do on average. There is a base when it is
-        known what most of the stages take, by their name.
+        It is the work that is left, at the speed so far: seconds of stages in a second. At first, that is `at_once`.
         """
         now = time.monotonic()
         with self._lock:
             typical = {stage: fmean(seconds) for stage, seconds in self._seconds.items()}
-            rest = [stage for slots in self._rest.values() for stage in slots.values()]
-            unknown = self._due - self._completed - self._expected.keys()
-            if not typical or (unknown and not self._expected):
-                return None
-            if 2 * sum(stage.seconds is None and stage.stage not in typical for stage in rest) > len(rest):
+            rest = {slot: stage for slots in self._rest.values() for slot, stage in slots.items()}
+            strange = sum(stage.seconds is None and stage.stage not in typical for stage in rest.values())
+            if not typical or 2 * strange > len(rest) or (self._unplanned and not self._expected):
                 return None
             usual = fmean(typical.values())
 
             def cost(stage: ExpectedStage) -> float:
                 return typical.get(stage.stage, usual) if stage.seconds is None else stage.seconds
 
-            seconds = {slot: cost(stage) for slots in self._rest.values() for slot, stage in slots.items()}
+            def probable(stage: ExpectedStage) -> float:
+                return cost(stage) * self._share(stage.stage) * _share_of(self._made, self._due_to_run, stage.stage)
+
+            seconds = {slot: probable(stage) for slot, stage in rest.items()}
             for slot, start in self._running.values():
                 seconds[slot] = max(0.0, seconds.get(slot, 0.0) - (now - start))
-            average = fmean(sum(map(cost, stages)) for stages in self._expected.values()) if unknown else 0.0
-        return max((sum(seconds.values()) + len(unknown) * average) / at_once, max(seconds.values(), default=0.0))
+            unplanned = self._unplanned * self._mean(probable)
+            ran = sum(cost(stage) for _, stage in self._ran) + sum(now - start for _, start in self._running.values())
+            since = self._ran[0][0] if len(self._ran) == _RECENT else self._first or now
+            speed = (ran + _TRUSTED) / (now - since + _TRUSTED / at_once)
+        return max((sum(seconds.values()) + unplanned) / speed, max(seconds.values(), default=0.0))
 
-    def _end(self, call: StageCall) -> None:
+    def _mean(self, of: Callable[[ExpectedStage], float]) -> float:
+        """A sum over stages, of the models of which they are expected on average."""
+        return fmean([sum(map(of, stages)) for stages in self._expected.values()] or [0.0])
+
+    @property
+    def _unplanned(self) -> int:
+        """Models of which stages will be expected, and are not yet."""
+        return len(self._due - self._completed - self._expected.keys())
+
+    def _share(self, stage: str) -> float:
+        """How many stages of a name models have for each that is expected."""
+        return _share_of(self._had, self._planned, stage)
+
+    def _end(self, call: StageCall) -> ExpectedStage | None:
+        """Counts a stage; returns what was expected of it."""
         with self._lock:
             self._running.pop(call.title, None)
-            self._rest.get(call.model, {}).pop(call.slot, None)
             self._slots.add(call.slot)
             self._done[call.model] += 1
+            return self._rest.get(call.model, {}).pop(call.slot, None)
+
+
+def _share_of(counted: Counter[str], expected: Counter[str], stage: str) -> float:
+    return (counted[stage] + _FORESEEN) / (expected[stage] + _FORESEEN)
+
+
+def planned_stages(runner: PlanRunner) -> dict[str, ExpectedStage]:
+    """The stages of a plan by slot; those that are cached take no time."""
+    calls = (*runner.will_run.values(), *runner.may_run)
+    found = {done.call.slot: ExpectedStage(done.call.stage.name, 0.0) for done in runner.found}
+    return {call.slot: ExpectedStage(call.stage.name, None) for call in calls} | found
 
 
 def expected_stages(
-    models: Iterable[PlannedModel], executor: Executor, zoo: str | None, planned: Mapping[str, Mapping[str, str]]
-) -> Iterator[tuple[str, dict[str, ExpectedStage]]]:
+    models: Iterable[PlannedModel],
+    executor: Executor,
+    zoo: str | None,
+    planned: Mapping[str, Mapping[str, ExpectedStage]],
+) -> Iterator[tuple[str, Mapping[str, ExpectedStage]]]:
     """The stages of models by slot, each with the model's name: those of its last run or, without one, by plan.
 
-    `zoo` is whose runs count, None for no run. `planned` has plans that were made before: by model, `PlanRunner.slots`.
+    `zoo` is whose runs count, None for no run. `planned` has the `planned_stages` of models that were planned before.
     Asks the store, which may take seconds.
     """
     due = {model.name: model for model in models}
     for run in islice(executor.store.runs.of_zoo(zoo or ""), _RUNS_READ if due and zoo else 0):
-        for name in [name for name in due if name in run.models and (run.ended or name in run.files)]:
+        for name in [name for name in due if name in run.files]:
             if stages := _of_run(run, due[name]):
-                yield name, stages
+                found = {slot: stage for slot, stage in planned.get(name, {}).items() if stage.seconds == 0}
+                yield name, stages | {slot: found[slot] for slot in found.keys() & stages.keys()}
                 del due[name]
-    ledger = executor.store.ledger
     for name, model in due.items():
-        if (slots := planned.get(name)) is None:
+        if name not in planned:
             runner = PlanRunner(executor)
             run_without_loop(lower_model(ModelRun(runner, model)))
-            slots = runner.slots
-        last_runs = {slot: ledger.last_run(slot) for slot in slots}
-        yield (
-            name,
-            {slot: ExpectedStage(slots[slot], last.seconds if last else None) for slot, last in last_runs.items()},
-        )
+        yield name, planned[name] if name in planned else planned_stages(runner)
 
 
 def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:
-    """The stages that a run had for the recipes of a model; none if it did not have all of the recipes."""
+    """The stages that a run had for the recipes of a model; none if it did not make files of all of the recipes."""
     wanted = {recipe.name for recipe in model.recipes}
-    stages = [stage for stage in run.models[model.name] if wanted & set(stage.recipes)]
-    if not wanted <= {recipe for stage in stages for recipe in stage.recipes}:
+    stages = [stage for stage in run.models.get(model.name, ()) if wanted & set(stage.recipes)]
+    made = {recipe for recipe, entry in run.files[model.name].items() if entry.get("path")}
+    if not wanted <= made & {recipe for stage in stages for recipe in stage.recipes}:
         return {}
     return {stage.slot: ExpectedStage(stage.stage, stage.seconds or None) for stage in stages}
 

@@ -43,25 +43,25 @@ class ExportRequest(BaseModel):
     """Only models whose names match; several globs with commas between them."""
     recipes: Globs = "*"
     """Only recipes whose names match; several globs with commas between them."""
-    store: str | None = None
+    store: str | None = Field(None, title="Artifact store")
     """Folder, URL (s3://bucket/prefix) or Prefect block (block:NAME) of the artifact store; by default in your cache folder."""  # noqa: E501 - one line of help
-    out: Path = Path("out")
+    out: Path = Field(Path("out"), title="Folder for results")
     """Where the files go: DIR/MODEL/RECIPE.pte."""
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = Field((), title="Changes to the zoo")
     """Replace a field of the zoo file for this run: KEY=VALUE, such as models.a.seed=3."""
-    jobs: Annotated[int, Field(ge=1)] | None = None
+    jobs: Annotated[int, Field(ge=1)] | None = Field(None, title="Stages at once")
     """Stages at once; by default one per core."""
-    until: str | None = None
+    until: str | None = Field(None, title="Stop after")
     """Stop after this stage, such as edge, and make no files; by default all stages run."""
-    debug: bool = False
+    debug: bool = Field(default=False, title="Debug mode")
     """Debug mode: keep stack traces in the files, and write ETRecords and maps of debug handles next to them."""
-    on: Place | None = None
+    on: Place | None = Field(None, title="Where stages run")
     """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
-    places: tuple[str, ...] = ()
+    places: tuple[str, ...] = Field((), title="Verify also on")
     """Also verify on this place: one of the zoo's, or qemu:CORE, library:PATH, command:COMMAND; may be repeated."""
-    publish: str | None = None
+    publish: str | None = Field(None, title="Release at")
     """Folder or URL to release the files at in the end; by default as the zoo says."""
-    refresh: bool = False
+    refresh: bool = Field(default=False, title="Run again what is cached")
     """Run stages again that are cached, each once; so does Prefect's setting PREFECT_TASKS_REFRESH_CACHE=true."""
 
     @field_validator("out", mode="before")
@@ -70,6 +70,11 @@ class ExportRequest(BaseModel):
         if _URL.match(str(out)):
             raise InputError(f"--out {out} is a URL, and results are files; choose a folder, and copy it from there")
         return out
+
+    @field_validator("store", "until", "publish", mode="before")
+    @classmethod
+    def _is_given(cls, text: Any) -> Any:
+        return text or None  # an empty field of Prefect's form
 
     @field_validator("until")
     @classmethod

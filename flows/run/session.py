@@ -8,10 +8,11 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from ...tasks.lowering.runs import outcome_of, outcome_of_failure
 from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
-from .pace import Pace, expected_stages
+from .pace import ExpectedStage, Pace, expected_stages
 from .request import ExportRequest
 from .select import publication_of, select_models
 from .whole import WholeModels
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_RUNS_READ = 10  # records that are looked at for earlier runs
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
-_RECORDED_EVERY = 15.0  # seconds between two records of a run that goes on
 _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
 
@@ -53,6 +54,12 @@ class ZooObserver(Observer):
     """Receives the events of a run of a zoo, from any thread; this one ignores them."""
 
     def completed(self, outcome: ModelOutcome) -> None: ...
+
+    def ended(self, record: RunRecord) -> None: ...
+
+    def as_parent(self) -> AbstractContextManager[Any]:
+        """While the context is open, what Prefect traces is part of the run."""
+        return nullcontext()
 
 
 @dataclass
@@ -67,20 +74,28 @@ class Session(Observer):
     publication: Publication | None = None  # what becomes of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=ZooObserver)
+    telemetry: ZooObserver = field(default_factory=ZooObserver)  # from when the run is recorded on
     pace: Pace = field(default_factory=Pace)
-    planned: dict[str, dict[str, str]] = field(default_factory=dict)  # by model that has stages to run, stages by slot
+    # by model that has stages to run, all of its stages by slot
+    planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # by model, in order of completion
     unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by model without outcome, by slot
     start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     server_lost: bool = False  # Prefect failed; the run continues without it
+    server_embedded: bool = False  # Prefect's server ends with the run
+    url: str = ""  # of the run's page in Prefect, if its server stays
     aborted: bool = False
+    part: bool = False  # another run publishes, and shows, what this one makes
+    recorded_every: float = 15.0  # seconds between two records while it runs
+    flow_runs: dict[str, str] = field(default_factory=dict)  # by model that another flow run lowers, its id
     recordable: bool = True  # as far as is known: the store could not take its record before
     page: Path | None = None  # about the run, once it is there
     release: ReleaseOutcome | None = None  # what became of the release, once that is known
     _published: Published | PteforgeError | None = None  # what `publish` returned or raised
     _tried_to_publish: bool = False
     _recording: Lock = field(default_factory=Lock)
+    _expecting: Lock = field(default_factory=Lock)
     _ended: Event = field(default_factory=Event)  # set before the last record is written
 
     @property
@@ -130,15 +145,16 @@ class Session(Observer):
         self.unfinished.pop(outcome.model, None)
         self.pace.completed(outcome)
         self.observer.completed(outcome)
+        self.telemetry.completed(outcome)
 
     def expect_stages(self) -> None:
         """Tells the pace which stages models that are due will have, as far as the store can say; does it once."""
-        if self.pace.asked:
-            return
-        self.pace.asked = True
-        due = [model for model in self.models if model.name not in self.outcomes]
-        self.pace.ask(model.name for model in due)
-        with suppress(Exception):  # an estimate must not end a run
+        with self._expecting, suppress(Exception):  # an estimate must not end a run
+            if self.pace.asked:
+                return
+            self.pace.asked = True
+            due = [model for model in self.models if model.name not in self.outcomes]
+            self.pace.ask(model.name for model in due)
             zoo = None if self.request.until else self.zoo
             for model, stages in expected_stages(due, self.executor, zoo, self.planned):
                 self.pace.expect(model, stages)
@@ -168,6 +184,7 @@ class Session(Observer):
     def started(self, call: StageCall) -> None:
         self.pace.started(call)
         self.observer.started(call)
+        self.telemetry.started(call)
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
         self.observer.progressed(call, done, total)
@@ -176,11 +193,13 @@ class Session(Observer):
         self.pace.finished(done)
         self._note(outcome_of(done))
         self.observer.finished(done)
+        self.telemetry.finished(done)
 
     def failed(self, call: StageCall, error: Exception) -> None:
         self.pace.failed(call)
         self._note(outcome_of_failure(call.model, call.id, call.recipes, error))
         self.observer.failed(call, error)
+        self.telemetry.failed(call, error)
 
     def _note(self, outcome: StageOutcome) -> None:
         """Keeps the outcome of a stage for the record of a run that ends before the model does."""
@@ -219,13 +238,17 @@ class Session(Observer):
         return ZooOutcome(self.zoo, done, time.monotonic() - self.start)
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
+    def recorded(self, metrics: Path | None = None) -> Iterator[None]:
         """Keeps a record of the run in the store: written now, from time to time, and when the context ends.
 
         Meanwhile the run holds a lease, by which it is known to live: `gc` keeps what it publishes, which may be
         between two stages and in no record. What runs that were killed, or whose disk failed, have left half written
         among the results is removed. The page is written at the end, and has what `publish` did in the context.
+        `metrics` is where to write some, see `write_metrics`.
         """
+        from .telemetry import Telemetry  # noqa: PLC0415 - imports this module
+
+        self.telemetry = Telemetry(self, metrics)
         status: RunStatus = "interrupted"
         try:
             with ExitStack() as stack:
@@ -246,6 +269,7 @@ class Session(Observer):
             record = self.record(status)
             if status != "interrupted":
                 self._write_page(record)
+            self.telemetry.ended(record)
 
     def record(self, status: RunStatus) -> RunRecord:
         """Writes the run's record, in place of an earlier one; a store that cannot take it is a warning."""
@@ -266,7 +290,7 @@ class Session(Observer):
 
     def _keep_recording(self) -> None:
         """Writes the record from time to time, so that what a killed run has done is known."""
-        pause, recorded = _RECORDED_EVERY, 0
+        pause, recorded = self.recorded_every, 0
         while not self._ended.wait(pause):
             if recorded == (recorded := self.pace.done):
                 continue
@@ -274,7 +298,7 @@ class Session(Observer):
             with self._recording, suppress(StoreError):  # the last record says so
                 if not self._ended.is_set():
                     self.store.runs.write(self.describe("running"))
-            pause = max(_RECORDED_EVERY, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
+            pause = max(self.recorded_every, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
 
     def _warn_of_namesakes(self, record: RunRecord) -> None:
         """Warns where another zoo that uses the store has the name of this one."""
@@ -319,6 +343,7 @@ class Session(Observer):
                 for model in self.outcome().models
             },
             release=self.release,
+            url=self.url,
         )
 
     def publish(self) -> Published | None:
@@ -354,6 +379,18 @@ class Session(Observer):
     def origin(self, model: str) -> dict[str, Any]:
         """The JSON of what a model's files are made from."""
         return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
+
+    @cached_property
+    def previous(self) -> dict[str, RunRecord]:
+        """By model, the last of the zoo's newest runs that made it, before this run."""
+        found: dict[str, RunRecord] = {}
+        with suppress(StoreError):
+            for run in islice(self.store.runs.of_zoo(self.zoo), _RUNS_READ):
+                if run.ended and run.id != self.id:
+                    found = dict.fromkeys(run.files, run) | found
+                if all(model.name in found for model in self.models):
+                    break
+        return found
 
     @cached_property
     def results(self) -> ResultsFolder:

@@ -28,6 +28,7 @@ from ...tasks.stages.ladder import Ladder as LadderStage
 from ...tasks.stages.report import Report
 from ...tasks.stages.serialize import Serialize
 from .outcome import KEPT_AS, ModelOutcome
+from .pace import planned_stages
 from .session import Session
 from .whole import Results
 
@@ -54,7 +55,7 @@ def find_model(session: Session, model: PlannedModel, search: ModuleSearch | Non
     except InputError as error:
         results = _all_failed(model, error)
     if runner.will_run or runner.may_run:
-        session.planned[model.name] = runner.slots
+        session.planned[model.name] = planned_stages(runner)
     elif not any(isinstance(result, StoreError) for result in results.values()):
         with suppress(ObjectMissing, ObjectDamaged):
             conclude(session, run, results)

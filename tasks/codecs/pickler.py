@@ -214,6 +214,8 @@ REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
     LeafSpec: lambda _leaf: (treespec_leaf, ()),
     immutable_dict: lambda mapping: (immutable_dict, (dict(mapping),)),
     immutable_list: lambda sequence: (immutable_list, (tuple(sequence),)),
+    torch.layout: lambda layout: (restore.member_of_torch, (str(layout),)),
+    torch.memory_format: lambda memory_format: (restore.member_of_torch, (str(memory_format),)),
     torch.SymBool: lambda number: (torch.SymBool, (number.node,)),
     torch.SymFloat: lambda number: (torch.SymFloat, (number.node,)),
     torch.SymInt: lambda number: (torch.SymInt, (number.node,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,8 +75,8 @@ def load_program(ref: ArtifactRef, store: LocalStore) -> ExportedProgram:
 
     Raises:
         ObjectMissing, ObjectDamaged: a part of the artifact.
-        StoreError: the program was written by other versions of torch, executorch or this codec, or it refers to
-            Python modules that cannot be imported here (a user's own pytree types).
+        StoreError: the program was written by other versions of Python, torch, executorch or this codec, or it refers
+            to Python modules that cannot be imported here (a user's own pytree types).
     """
     manifest = _manifest(ref, store)
     with decoding(ref):
@@ -180,4 +181,6 @@ def _manifest(ref: ArtifactRef, store: LocalStore) -> ArtifactManifest:
 
 
 def _written_by() -> dict[str, Any]:
-    return {"codec": CODEC_VERSION, "torch": torch.__version__, "executorch": executorch_version}
+    """What a stream depends on; Python since pickles name internals of its modules, which move between versions."""
+    python = "{}.{}".format(*sys.version_info)
+    return {"codec": CODEC_VERSION, "torch": torch.__version__, "executorch": executorch_version, "python": python}

@@ -110,6 +110,11 @@ def higher_order_operator(name: str) -> Any:
     return getattr(torch.ops.higher_order, name)
 
 
+def member_of_torch(name: str) -> Any:
+    """A memory format or a layout. Pickle itself would look for one through all loaded modules, in their order."""
+    return getattr(torch, name.removeprefix("torch."))
+
+
 def storage(content: bytes) -> torch.UntypedStorage:
     return copied_storage(content)
 

@@ -45,12 +45,10 @@ from .stage import (
     unknown_roles,
 )
 from .workers import CallChain, StageRunner, WorkerCall
+from .workers.protocol import PROCESSES_VARIABLE
 
 REFRESHED = "asked for with --refresh"
 """Why a stage ran that may have been in the ledger."""
-
-PROCESSES_VARIABLE = "PTEFORGE_PROCESSES"
-"""Environment variable; with ``fresh``, no two stages share a worker process."""
 
 _NOBODY = Observer()
 
@@ -367,12 +365,6 @@ class PlanRunner(EngineRunner):
     # calls with inputs from what will run. Early cutoff may spare them.
     may_run: list[StageCall] = field(default_factory=list)
     found: list[Done] = field(default_factory=list)  # results that the ledger has
-
-    @property
-    def slots(self) -> dict[str, str]:
-        """Slots of all calls, with the stage of each."""
-        calls = (*(done.call for done in self.found), *self.will_run.values(), *self.may_run)
-        return {call.slot: call.stage.name for call in calls}
 
     async def __call__(self, call: StageCall) -> Done:
         if not all(map(is_known, call.inputs.values())):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import requires
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -114,9 +117,26 @@ class Target:
         return ()
 
 
+def this_system() -> str:
+    """Python, system and processor, which decide what wheels there are."""
+    return f"Python {sys.version_info[0]}.{sys.version_info[1]} on {platform.system()} for {platform.machine()}"
+
+
 def missing_packages(*modules: str, extra: str) -> str | None:
+    """Which of the modules cannot be imported here, and what to do about it; None if all can."""
     missing = [module for module in modules if find_spec(module) is None]
     if not missing:
         return None
-    verb = "is" if len(missing) == 1 else "are"
-    return f"{' and '.join(missing)} {verb} not installed: pip install 'pteforge[{extra}]'"
+    reason = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+    if _has_nothing(extra):
+        return f"{reason}, and there are no wheels for {this_system()}; lower for this target with another Python"
+    return f"{reason}: pip install 'pteforge[{extra}]'"
+
+
+def _has_nothing(extra: str) -> bool:
+    """Whether an extra of pteforge is limited to other systems by its requirements' markers."""
+    from packaging.requirements import Requirement
+
+    markers = [Requirement(each).marker for each in requires(__name__.partition(".")[0]) or ()]
+    of_extra = [marker for marker in markers if marker and f'extra == "{extra}"' in str(marker)]
+    return bool(of_extra) and not any(marker.evaluate({"extra": extra}) for marker in of_extra)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from .base import Target, TargetOptions
+from .base import Target, TargetOptions, this_system
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -72,8 +73,8 @@ class CoreMlQuantizerOptions(TargetOptions):
 class CoreMl(Target):
     """Inference by Core ML; unsupported operators run on the portable kernels.
 
-    Payloads can be compiled on Macs and on Linux for x86-64. Each has a random identifier, so no two are equal: the
-    store keeps a payload and uses it again.
+    Payloads can be compiled on Macs and on Linux for x86-64, with Python up to 3.13. Each has a random identifier, so
+    no two are equal: the store keeps a payload and uses it again.
     """
 
     options: CoreMlOptions
@@ -89,9 +90,12 @@ class CoreMl(Target):
     def available(cls) -> str | None:
         if find_spec("coremltools"):
             return None
+        linux = platform.system() == "Linux" and platform.machine() == "x86_64"
+        if sys.version_info < (3, 14) and (linux or platform.system() == "Darwin"):
+            return "coremltools is not installed, which ExecuTorch brings here: pip install coremltools==9.0"
         return (
-            "coremltools is not installed; ExecuTorch brings it on macOS and on Linux for x86-64, the systems that can "
-            "make Core ML models: pip install coremltools==9.0"
+            "coremltools 9.0 has wheels for Python up to 3.13, on macOS and on Linux for x86-64, and this is "
+            f"{this_system()}; lower for Core ML on one of those"
         )
 
     def decomposition_options(self) -> dict[str, Any]:

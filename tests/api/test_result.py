@@ -12,7 +12,7 @@ import torch
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.store import open_store
 from pteforge.configs.model import MethodDefinition, ModelDefinition
-from pteforge.errors import InputError, SourceError, StoreUnusable
+from pteforge.errors import InputError, SourceError, StageFailed, StoreUnusable
 
 
 def test_the_file(exported, example, tmp_path):
@@ -119,6 +119,29 @@ def test_delegation(exported):
     assert report.delegated == sum(inside for inside, _ in counts.values())
     assert "aten_linear_default" in str(report)
     assert str(report).splitlines()[-1].split() == ["total", str(report.delegated), str(report.not_delegated)]
+    assert repr(exported.delegation()) == str(report)
+    for shown in (exported.delegation(), report):
+        assert '<td style="text-align: right">2</td>' in shown._repr_html_()
+
+
+def test_bisect(net, example, store):
+    """A file that loses quality says where, without tracing the model again; one that fails verification does, too."""
+    recipe = {"extends": "xnnpack-int8-static", "verify": {"min_sqnr_db": None}}
+    made = pteforge.export(net, example, recipe=recipe, store=store)
+    found = made.bisect()
+    assert found.loss.rung.name == "quantized"
+    assert "aten.linear.default" in repr(found)
+    assert "<td style" in found._repr_html_()
+    assert made.bisect(drop_db=200.0).loss is None
+    with pytest.raises(StageFailed, match="VerificationFailed") as caught:
+        pteforge.export(net, example, recipe={**recipe, "verify": {"min_sqnr_db": 150}}, store=store)
+    assert any("`error.rejected` is the result" in note for note in caught.value.__notes__)
+    rejected = caught.value.rejected
+    assert rejected.bisect().loss.reason.startswith("is outside of the recipe's bounds: SQNR ")
+    assert rejected.pte == made.pte
+    assert "outside of its recipe" in rejected._repr_html_()
+    cut = pteforge.export(net, example, recipe=recipe, store=store, until="export")
+    assert cut.bisect() == found
 
 
 def test_examples_come_back(exported, example):
@@ -130,12 +153,14 @@ def test_examples_come_back(exported, example):
 
 def test_why(exported, net, example, store):
     """Each stage has a line; a changed input is named by its field of the key."""
-    assert exported.why().splitlines()[0].split(maxsplit=2)[:2] == ["ran", "export"]
+    titles, first = str(exported.why()).splitlines()[:2]
+    assert (titles.split(), first.split()[:2]) == (["stage", "status", "s", "why"], ["export", "ran"])
+    assert tuple(exported.why()) == exported.stages
     again = pteforge.export(net, (*example,), recipe="xnnpack-fp32", name="net", store=store)
     assert {stage.status for stage in again.stages if stage.stage != "export"} == {"cached"}
-    assert "nothing changed; a model in memory is exported each time" in again.why().splitlines()[0]
+    assert "nothing changed; a model in memory is exported each time" in str(again.why()).splitlines()[1]
     other = pteforge.export(net, (example[0] * 2,), recipe="xnnpack-fp32", name="net", store=store)
-    lines = dict(line.split(maxsplit=2)[1:] for line in other.why().splitlines() if line.startswith("ran"))
+    lines = {row[0]: row[3] for row in other.why().tables[0].rows if row[1] == "ran"}
     assert lines["export"] == "changed: params.source.live.examples"
     assert "inputs.examples/forward" in lines["verify/xnnpack-fp32"]
     assert "edge/forward/xnnpack-fp32" not in lines

@@ -49,7 +49,8 @@ def test_old_runs_go(place, monkeypatch):
         assert [run.id for run in store.runs] == ["run-5", "run-4", "run-3", "run-0"]
         assert list(store.runs.of_zoo("other")) == [other]
         assert [run.id for run in store.runs.of_zoo("starter.yaml")] == ["run-5", "run-4", "run-3"]
-        assert store.runs.take("run-4") == _run(4, "resnet8")
+        assert store.runs.find("run-4") == store.runs.take("run-4") == _run(4, "resnet8")
+        assert store.runs.find("run-4") is None
         assert [run.id for run in store.runs] == ["run-5", "run-3", "run-0"]
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -128,21 +129,84 @@ def test_the_time_left_is_estimated():
     pace.started(call("other"))
     pace.finished(done(call("other"), cached=True))
     assert (pace.done, pace.known, pace.cached) == (1, 4, 1)
-    assert pace.left(2) == 35
-    found = StageOutcome("other/edge", "edge", None, (), "cached", None)
-    pace.completed(ModelOutcome("other", (), (found,) * 3))
+    assert pace.left(2) == pytest.approx(35, rel=1e-2)
+    found = (
+        StageOutcome(f"other/{stage}", stage, None, (), "cached", None) for stage in ("edge", "quantize", "report")
+    )
+    pace.completed(ModelOutcome("other", (), tuple(found)))
     assert (pace.done, pace.known, pace.cached, pace.models) == (3, 5, 3, 1)
-    assert pace.left(2) == 30
+    assert pace.left(2) == pytest.approx(30)
     pace.expect("other", {"other/a": ExpectedStage("edge", None)})  # too late
     assert pace.known == 5
 
 
-def test_an_estimate_has_a_base():
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that a pace sees, in seconds: a list of one number."""
+    now = [1000.0]
+    monkeypatch.setattr("pteforge.flows.run.pace.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_the_speed_is_what_was_seen(clock):
+    """An estimate is right after a tenth of a cold run, whatever passes between stages.
+
+    Half of the stages that plans list are not needed; one that fails, and has few stages, does not count.
+    """
+    pace, models = Pace(), [f"net_{number}" for number in range(100)]
+    stages = {"edge": 3.0, "verify": 1.0, "fold_batch_norms": 0.0, "layers": 0.0}
+    pace.ask(models)
+    for model in models[:60]:  # the others are not planned yet
+        pace.expect(model, {f"{model}/{stage}": ExpectedStage(stage, None) for stage in stages})
+    failed = StageOutcome("net_99/export", "export", None, (), "failed", None)
+    pace.completed(ModelOutcome("net_99", (), (failed,)))
+    for model in models[:10]:
+        for stage in ("edge", "verify"):
+            made = replace(call(model), id=StageId(stage), stage=SimpleNamespace(name=stage))
+            pace.started(made)
+            clock[0] += 1.5 * stages[stage]  # one at a time, and half as much again for everything else
+            pace.finished(done(made, seconds=stages[stage]))
+        ran = [StageOutcome(f"{model}/{stage}", stage, None, (), "ran", None) for stage in ("edge", "verify")]
+        pace.completed(ModelOutcome(model, (), tuple(ran)))
+    assert pace.known == pytest.approx(200, rel=0.2)
+    assert pace.left(2) == pytest.approx(89 * 4 * 1.5, rel=0.2)
+
+
+def test_the_speed_is_recent(clock):
+    """When the machine gets slower, the estimate follows."""
+    pace = Pace()
+    pace.expect("net", {f"net/{number}": ExpectedStage("edge", 1.0) for number in range(2000)})
+    for number in range(1000):
+        made = replace(call("net"), id=StageId("edge", str(number)), stage=SimpleNamespace(name="edge"))
+        pace.started(made)
+        clock[0] += 1 if number < 700 else 4
+        pace.finished(done(made, seconds=1.0))
+    assert pace.left(1) > 3.5 * 2000
+
+
+def test_models_that_ran_elsewhere_count(clock):
+    """In a work pool, models that are completed say what stages take, and how fast the run is."""
+    pace, models = Pace(), [f"net_{number}" for number in range(20)]
+    pace.ask(models)
+    for model in models:
+        pace.expect(model, {f"{model}/edge": ExpectedStage("edge", None)})
+    assert pace.left(2) is None
+    for model in models[:10]:
+        clock[0] += 4
+        pace.completed(
+            ModelOutcome(model, (), (StageOutcome(f"{model}/edge", "edge", None, (), "ran", None, seconds=8.0),))
+        )
+    assert pace.left(2) == pytest.approx(10 * 4, rel=0.1)
+    assert (pace.done, pace.known) == (10, 20)
+
+
+def test_an_estimate_has_a_base(clock):
     """A large cold run shows none until it is known what most stages take, and then counts models not planned yet."""
     pace = Pace()
     pace.ask(f"net_{number}" for number in range(150))
     stages = ("quantize", "edge", "partition", "verify")
     pace.started(call("net_0"))
+    clock[0] += 1
     pace.finished(done(call("net_0"), seconds=2.0))
     assert pace.left(2) is None
     for model in ("net_0", "net_1"):
@@ -167,6 +231,18 @@ def test_stages_are_known_before_they_run(lower, warm):
         assert not workers.started
     stages = len(before.stages["linear"])
     assert by_record == other.pace.known >= 2 * stages
+
+
+def test_what_is_cached_takes_no_time(warm):
+    """Of a model of which some stages have to run, those that are in the ledger count, and take nothing."""
+    warm.edit("zoo.yaml", "- xnnpack-fp32", "- xnnpack-fp32\n  - xnnpack-int8-dynamic")
+    with Workers(jobs=1) as workers, open_run(warm, workers) as session:
+        find_models(session)
+        session.expect_stages()
+    stages = session.planned["linear"]
+    assert {slot.split("/")[1] for slot, stage in stages.items() if stage.seconds == 0} >= {"export", "verify"}
+    assert all(stage.seconds is None for slot, stage in stages.items() if slot.endswith("int8-dynamic"))
+    assert session.pace.known == sum(map(len, session.planned.values()))
 
 
 def test_a_model_is_planned_once(warm, monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
 from pteforge.flows.cli import progress
 from pteforge.flows.cli.progress import Failures, Lines, print_failures, print_summary
-from pteforge.flows.reports.figures_text import Note, ladders_table, notes, rungs_table
+from pteforge.flows.reports.figures_text import Note, ladders_table, notes, table_of
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.figures import Case, Figures, Searched, Worst
 from pteforge.tasks.results.numerics import Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
+from pteforge.tasks.results.tables import rungs_of
 from pteforge.tasks.stages.edge import Edge
 from rich.console import Console
 
@@ -144,23 +146,67 @@ def test_what_quantization_reached(quantized, style, tmp_path, monkeypatch):
     assert f"\x1b[{style}mnet/int8: {text}\x1b[0m" in console.export_text(styles=True)
 
 
-def test_long_summaries_list_what_changed(capsys, tmp_path):
-    """The table of more than 200 files leaves out those that were cached, and says how many."""
-    recipe = Delivered("net", "portable-fp32", "cached", path=tmp_path / "net" / "portable-fp32.pte")
-    names = [f"net{number}" for number in range(200)]
-    models = [ModelOutcome(name, (replace(recipe, model=name),), stages(cached=6)) for name in names]
-    print_summary(ZooOutcome("zoo", tuple(models), 2.0))
+@pytest.fixture
+def zoo(tmp_path):
+    """The outcome of a run of 150 models, of which a few changed, are new, or failed; and what was made before."""
+    figures = Figures(Worst(3, 1e-7, 1e-7, 140.2), {}, {}, {}, ())
+    every = [
+        Delivered(f"net{number}", recipe, "cached", path=tmp_path / f"net{number}" / f"{recipe}.pte", size=1000,
+                  digests={"pte": f"{number:064}"}, figures=replace(figures, notes=(f"note {number}",)))
+        for number in range(150)
+        for recipe in ("fat", "portable-fp32")
+    ]  # fmt: skip
+    before = {(made.model, made.recipe): made for made in every}
+
+    def make(**changes):
+        recipes = [replace(made, **changes.get(made.model, {})) for made in every]
+        models = (ModelOutcome(made.model, (made,), stages(cached=6)) for made in recipes)
+        return ZooOutcome("zoo", tuple(models), 2.0)
+
+    return make, before
+
+
+def test_a_good_night_is_short(zoo, capsys):
+    """Where all 300 files are as before, the summary says so in one line."""
+    make, before = zoo
+    print_summary(make(), None, before)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "300 files are as before; `pteforge --verbose export` lists all"
+    assert len(rest) == 2
+    assert rest[-1].startswith("300 files verified")
+
+
+def test_long_summaries_list_what_changed(zoo, capsys, monkeypatch):
+    """Files that failed, changed or are new have rows, in that order, with what is different; --verbose lists all."""
+    make, before = zoo
+    del before["net9", "fat"]
+    before["net8", "fat"] = Delivered("net8", "fat", "failed", failure=Failure("edge", "no", "", bad_input=False))
+    failed = {"status": "failed", "failure": Failure("verify/fat", "no", "", bad_input=False), "path": None}
+    changed = {"status": "made", "size": 1100, "digests": {"pte": "0" * 64}}
+    outcome = make(net7=failed, net20=changed, net30=changed | {"size": 1000})
+    print_summary(outcome, None, before)
     out = capsys.readouterr().out
-    assert all(model.model in out for model in models)
-    models[7] = ModelOutcome("changed", (replace(recipe, model="changed", status="made"),), stages(ran=6))
-    for more, hidden in (([models[0]], 200), ([models[0]] * 9, 208)):
-        print_summary(ZooOutcome("zoo", (*models, *more), 2.0))
-        out = capsys.readouterr().out
-        assert "changed" in out
-        assert "net19" not in out
-        assert f"{hidden} files that were cached are not listed" in out
-    print_summary(ZooOutcome("zoo", tuple(models[0] for _ in range(201)), 2.0))
-    assert capsys.readouterr().out.startswith("201 files that were cached are not listed\n201 files verified")
+    rows = [re.split(r" {2,}", line.strip()) for line in out.splitlines() if re.match(r" ?net\d+ ", line)]
+    assert [row[0] for row in rows] == ["net7", "net7", "net8", "net20", "net20", "net30", "net30", "net9"]
+    assert rows[0][2:] == ["failed at verify", "made before"]
+    assert [row[3] for row in rows[2:7]] == ["failed before", *["size +10.0 %"] * 2, *["other bytes"] * 2]
+    assert "292 files are as before" in out
+    monkeypatch.setattr(progress, "verbose", lambda: True)
+    print_summary(outcome, None, before)
+    assert len(re.findall(r"^ ?net\d+ ", capsys.readouterr().out, re.MULTILINE)) == 300
+
+
+def test_the_first_night_fits_a_screen(zoo, capsys):
+    """If all is new, some rows and notes stand for all; all failures have rows, as many as there are."""
+    make, _ = zoo
+    print_summary(make())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 45
+    assert any("280 files are new" in line for line in lines)
+    assert any("more notes are on the page about the run" in line for line in lines)
+    failed = {"status": "failed", "failure": Failure("verify/fat", "no", "", bad_input=False), "path": None}
+    print_summary(make(**{f"net{number}": failed for number in range(20)}))
+    assert capsys.readouterr().out.count("failed at verify") == 40
 
 
 def shown(table):
@@ -192,13 +238,13 @@ FAT = Ladder(
 
 def test_one_ladder():
     """Each rung has all figures, the method if there are several, and the reason if it could not run."""
-    assert shown(rungs_table(PLAIN)) == [
+    assert shown(table_of(rungs_of(PLAIN))) == [
         ["rung", "max", "abs", "error", "relative", "SQNR", "top-1"],
         ["exported", "0.5", "0.25", "exact"],
         ["quantized", "0.5", "0.25", "34.2", "dB", "87.5", "%"],
         ["payload", "0.5", "0.25", "33.0", "dB", "75.0", "%"],
     ]
-    lines = shown(rungs_table(FAT))
+    lines = shown(table_of(rungs_of(FAT)))
     assert lines[0][:2] == ["rung", "method"]
     assert lines[2][:2] == ["exported", "encode"]
     assert lines[5] == ["payload.a", "forward", "not", "run:", "needs", "AcmeBackend"]

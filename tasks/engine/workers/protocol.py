@@ -29,6 +29,10 @@ from typing import Any, NamedTuple, Self
 from ....errors import printable
 from ..stage import Progressed
 
+PROCESSES_VARIABLE = "PTEFORGE_PROCESSES"
+"""Environment variable. With ``fresh``, no two stages share a worker process; with ``started``, worker processes are
+started instead of forked, as they are on systems other than Linux."""
+
 
 @dataclass(frozen=True)
 class WorkerReport:

@@ -1,4 +1,7 @@
-"""The warm server: imports its preload modules once, then forks one process per call."""
+"""The warm server: imports its preload modules once, then forks one process per call.
+
+Where the system's libraries do not survive a fork, as on macOS, it imports nothing and starts each process afresh.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +76,12 @@ _ORPHANS_LIMIT = 3.0  # seconds at the server's end for what calls left behind
 _ORPHANS_PAUSE = 0.005
 _KEPT_MEMORY = 32 << 20  # bytes that a process may hold while it waits for its next call
 _LINUX_OOM_PREFERENCE = Path("/proc/self/oom_score_adj")
+_STAGE_PROGRAM = """\
+import sys
+sys.path[:] = {path!r}
+from {module} import run_started_process
+run_started_process({server}, {preload!r}, {fds!r})
+"""
 
 
 def run_stage_process(server: int, control: Callable[[int, int], None], own_fds: list[int]) -> NoReturn:
@@ -107,6 +116,24 @@ def run_stage_process(server: int, control: Callable[[int, int], None], own_fds:
     os._exit(0)
 
 
+def run_started_process(server: int, preload: list[str], own_fds: list[int]) -> NoReturn:
+    """The main program of a stage process that is not forked: imports the preload modules, then continues as one."""
+    _prepare_interpreter()
+    _write_to(os.dup(own_fds[2]))  # the log
+    for fd in own_fds:
+        os.set_inheritable(fd, False)
+    for module in preload:
+        importlib.import_module(module)
+    run_stage_process(server, process_control(), own_fds)
+
+
+def _prepare_interpreter() -> None:
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):  # by lines, so that the log of a crashed stage is complete
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
 def _send(answer: bytes, answer_fd: int) -> None:
     """Writes the answer once all of the log is written."""
     for stream in (sys.stdout, sys.stderr):
@@ -129,7 +156,7 @@ def _may_linger(inherited: int) -> bool:
     Where they have left more, lowering takes so long that a fork does not matter.
     """
     kept = own_memory(os.getpid()) - inherited
-    return kept <= _KEPT_MEMORY and _count_threads() == 1 and not children(os.getpid())
+    return kept <= _KEPT_MEMORY and count_threads() == 1 and not children(os.getpid())
 
 
 def _next_call(calls: socket.socket, linger: float) -> list[int]:
@@ -184,8 +211,8 @@ def _one_message(error: BaseException) -> str:
     return message if len(message) <= _MESSAGE_LIMIT else f"{message[:_MESSAGE_LIMIT]} ..."
 
 
-def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | None) -> None:
-    """The main program of the server and of the processes that it forks.
+def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | None, *, forks: bool) -> None:
+    """The main program of the server and of the processes that it forks, unless it starts them afresh.
 
     Returns, in the server, when the pool closes its end of the control socket.
 
@@ -198,20 +225,20 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
     process = process_control()
     die_with_parent(process, parent)
     adopt_orphans(process)
-    faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):  # by lines, so that the log of a crashed stage is complete
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    gc.disable()  # imports create many objects and few cycles: collecting takes a third of their time
-    for module in preload:
-        importlib.import_module(module)
-    _require_single_thread()
-    gc.collect()
-    gc.enable()
-    gc.freeze()  # stage processes do not collect these objects, so their pages stay shared
+    _prepare_interpreter()
+    if forks:
+        gc.disable()  # imports create many objects and few cycles: collecting takes a third of their time
+        for module in preload:
+            importlib.import_module(module)
+        _require_single_thread()
+        gc.collect()
+        gc.enable()
+        gc.freeze()  # stage processes do not collect these objects, so their pages stay shared
     listener = None if listener_fd is None else socket.socket(fileno=listener_fd)
+    for fd in filter(None, (control_fd, listener_fd)):
+        os.set_inheritable(fd, False)
     pid = os.getpid()
-    with socket.socket(fileno=control_fd) as control, _Server(control, listener) as server:
+    with socket.socket(fileno=control_fd) as control, _Server(control, listener, None if forks else preload) as server:
         process(_PR_SET_PDEATHSIG, 0)
         control.sendall(READY)
         fds = server.run()
@@ -226,7 +253,7 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
 
 def _require_single_thread() -> None:
     """A fork copies only the calling thread: locks that other threads hold would stay locked for ever."""
-    count = _count_threads()
+    count = count_threads()
     if count != 1:
         names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
         raise RuntimeError(
@@ -235,10 +262,18 @@ def _require_single_thread() -> None:
         )
 
 
-def _count_threads() -> int:
+def count_threads() -> int:
     """Threads of this process, those that Python does not know included."""
     tasks = "/proc/self/task"
     return len(os.listdir(tasks)) if os.path.isdir(tasks) else threading.active_count()  # noqa: PTH112, PTH208 - plain counting
+
+
+def _start_process(preload: list[str], own_fds: list[int]) -> int:
+    """Starts a process that takes a call as a forked one would; returns its id."""
+    program = _STAGE_PROGRAM.format(path=sys.path, module=__name__, server=os.getpid(), preload=preload, fds=own_fds)
+    for fd in own_fds:
+        os.set_inheritable(fd, True)
+    return os.posix_spawn(sys.executable, [sys.executable, "-c", program], os.environ)
 
 
 @dataclass
@@ -258,7 +293,9 @@ class _Call:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, listener: socket.socket | None) -> None:
+    def __init__(self, control: socket.socket, listener: socket.socket | None, preload: list[str] | None) -> None:
+        """Forks processes, or starts each afresh, with the `preload` modules, if there are any."""
+        self._preload = preload
         self._control = control
         self._listener = listener
         self._controls = [control]  # the pool's, and those of other processes' pools
@@ -348,16 +385,16 @@ class _Server:
             return None
 
     def _start(self, fds: list[int], control: socket.socket) -> list[int]:
-        """Forks a process for a call; there, this object becomes empty, and what it is for is returned."""
+        """Starts a process for a call; in a fork, this object becomes empty, and what it is for is returned."""
         if len(fds) != PROCESS_FDS:  # this process has run out of descriptors: the pool sees the link end
             for fd in fds:
                 os.close(fd)
             return []
         *own_fds, link_fd = fds
         link = socket.socket(fileno=link_fd)
-        baseline = own_memory(os.getpid())
+        baseline = own_memory(os.getpid()) if self._preload is None else 0
         try:
-            pid = os.fork()
+            pid = os.fork() if self._preload is None else _start_process(self._preload, own_fds)
         except OSError as error:
             pid = -(error.errno or 1)
         if pid == 0:

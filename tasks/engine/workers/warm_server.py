@@ -18,7 +18,7 @@ from ....artifacts.files import abandoned, remove, staging_folder
 from ....errors import StageCrashed, StageError, StageFailed
 from ..keys.inputs import WORKER_VARIABLES
 from . import server
-from .protocol import CALL, READY, STARTED_SIZE, Started, decode_link, signal_name, tail_lines
+from .protocol import CALL, PROCESSES_VARIABLE, READY, STARTED_SIZE, Started, decode_link, signal_name, tail_lines
 
 _WARM_UP_LIMIT = 900.0  # seconds, so that a preload that hangs does not hang its callers
 _END_LIMIT = 5.0  # seconds for the server to kill its calls and exit
@@ -28,7 +28,7 @@ _PROGRAM = """\
 import sys
 sys.path[:] = {path!r}
 from {module} import serve
-serve({control}, {parent}, {preload!r}, {listener})
+serve({control}, {parent}, {preload!r}, {listener}, forks={forks})
 """
 
 
@@ -145,6 +145,7 @@ class WarmServer:
             parent=os.getpid(),
             preload=list(self._preload),
             listener=self._listener and self._listener.fileno(),
+            forks=sys.platform == "linux" and os.environ.get(PROCESSES_VARIABLE) != "started",
         )
         self._process = subprocess.Popen(  # noqa: S603 - this Python, and a program of our own
             [sys.executable, "-c", program],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from base64 import b64encode
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,7 +19,7 @@ from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tests.flows.conftest import FAT
 
 RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
-EMPTY = {"meta", "rect", "polyline", "circle", "i", "br", "link", "img"}  # `i` has a closing tag, and no content
+EMPTY = {"meta", "input", "rect", "polyline", "circle", "i", "br", "link", "img"}  # `i` has a closing tag, no content
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\"'\x1b[31m\x00\u202e"
 
 
@@ -28,6 +30,7 @@ class Page(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.tags: Counter[str] = Counter()
+        self.elements: list[tuple[str, list[tuple[str, str | None]]]] = []  # with their attributes
         self.attributes: list[tuple[str, str, str]] = []  # of element, name, value
         self.words: list[tuple[str, str]] = []  # classes around a text, and the text
         self._classes: list[str] = []
@@ -37,6 +40,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags[tag] += 1
+        self.elements.append((tag, attrs))
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         if tag not in EMPTY:
             self.open.append(tag)
@@ -108,12 +112,12 @@ def failed_in(record):
 
 
 def test_the_run_writes_its_page(made, record):
-    """Header, a row per model, the map of each file and payload, a treemap with a text, and stage times."""
+    """Header, a line per file, the map of each file and payload, a treemap with a text, and stage times."""
     page = Page((made.out / NAME).read_text(encoding="utf-8"))
     for word in (record.zoo, record.host, record.version, record.id, "completed", "3 files verified"):
         assert word in page.text
-    assert page.tags["table"] == 2
-    assert page.tags["details"] == len(record.files)
+    assert page.tags["table"] == len(RECIPES)  # of stage times
+    assert page.tags["details"] == len(RECIPES) + 1  # all are new
     assert "XnnpackBackend" in page.of_class("to-delegate")
     assert "not delegated" in page.of_class("left")
     assert "aten::" in page.of_class("kernel")  # portable kernels are what the portable recipe is for
@@ -134,10 +138,15 @@ def test_what_a_stage_took(made, record):
 
 
 def test_the_page_needs_nothing_else(made):
-    """It has no script, and refers to nothing but the files next to it and places in itself."""
-    page = Page((made.out / NAME).read_text(encoding="utf-8"))
-    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    """It refers to nothing but the files next to it and places in itself, and runs no script but its own."""
+    text = (made.out / NAME).read_text(encoding="utf-8")
+    page = Page(text)
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
     assert not page.values("src")
+    (policy,) = [value for value in page.values("content") if "default-src" in value]
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy.startswith(f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; ")
     places = {f"#{value}" for value in page.values("id")}
     assert all(link in places or (made.out / link).is_file() for link in page.values("href"))
 
@@ -149,10 +158,54 @@ def test_changes_and_trends(made, record):
     before = changed(record, size=1000, figures=measured(record, 42.5))
     page = Page(render(now, [failed, before], made.out))
     assert page.of_class("worse") == "+3.0 % -2.5 dB"
+    assert "Since the last run: failed before" in page.text
     labels = [value for value in page.values("aria-label") if "over the last" in value]
     assert "size over the last 2 runs: from 1000 B to 1.0 KiB" in labels
     assert "SQNR over the last 2 runs: from 42.5 dB to 40.0 dB" in labels
     assert Page(render(record, [], made.out)).of_class("trend") == ""
+
+
+def test_what_matters_is_first(made, record):
+    """Files that failed come first, those that were made before ahead of others; then changed, new and other files.
+
+    Recipes that failed with one problem share a line. Of many files, those that are as before are not open.
+    """
+
+    def run(number, **files):
+        return replace(record, id=f"{number}", files={"net": {name: made.to_json() for name, made in files.items()}})
+
+    def ended(recipe, **fields):
+        return replace(delivered_by(record)["net"]["fat"], recipe=recipe, **fields)
+
+    old = replace(FAILED, recipe="b", failure=replace(FAILED.failure, problem="an old problem"))
+    known = {f"k{number}": ended(f"k{number}") for number in range(30)}
+    changed = {"e": ended("e"), "f": ended("f", size=1, digests={"pte": "0" * 64})}
+    failed = {name: replace(FAILED, recipe=name) for name in ("c", "d")}
+    before = run(1, b=old, c=ended("c"), d=ended("d"), e=ended("e", digests={"pte": "0" * 64}), f=ended("f"), **known)
+    page = Page(render(run(2, new=ended("new"), **known, **changed, b=old, **failed), [before], made.out))
+    assert page.values("data-recipes")[:6] == ["c d", "b", "e", "f", "new", "k0"]
+    assert page.values("data-state")[:6] == ["failed", "failed", "changed", "changed", "new", "as before"]
+    assert "failed again" in page.of_class("bad")
+    opened = [dict(attrs)["id"] for tag, attrs in page.elements if tag == "details" and "open" in dict(attrs)]
+    assert opened == ["failed", "changed"]
+    for count in ("3 failed", "2 changed", "1 new", "30 as before"):
+        assert count in page.text
+
+
+def test_links(made, record):
+    """The run links to its page in Prefect, a release that is held back to its manifest, a gate to the file."""
+    reason = "net/fat: the file grew by 9 %, at most 2 % is allowed"
+    release = ReleaseOutcome("https://zoo.example/releases", "latest", "20260102T030405-abc", (reason,), held_back=True)
+    run = replace(record, status="failed", release=release, url="https://prefect.example/runs/flow-run/1")
+    page = Page(render(run, [], made.out))
+    links = page.values("href")
+    assert run.url in links
+    assert "https://zoo.example/releases/releases/20260102T030405-abc.json" in links
+    assert {"#release", "#net/fat"} <= set(links)
+    assert "release gate: " + reason in page.of_class("bad")
+    assert "held back" in page.of_class("bad")
+    bucket = replace(run, release=replace(release, url="s3://zoo/releases"))
+    assert not [link for link in Page(render(bucket, [], made.out)).values("href") if "s3:" in link]
 
 
 def test_notes(made, record):
@@ -233,14 +286,16 @@ def test_all_text_is_escaped(made, record):
         version=HOSTILE,
         parameters={"models": HOSTILE},
         release=ReleaseOutcome(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), held_back=True),
+        url=f"javascript:alert(1)//{HOSTILE}",
         files={HOSTILE: entries, "net": record.files["net"]},
         models={HOSTILE: stages, "net": stages},
     )
     text = render(hostile, [], made.out)
     page = Page(text)
-    assert not {"script", "img"} & set(page.tags)
+    assert (page.tags["script"], page.tags["img"]) == (1, 0)
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     assert "<script>alert(1)</script>" in page.text
+    assert not [link for link in page.values("href") if "javascript" in link]
     assert not {"\x1b", "\x00", "\u202e"} & set(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 from pathlib import Path
 
@@ -156,10 +157,14 @@ def test_another_machine_or_toolchain(made, monkeypatch, tmp_path):
     assert holding(made) == set()
     monkeypatch.undo()
     whole._toolchain.cache_clear()
-    with monkeypatch.context() as other:
-        other.setattr(whole, "distribution_versions", lambda names: dict.fromkeys(names, "0"))
-        assert holding(made) == set()
-        whole._toolchain.cache_clear()
+    for module, name, found in (
+        (whole, "distribution_versions", lambda names: dict.fromkeys(names, "0")),
+        (platform, "python_version", lambda: "3.99.0"),
+    ):
+        with monkeypatch.context() as other:
+            other.setattr(module, name, found)
+            assert holding(made) == set()
+            whole._toolchain.cache_clear()
     assert holding(made) == {"net", "twin"}
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import psutil
 import pteforge
+from pteforge.flows.prefect.pool import ALONE
 from pteforge.tests.conftest import run_process
 from pteforge.tests.contract.conftest import run_s3_server
 from pteforge.tests.faulty_proxy import Proxy, run_proxy
@@ -229,14 +230,25 @@ class Site:
     def files(self) -> list[str]:
         return sorted(path.parent.name for path in self.project.out.glob("*/portable-fp32.pte"))
 
-    def write_zoo(self, widths: Mapping[str, int] | None = None, *, seconds: float = 0, name: str = "zoo.yaml") -> None:
-        """Writes the zoo: models of one layer, each of whose builders takes so many seconds."""
+    def write_zoo(
+        self,
+        widths: Mapping[str, int] | None = None,
+        *,
+        seconds: float = 0,
+        name: str = "zoo.yaml",
+        weights: int = int(ALONE) << 20,
+    ) -> None:
+        """Writes the zoo: models of one layer, each of whose builders takes so many seconds.
+
+        Each has a file of as many bytes as `weights`: by default, so many that the model has a flow run of its own.
+        """
         self.project.write("nets.py", NETS)
-        models = {}
+        os.truncate(self.project.write("weights", ""), weights)
+        models, files = {}, ["weights"]
         for index in range(MODELS):
             model = f"net{index:02}"
             arguments = {"name": model, "width": (widths or {}).get(model, index + 1), "seconds": seconds}
-            models[model] = {"source": {"builder": "nets:net", "kwargs": arguments}}
+            models[model] = {"source": {"builder": "nets:net", "kwargs": arguments, "files": files}}
         self.project.write_zoo(models, ("portable-fp32",))
         if name != "zoo.yaml":
             (self.project.folder / "zoo.yaml").rename(self.project.folder / name)

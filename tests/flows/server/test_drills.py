@@ -131,6 +131,28 @@ def test_machine_dies(site):
     check_next_night(site)
 
 
+def test_machine_dies_with_models_that_share_a_run(site):
+    """Models that were done stay done; the others are lowered by other machines in the same night."""
+    site.write_zoo(seconds=SECONDS, weights=0)
+    night = site.start_night()
+    (batch, *_) = eventually(
+        lambda: [run for run in site.runs_of_models(night, "RUNNING") if "more" in run["name"] or "," in run["name"]]
+    )
+    shared = batch["parameters"]["models"].split(",")
+    assert 1 < len(shared) < MODELS
+    eventually(lambda: set(site.built()) & set(shared))
+    victim = next(worker for worker in site.workers.values() if batch["id"] in worker.runs())
+    if night in victim.runs():  # the zoo's run is to go on
+        victim.runs()[batch["id"]].kill()
+    else:
+        victim.kill()
+    check_night(site, night, twice=set(shared))
+    assert site.run(batch["id"])["state"]["type"] == "CRASHED"
+    parts = [run["parameters"]["models"].split(",") for run in site.runs_of_models(night, "COMPLETED")]
+    assert all(set(part) < set(shared) for part in parts if set(part) & set(shared))
+    check_next_night(site)
+
+
 def test_store_is_away(site):
     """Runs wait for the store, as long as PTEFORGE_STORE_OUTAGE says."""
     night = site.start_night()

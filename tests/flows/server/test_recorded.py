@@ -225,7 +225,7 @@ def test_figures_are_tables(warm, recorded, on_server):
     known = recorded(warm)
     page = known.artifact("bisect-conv-laddered")
     assert "# conv/laddered" in page
-    assert "| exported | forward | 0 | 0 | exact |" in page
+    assert "| exported | 0 | 0 | exact |" in page
     assert known.artifact("bisect-conv-laddered-plot").startswith("data:image/png;base64,iVBOR")
 
 

@@ -18,7 +18,7 @@ from pteforge.tasks.codecs.storages import INLINE_STORAGE_LIMIT, storage_bytes
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 
-OLD_VERSIONS = {"codec": 0, "torch": "2.12.0", "executorch": "1.5.0"}
+OLD_VERSIONS = {"codec": 0, "torch": "2.12.0", "executorch": "1.5.0", "python": "3.10"}
 
 
 def linear(features: int = 32, **options: Any) -> ExportedProgram:

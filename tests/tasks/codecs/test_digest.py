@@ -21,7 +21,7 @@ from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.schema import TensorShapeDynamism
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactRef
-from pteforge.tasks.codecs.program import load_program
+from pteforge.tasks.codecs.program import load_program, save_program
 from pteforge.tests.lowering import program_digest
 from pteforge.tests.zoo.networks import Cache, ConvNet, Function, Head, Reader, Write
 from torch import Tensor, nn
@@ -339,3 +339,20 @@ def test_same_in_every_process(store: LocalStore, tmp_path: Path):
     assert len({ref.identity for ref in made[0]}) == 3
     one, other = ([program_digest(load_program(ref, store)) for ref in refs] for refs in made)
     assert one == other
+
+
+def test_members_of_torch_are_found_in_torch(store: LocalStore, monkeypatch: pytest.MonkeyPatch):
+    """A memory format and a layout are stored alike, whatever modules are loaded that have imported torch."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone(memory_format=torch.channels_last)
+        return y + torch.zeros_like(x, layout=torch.strided, memory_format=torch.contiguous_format)
+
+    program = torch.export.export(Function(function), (torch.ones(1, 2, 3, 3),))
+    saved = save_program(program, kind="program/any", store=store)
+    importing = [name for name, module in sys.modules.items() if getattr(module, "torch", None) is torch]
+    for name in importing[:1]:
+        monkeypatch.delitem(sys.modules, name)  # pickle asks modules in the order of their imports
+    assert save_program(program, kind="program/any", store=store) == saved
+    formats = [value for node in load_program(saved, store).graph.nodes for value in node.kwargs.values()]
+    assert torch.channels_last in formats

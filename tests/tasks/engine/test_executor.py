@@ -14,9 +14,10 @@ from pteforge.artifacts.store import LocalOnlyStore, open_store
 from pteforge.configs.model import Limits
 from pteforge.configs.recipe import CompileOptions
 from pteforge.errors import ObjectMissing, StageFailed
-from pteforge.tasks.engine.executor import PROCESSES_VARIABLE, Executor, predict_memory
+from pteforge.tasks.engine.executor import Executor, predict_memory
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall, memory_for_calls
+from pteforge.tasks.engine.workers.protocol import PROCESSES_VARIABLE
 from pteforge.tasks.results.figures import Score, Scores
 from pteforge.tasks.stages.bench import Bench
 from pteforge.tasks.stages.compile import Compile

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+import platform
 from pathlib import Path
 
 import pytest
@@ -190,8 +191,12 @@ def test_errors_cross_processes():
     assert isinstance(refused, SourceError)
 
 
-def test_executor_is_an_engine(tmp_path):
-    """The executor has what runners call; its key covers stage, code, versions, inputs and params."""
+def test_executor_is_an_engine(tmp_path, monkeypatch):
+    """The executor has what runners call; its key covers stage, code, versions, inputs and params.
+
+    Python's version is in the key of every stage: where machines with several share a store, none finds what another
+    has made. Code means what its Python makes of it, syntax trees have other fields, and pickles name internals.
+    """
     from pteforge.artifacts.store import open_store
 
     with open_store(str(tmp_path / "store")) as store:
@@ -201,6 +206,11 @@ def test_executor_is_an_engine(tmp_path):
         assert key.inputs == {"program": REF.identity}
         assert {"python", "torch", "executorch", "torchao"} <= set(key.versions)
         assert executor.find(call()) is None
+        monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
+        another = Executor(store, workers=None).key(call())
+        assert another.versions == {**key.versions, "python": "3.99.0"} != key.versions
+        assert another.digest() != key.digest()
+        monkeypatch.undo()
         assert executor.key(call(params=Edge.Params())).code != key.code  # xnnpack's code takes part in one of them
 
 

@@ -1,6 +1,7 @@
 """Core ML's options reach its partitioner and converter; its shipped recipes are those of `executorch.export`."""
 
 import importlib
+import platform
 import sys
 
 import pteforge
@@ -10,7 +11,7 @@ from pteforge.configs.nodes import plain
 from pteforge.configs.recipe_lookup import read_preset
 from pteforge.errors import TargetError
 from pteforge.tasks.quantize.torchao_configs import class_name
-from pteforge.tasks.targets import find_target
+from pteforge.tasks.targets import coreml, find_target
 from pteforge.tasks.targets.find import check_quantizers, make_quantizer
 
 SYSTEMS = {
@@ -26,6 +27,27 @@ DEFAULTS = {
     "model_compute_precision": b"float16",
     "model_type": b"model",
 }
+
+
+@pytest.mark.parametrize(
+    ("python", "system", "machine", "expected"),
+    [
+        ((3, 13), "Linux", "x86_64", "pip install coremltools==9.0"),
+        ((3, 11), "Darwin", "arm64", "pip install coremltools==9.0"),
+        ((3, 14), "Linux", "x86_64", "this is Python 3.14 on Linux for x86_64"),
+        ((3, 14), "Darwin", "arm64", "this is Python 3.14 on Darwin for arm64"),
+        ((3, 11), "Linux", "aarch64", "this is Python 3.11 on Linux for aarch64"),
+    ],
+)
+def test_where_it_can_be_made(monkeypatch, python, system, machine, expected):
+    """Without coremltools, the reason is what to install, or that there are no wheels for this system."""
+    monkeypatch.setattr(coreml, "find_spec", lambda _name: None)
+    monkeypatch.setattr(sys, "version_info", (*python, 0, "final", 0))
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    reason = type(find_target("coreml")).available()
+    assert expected in reason
+    assert ("pip install" in reason) == ("this is" not in reason)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Targets that this machine cannot lower for say exactly why, and what to do."""
 
+import platform
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from shutil import which
 
 import pytest
 from pteforge.errors import TargetError
-from pteforge.tasks.targets import find_target
+from pteforge.tasks.targets import base, find_target
 from pteforge.tasks.targets.base import missing_packages
 
 # name, required module or program, part of the reason
@@ -90,6 +91,18 @@ def test_says_what_to_install():
     assert missing_packages("json", "email", extra="x") is None
     assert missing_packages("json", "nothing", extra="x") == "nothing is not installed: pip install 'pteforge[x]'"
     assert missing_packages("nothing", "nor_this", extra="x").startswith("nothing and nor_this are not installed")
+
+
+def test_says_where_an_extra_has_no_wheels(monkeypatch):
+    """Where its markers leave nothing of an extra, installing it is no way out: the system is named instead."""
+    before = f"python_version < '{sys.version_info[0]}.{sys.version_info[1]}'"
+    listed = ["a; extra == 'some'", f"b; {before} and extra == 'some'", f"c; {before} and extra == 'none'", "d>=1"]
+    monkeypatch.setattr(base, "requires", {"pteforge": listed}.get)
+    assert missing_packages("nothing", extra="some").endswith(": pip install 'pteforge[some]'")
+    reason = missing_packages("nothing", extra="none")
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {platform.system()} for {platform.machine()}"
+    assert f"there are no wheels for {python}" in reason
+    assert "pip install" not in reason
 
 
 def test_devices():

@@ -1,6 +1,5 @@
 """Checking a builder and its arguments without importing it."""
 
-import inspect
 import sys
 from pathlib import Path
 
@@ -151,10 +150,9 @@ def test_as_python_binds(write_tree, source, given):
     signature = find_signature("model:build", ModuleSearch((write_tree({"model.py": source}),)))
     module = {}
     exec(source, module)  # noqa: S102 - a text of ours
-    known = inspect.signature(module["build"])
     for kwargs in CALLS:
         try:
-            known.bind(*range(given), **kwargs)
+            module["build"](*range(given), **kwargs)  # `inspect.Signature.bind` is wrong in Python 3.13.0
             accepted = True
         except TypeError:
             accepted = False

@@ -1,0 +1,127 @@
+"""What changed since the runs before: which files failed, are new, differ or are as before, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal
+
+from ...artifacts.runs import RunRecord, Runs, StageOutcome
+from ...errors import StoreError
+from ...tasks.results.delivered import Delivered, delivered_by
+from ...tasks.results.tables import format_db
+
+State = Literal["failed", "changed", "new", "as before", "not applicable"]
+"""What became of a file, in the order of what should be looked at first."""
+
+Results = Mapping[tuple[str, str], Delivered]
+"""What came of files, by the names of model and recipe."""
+
+_RUNS_READ = 30  # records that are looked at for earlier runs of a zoo
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a figure changed since an earlier run, in words, and whether that is good."""
+
+    text: str
+    tone: Literal["better", "worse", "same"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What came of a recipe of a model, and what the last run made of it, if it did."""
+
+    result: Delivered
+    before: Delivered | None
+
+    @property
+    def state(self) -> State:
+        result, before = self.result, self.before
+        if result.status in ("failed", "not applicable"):
+            return result.status
+        return "new" if before is None else "as before" if _content(result) == _content(before) else "changed"
+
+    @property
+    def is_news(self) -> bool:
+        return self.state in ("failed", "changed", "new")
+
+    @property
+    def change(self) -> str:
+        """How it differs from the last run's, in a few words; empty where it does not, or there is none."""
+        result, before, state = self.result, self.before, self.state
+        if before is None or before.failure or state == "failed":
+            return "" if before is None else "failed before" if before.failure else "made before"
+        changes = {"size": size_change(result, before), "SQNR": sqnr_change(result, before)}
+        said = ", ".join(f"{name} {change.text}" for name, change in changes.items() if change.tone != "same")
+        return said or ("other bytes" if state == "changed" else "")
+
+
+def _content(result: Delivered) -> tuple[Any, ...]:
+    """What has to be equal of equal files; their provenance may differ."""
+    digests = {ending: digest for ending, digest in result.digests.items() if ending != "json"}
+    return digests, dict(result.assets), format_sqnr(result), result.score
+
+
+def format_sqnr(result: Delivered) -> str:
+    return format_db(result.sqnr_db) if result.figures else "not measured"
+
+
+def size_change(result: Delivered, last: Delivered) -> Change:
+    size, before = result.size, last.size
+    if size == before:
+        return Change("=", "same")
+    percent = 100 * (size - before) / before if before else float("inf")
+    text = f"{percent:+.1f} %" if abs(percent) >= 0.05 else f"{size - before:+} B"
+    return Change(text, "better" if size < before else "worse")
+
+
+def sqnr_change(result: Delivered, last: Delivered) -> Change:
+    now, before = result.sqnr_db, last.sqnr_db
+    if now is None or before is None:
+        was = format_sqnr(last)
+        if format_sqnr(result) == was:
+            return Change("=", "same")
+        return Change(f"was {was}", "worse" if before is None else "better")
+    if f"{now - before:.1f}" in ("0.0", "-0.0"):
+        return Change("=", "same")
+    return Change(f"{now - before:+.1f} dB", "better" if now > before else "worse")
+
+
+def runs_before(run: str, zoo: str, runs: Runs) -> Iterator[RunRecord]:
+    """Earlier runs of a zoo that were to make files, the newest first; raises StoreUnusable. `run` is none of them."""
+    others = (other for other in islice(runs.of_zoo(zoo), _RUNS_READ) if other.id != run)
+    return (other for other in others if not other.parameters.get("until"))
+
+
+def results_before(run: str, zoo: str, runs: Runs) -> Results:
+    """What came last of each file in earlier runs of a zoo; nothing where the store cannot be read."""
+    try:
+        earlier = runs_before(run, zoo, runs)
+        models = delivered_by(with_the_rest(next(earlier), earlier))
+    except (StopIteration, StoreError):
+        return {}
+    return {(model, name): result for model, recipes in models.items() for name, result in recipes.items()}
+
+
+def with_the_rest(record: RunRecord, earlier: Iterable[RunRecord]) -> RunRecord:
+    """A run of a part of a zoo, with what runs before it, newest first, made of the rest in the same folder."""
+    parts = [record]
+    for run in earlier:
+        if not is_of_a_part(parts[-1]):
+            break
+        if run.parameters.get("out") == record.parameters.get("out"):
+            parts.append(run)
+    files: dict[str, Mapping[str, Any]] = {}
+    stages: dict[str, tuple[StageOutcome, ...]] = {}
+    for run in reversed(parts):
+        files |= {model: {**files.get(model, {}), **recipes} for model, recipes in run.files.items()}
+        stages |= {model: outcomes for model, outcomes in run.models.items() if model in run.files}
+    return replace(record, files=files, models=stages)
+
+
+def is_of_a_part(record: RunRecord) -> bool:
+    """Whether it was to make a part of the zoo, or has not made all of it."""
+    chosen = any(record.parameters.get(name, "*") != "*" for name in ("models", "recipes"))
+    return chosen or not record.ended

@@ -1,0 +1,167 @@
+"""Where a recipe loses quality: in which program on the way to the file, and at which of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..engine.runner import NotCached, Runner
+from ..results.delivered import Failure
+from ..results.numerics import (
+    CLEAN_DB,
+    Ladder,
+    LosingPart,
+    Loss,
+    NodeLoss,
+    NodeLosses,
+    PayloadLosses,
+    Rung,
+    find_loss,
+)
+from ..results.tables import Table, format_error, format_sqnr, in_html, rungs_of
+from ..stages.ladder import RungParams
+from .graph import lower_to_ladder
+from .model import PlannedModel
+from .quality import Climbed, bisect_payload, bisect_rung
+from .runs import ModelRun, RecipeRun
+
+_MOST = 10  # operators and delegates that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """Where a recipe loses quality. Its text is what `pteforge bisect` prints; a notebook shows it as tables."""
+
+    name: str  # ``MODEL/RECIPE``
+    ladder: Ladder
+    loss: Loss | None  # the first rung that loses quality, if any
+    nodes: NodeLosses | None = None  # losses of that rung's operators; None if they cannot be compared
+    payload: PayloadLosses | None = None  # if it is the payload that loses, where
+    not_made: Mapping[str, str] = field(default_factory=dict)  # failed step -> reason; its rungs are missing
+
+    def to_json(self) -> dict[str, Any]:
+        loss = self.loss and {
+            "rung": self.loss.rung.label,
+            "method": self.loss.rung.method,
+            "before": self.loss.before.label if self.loss.before else "eager",
+            "reason": self.loss.reason,
+            "nodes": self.nodes.to_json() if self.nodes else None,
+            "payload": self.payload.to_json() if self.payload else None,
+        }
+        ladder, not_made = self.ladder.to_json(), dict(self.not_made)
+        return {"name": self.name, "numerics": ladder, "not_made": not_made, "loss": loss}
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self.parts()))
+
+    def _repr_html_(self) -> str:
+        return "".join(map(in_html, self.parts()))
+
+    def parts(self) -> Iterator[Table | str]:
+        """Paragraphs and tables, for people."""
+        yield rungs_of(self.ladder)
+        yield from (f"not made: {step}: {problem}" for step, problem in self.not_made.items())
+        if self.loss is None:
+            yield f"{self.name} loses no quality on the way."
+            return
+        method = "" if self.loss.rung.method == "forward" else f", method {self.loss.rung.method},"
+        yield f"{self.loss.rung.label}{method} {self.loss.reason}."
+        if self.loss.rung.name == "payload":
+            yield from _of_payload(self.payload) if self.payload else ()
+        elif self.nodes and self.loss.before:
+            yield from _of_nodes(self.nodes, self.loss.before.label, self.loss.rung.label)
+        else:
+            yield "There is no program before it to compare with."
+
+
+def _of_nodes(nodes: NodeLosses, before: str, after: str) -> Iterator[Table | str]:
+    yield f"The operators of {after} that lose most, and what they were made from:"
+    numbers = ("own SQNR", "max abs error", "SQNR so far")
+    rows = (
+        (" + ".join(node.sources), node.operator, *_cells(node), _where(node.module, node.line))
+        for node in nodes.losing[:_MOST]
+    )
+    yield Table((before, after, *numbers, "where"), tuple(rows), numbers)
+    hidden = len(nodes.losing) - _MOST
+    more = f", {hidden} more lose something" if hidden > 0 else ""
+    yield (
+        f"{nodes.compared} values compared of {nodes.operators} operators{more}. Own: with inputs "
+        f"as they are in {before}."
+    )
+
+
+def _of_payload(losses: PayloadLosses) -> Iterator[Table | str]:
+    if losses.delegates:
+        yield "Delegates, each run by the runtime while torch computes the rest, against the edge program:"
+        numbers = ("operators", "own SQNR", "SQNR of outputs")
+        rows = (
+            (
+                *(str(delegate.position), delegate.backend, str(delegate.operators)),
+                *(format_sqnr(worst) if worst else "" for worst in (delegate.own, delegate.passed_on)),
+                delegate.problem or ("loses" if delegate.loses else ""),
+            )
+            for delegate in losses.delegates[:_MOST]
+        )
+        yield Table(("delegate", "backend", *numbers, ""), tuple(rows), numbers)
+    yield losses.conclusion
+    for where, part in losses.parts:
+        yield "\n".join(_of_part(part, where))
+
+
+def _of_part(part: LosingPart, where: str) -> Iterator[str]:
+    yield f"\n{where}, {format_sqnr(part.own) if part.own else part.problem}:"
+    for operator in part.operators:
+        text = f"  {operator.node} = {operator.operator}({', '.join(operator.inputs)}) -> {operator.output}"
+        yield f"{text}  {_where(operator.module, operator.line)}".rstrip()
+
+
+def _where(module: str, line: str) -> str:
+    return ", ".join(filter(None, (module, line.partition(" ")[0])))  # the function is only in the JSON
+
+
+def _cells(node: NodeLoss) -> tuple[str, str, str]:
+    if node.own is None or node.passed_on is None:
+        return node.problem, "", ""
+    return format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)
+
+
+async def bisect(runner: Runner, model: PlannedModel, drop_db: float) -> Bisection:
+    """Finds where the only recipe of a model loses quality.
+
+    Raises PteforgeError if a stage that the ladder needs failed.
+    """
+    (recipe,) = model.recipes
+    model_run = ModelRun(runner, model)
+    try:
+        climbed = (await lower_to_ladder(model_run))[recipe.name]
+    except Exception as error:  # noqa: BLE001 - raised below, like a recipe's own
+        climbed = error
+    if isinstance(climbed, NotCached):
+        raise climbed
+    if isinstance(climbed, Exception):
+        raise Failure.of(model_run.step_of(climbed), climbed).error(model.name) from climbed
+    run = model_run.recipes[recipe.name]
+    ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics))
+    loss = find_loss(ladder, recipe.bounds, drop_db)
+    bisection = Bisection(f"{model.name}/{recipe.name}", ladder, loss, not_made=run.problems())
+    if loss is None:
+        return bisection
+    if loss.rung.name == "payload":
+        return replace(bisection, payload=await _bisect_payload(run, climbed, loss, drop_db))
+    if loss.before is None:
+        return bisection
+    nodes = (await bisect_rung(run, climbed, _params(loss.before), _params(loss.rung), loss.rung.method)).nodes
+    return replace(bisection, nodes=NodeLosses.from_json(run.read_json(nodes)))
+
+
+def _params(rung: Rung) -> RungParams:
+    return RungParams(name=rung.name, specializations=rung.specializations)
+
+
+async def _bisect_payload(run: RecipeRun, climbed: Climbed, loss: Loss, drop_db: float) -> PayloadLosses | None:
+    before = CLEAN_DB if loss.before is None or loss.before.figures is None else loss.before.figures.sqnr_db
+    least_db = min(CLEAN_DB if before is None else before, CLEAN_DB) - drop_db
+    rung, method = _params(loss.rung), loss.rung.method
+    outputs = await bisect_payload(run, climbed, rung, method, least_db=least_db, drop_db=drop_db)
+    return PayloadLosses.from_json(run.read_json(outputs.losses)) if outputs else None

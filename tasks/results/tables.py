@@ -1,0 +1,97 @@
+"""Tables that people read, wherever they are shown, and how figures are written in them. No stage imports this."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .figures import Worst
+    from .numerics import Ladder
+
+FIGURES = ("max abs error", "relative", "SQNR", "top-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text. Its own text is the table in columns; a notebook shows it as HTML.
+
+    Attributes:
+        numbers: titles of the columns that are aligned to the right.
+        caption: a line above it, if there is something to say.
+    """
+
+    titles: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: tuple[str, ...] = ()
+    caption: str = ""
+
+    def __str__(self) -> str:
+        lines = [self.titles, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        signs = [">" if title in self.numbers else "<" for title in self.titles]
+        text = (
+            "  ".join(f"{cell:{sign}{width}}" for cell, sign, width in zip(line, signs, widths, strict=True)).rstrip()
+            for line in lines
+        )
+        return "\n".join([*filter(None, [self.caption]), *text])
+
+    def _repr_html_(self) -> str:
+        def row(cells: tuple[str, ...], tag: str) -> str:
+            aligned = ("right" if title in self.numbers else "left" for title in self.titles)
+            shown = zip(cells, aligned, strict=True)
+            text = (f'<{tag} style="text-align: {end}">{html.escape(cell)}</{tag}>' for cell, end in shown)
+            return f"<tr>{''.join(text)}</tr>"
+
+        caption = (
+            f"<caption style='text-align: left'><b>{html.escape(self.caption)}</b></caption>" if self.caption else ""
+        )
+        head = f"<thead>{row(self.titles, 'th')}</thead>" if any(self.titles) else ""
+        return f"<table>{caption}{head}<tbody>{''.join(row(cells, 'td') for cells in self.rows)}</tbody></table>"
+
+
+def in_html(part: Table | str) -> str:
+    """A table or a paragraph, for a notebook."""
+    return (
+        part._repr_html_() if isinstance(part, Table) else f"<p style='white-space: pre-wrap'>{html.escape(part)}</p>"
+    )
+
+
+def rungs_of(ladder: Ladder) -> Table:
+    """All figures of a ladder, one row per rung and method."""
+    several = len({rung.method for rung in ladder.rungs}) > 1
+    rows = (
+        (
+            *((rung.label, rung.method) if several else (rung.label,)),
+            *(format_figures(rung.figures) if rung.figures else ("", "", f"not run: {rung.problem}", "")),
+        )
+        for rung in ladder.rungs
+    )
+    return Table((*(("rung", "method") if several else ("rung",)), *FIGURES), tuple(rows), FIGURES)
+
+
+def format_error(error: float) -> str:
+    return f"{error:.2g}"
+
+
+def format_db(sqnr_db: float | None) -> str:
+    """In dB, or ``exact`` for outputs that equal eager's."""
+    return "exact" if sqnr_db is None else f"{sqnr_db:.1f} dB"
+
+
+def format_sqnr(worst: Worst) -> str:
+    if worst.sqnr_db is None and worst.agreement is not None and worst.agreement < 1:
+        return f"{100 * worst.agreement:.1f} % equal"
+    return format_db(worst.sqnr_db)
+
+
+def format_top1(worst: Worst) -> str:
+    """A percentage; empty if no output is a classifier's."""
+    return "" if worst.top1 is None else f"{100 * worst.top1:.1f} %"
+
+
+def format_figures(worst: Worst) -> tuple[str, str, str, str]:
+    """All of `FIGURES`, in their order."""
+    errors = format_error(worst.max_abs_error), format_error(worst.max_relative_error)
+    return *errors, format_sqnr(worst), format_top1(worst)
