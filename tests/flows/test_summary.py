@@ -213,6 +213,15 @@ def test_the_first_night_fits_a_screen(zoo, capsys):
     assert capsys.readouterr().out.count("failed at verify") == 40
 
 
+def test_quiet_runs(warm, pteforge):
+    """--quiet prints one line about a run without failures, and no rows."""
+    assert "last run" not in pteforge(warm, "export", "zoo.yaml").out  # nothing differs
+    said = pteforge(warm, "export", "zoo.yaml", "--quiet")
+    assert said.err == ""
+    (line,) = said.out.splitlines()
+    assert line.startswith("4 files verified in out; 0 stages run, 26 cached")
+
+
 def shown(table):
     """Words of the lines of a table, without its rules."""
     text = io.StringIO()

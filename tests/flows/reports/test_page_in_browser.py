@@ -173,7 +173,7 @@ NEWS = [
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_page_about_150_models(night, tmp_path, pictures, width):
+def test_a_page_about_150_models(night, tmp_path, width):
     """One screen shows what failed and changed; the rest is found by words, state, recipe, backend and order."""
     now, before = night
     file = tmp_path / "index.html"
@@ -184,7 +184,6 @@ def test_a_page_about_150_models(night, tmp_path, pictures, width):
         assert lines_of(shown) == NEWS
         assert "SourceError: no such width" in shown
         assert page.height <= 1000
-        page.picture(pictures / f"page-{width}.png")
         page.set("[name=text]", "MLP_101 fp32")
         assert lines_of(page.wait_for("2 of 318 lines")) == NEWS[1:3]
         page.set("[name=recipe]", "xnnpack-fp32")
