@@ -53,7 +53,7 @@ def print_summary(
     """
     console = open_console()
     if not quiet:
-        last = [before and Delivered.of_run(before, made.model, made.recipe) for made in outcome.recipes]
+        last = [Delivered.of_run(before, made.model, made.recipe) if before else None for made in outcome.recipes]
         _print_files([*map(Compared, outcome.recipes, last)], outcome, console)
     files = outcome.files
     where = f" in {relative(files[0].parent.parent)}" if files else ""
@@ -98,8 +98,8 @@ def _table(rows: Sequence[Compared], console: Console) -> Table:
             recipe, said = file.result, cells(file.result)
             at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # the rest is above the table
             status = Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
-            texts = (recipe.model, recipe.recipe, status, *([file.change] if since else []))
-            table.add_row(*texts, *(said[name] for name in numbers if said))
+            change = [file.change] if since else []
+            table.add_row(recipe.model, recipe.recipe, status, *change, *(said[name] for name in numbers if said))
         if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
             break
     return table

@@ -42,6 +42,9 @@ FRAME = """<!doctype html><html><head><meta name="color-scheme" content="light d
 <iframe style="border: 0; width: {width}px; height: 2000px" srcdoc="{page}"></iframe></body></html>"""
 
 
+LAST = "A later run that changes nothing leaves this page as it is."
+
+
 @pytest.fixture
 def record():
     """A run of 20 models with long names, of which each has a file that is not there, and a failure."""
@@ -120,7 +123,7 @@ def test_the_page_of_two_runs(project, lower, pictures, tmp_path, monkeypatch):
     for width in (64, 32):
         lower(project, f"models.linear.source.kwargs={{width: {width}}}")
     with open_page(tmp_path, "960,1343") as page:
-        shown = page.open((project.out / "index.html").as_uri(), "6 files verified, 3 failed", "forge-1")
+        shown = page.open((project.out / "index.html").as_uri(), "6 files verified, 3 failed", "forge-1", LAST)
         assert "export SourceError: builder faulty:raises failed" in shown
         assert len(re.findall(r"^[\d.]+ KiB\s-[\d.]+ %", shown, re.MULTILINE)) == 3
         assert len(re.findall(r"^[\d.]+ KiB\s=", shown, re.MULTILINE)) == 3
@@ -180,7 +183,7 @@ def test_a_page_about_150_models(night, tmp_path, width):
     file.write_text(render(now, [before], tmp_path), encoding="utf-8")
     with open_page(tmp_path, "500,1143") as page:
         page.resize(width, 1000)
-        shown = page.open(file.as_uri(), "As before")
+        shown = page.open(file.as_uri(), "As before", LAST)
         assert lines_of(shown) == NEWS
         assert "SourceError: no such width" in shown
         assert page.height <= 1000
@@ -218,7 +221,7 @@ def test_a_page_without_script(night, tmp_path):
     file.write_text(render(now, [before], tmp_path), encoding="utf-8")
     with open_page(tmp_path) as page:
         page.forbid_scripts()
-        shown = page.open(file.as_uri(), "As before")
+        shown = page.open(file.as_uri(), "As before", LAST)
         assert lines_of(shown) == NEWS
         assert not page.shows("form")
         page.click("As before 314 files")
