@@ -163,9 +163,9 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield ""
 
 
-def _cell(recipe: Delivered, before: Mapping[str, RunRecord]) -> str:
+def _cell(recipe: Delivered, before: RunRecord | None) -> str:
     """What came of a recipe and, in parentheses, what of that changed since an earlier run, by model."""
-    last = Delivered.of_run(before[recipe.model], recipe.model, recipe.recipe) if recipe.model in before else None
+    last = Delivered.of_run(before, recipe.model, recipe.recipe) if before else None
     if recipe.failure:
         failed = f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is above the table
         return f"{failed} (as before)" if last and last.failure else failed
