@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .configs.model import MethodCall, MethodDefinition, ModelDefinition
     from .flows.prefect.server import PteforgeStore
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Exported",
@@ -46,7 +46,10 @@ def __getattr__(name: str) -> Any:
     if name == "configs":
         return importlib.import_module(".configs", __name__)
     if name in _LAZY:
-        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+        from .runtime.quiet import quiet  # noqa: PLC0415 - for these only
+
+        with quiet():  # torchao and others talk while they are imported
+            return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -29,7 +29,7 @@ _RUNTIME = Path(__file__).parents[1] / "runtime"
 _ROOM = pytest.StashKey[tempfile.TemporaryDirectory]()
 
 # Settings of the person who runs the tests must not reach them.
-_FOREIGN = ("PREFECT_", "PTEFORGE_", "AWS_", "EXECUTORCH_")
+_FOREIGN = ("PREFECT_", "PTEFORGE_", "AWS_", "EXECUTORCH_", "OTEL_", "PIP_CONSTRAINT")
 _MEANT = ("PTEFORGE_VULKAN_LIBRARY",)  # a delegate that some tests run files on, where there is one
 
 # Every run draws the same examples, unless it is started with --hypothesis-profile=random.

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pteforge
@@ -14,6 +18,7 @@ from pteforge import evaluators
 from pteforge.configs import Zoo, load_zoo, preset_names
 from pteforge.tasks.targets import target_names
 from pteforge.tasks.targets.find import find_target_class
+from pteforge.tests.conftest import run_process
 
 ROOT = Path(pteforge.__file__).parent
 FOLDERS = ("docs", "benchmarks", "changelog.d", "examples", "formats", "native", "runtime", "tasks", "tests")
@@ -52,12 +57,36 @@ ROWS = [
 ]
 
 
-def test_two_commands_come_first():
-    """The first two commands set everything up and run the tests; CI takes them from here."""
-    install, run_tests = "".join(blocks(README, "bash")).splitlines()[:2]
-    packages = r'torch==\S+ -e "\.\[test\]" -c requirements/lock\.txt'
-    assert re.fullmatch(f"pip install {packages} && pteforge export examples/zoo/starter\\.yaml", install)
-    assert run_tests == "scripts/test"
+def test_commands_of_ci():
+    """README has the command that sets everything up, and then the one that runs the tests; CI takes both from here.
+
+    The first command installs what users get: no extra, which only tests need.
+    """
+    assert re.findall(r"^<!-- ci: ([\w-]+) -->\n```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL) == [
+        ("set-up", "pip install torch==2.13.0 -e . && pteforge export examples/zoo/starter.yaml\n"),
+        ("tests", 'pip install -e ".[test]" && scripts/test\n'),
+    ]
+
+
+@pytest.mark.slow
+def test_first_file(tmp_path):
+    """README's first model is lowered as README says, and its zoo is one."""
+    model, _ = blocks(README, "python")
+    (tmp_path / "mymodel.py").write_text(model, encoding="utf-8")
+    environment = {**os.environ, "PTEFORGE_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    done = run_process(
+        Path(sys.executable).with_name("pteforge"), "export", "mymodel:build", cwd=tmp_path, env=environment
+    )
+    assert "1 file verified in out" in done.stdout, done.stdout + done.stderr
+    assert {path.name for path in (tmp_path / "out" / "build").iterdir()} == {"xnnpack-fp32.pte", "xnnpack-fp32.json"}
+
+
+def test_readme_zoo_is_valid(load):
+    """README's zoo is one, and is as short as a first look takes: 150 lines and 3 pictures."""
+    (zoo,) = blocks(README, "yaml")
+    assert [spec.payload for spec in load(zoo).recipes["fat"].specializations] == ["vulkan", "xnnpack", "portable"]
+    assert len(README.splitlines()) <= 150
+    assert len(re.findall(r"!\[", README)) <= 3
 
 
 def test_torch_is_the_one_that_the_package_needs():
@@ -190,10 +219,32 @@ def test_every_ability_has_a_test():
         assert name in functions, row[2]
 
 
+def test_fragments_make_a_changelog(tmp_path):
+    """Towncrier takes all fragments and shows the text of each; a file of another kind is an error."""
+    shutil.copytree(ROOT / "changelog.d", tmp_path / "changelog.d")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "changelog.d" / "new-thing.added.md").write_text("A new\nthing.\n")
+
+    def draft() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "9.9", "--date", "2030-01-01"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    said = draft()
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("## 9.9 (2030-01-01)\n\n### Added\n\n- ")
+    assert "\n- A new\n  thing.\n" in said.stdout
+    fragments = {file for file in (ROOT / "changelog.d").glob("*.md") if file.name != "README.md"}
+    assert [file.name for file in fragments if file.read_text().split()[0] not in said.stdout] == []
+    (tmp_path / "changelog.d" / "new-thing.improved.md").write_text("Better.\n")
+    assert draft().returncode != 0
+
+
 def headings(page: Path) -> set[str]:
-    """Anchors of a Markdown page, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    """Anchors of a Markdown page: those that GitHub makes of headings, and those that are written."""
+    text = page.read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    return {*made, *re.findall(r'<a id="([^"]+)">', text)}
 
 
 def test_links_lead_somewhere():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pteforge
+import pytest
 
 ROOT = Path(pteforge.__file__).parent
 BESIDE_THE_PACKAGE = {"benchmarks", "build", "dist", "docker", "docs", "examples", "out", "scripts", "tests"} | {
@@ -20,7 +24,7 @@ BESIDE_THE_PACKAGE = {"benchmarks", "build", "dist", "docker", "docs", "examples
 
 # What each part may import of the others; its own modules always.
 MAY_IMPORT = {
-    "__init__": {"api", "configs", "errors", "flows"},
+    "__init__": {"api", "configs", "errors", "flows", "runtime"},
     "errors": set(),
     "artifacts": {"errors"},
     "formats": {"artifacts", "errors"},
@@ -141,6 +145,26 @@ def test_packages_are_listed():
     on_disk = {".".join(["pteforge", *folder.parts[1:]]) for folder in folders}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert on_disk == set(project["tool"]["setuptools"]["packages"])
+
+
+@pytest.mark.slow
+def test_what_is_built(tmp_path):
+    """The wheel, which is built from the sdist, has the package with its data and the example; neither has tests."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "out")
+    shutil.copytree(ROOT, tmp_path / "source", ignore=ignored)  # a build leaves files in its source
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, tmp_path / "source"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    built = {name.removeprefix("pteforge/") for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert built >= {path.relative_to(ROOT).as_posix() for path in MODULES.values()}
+    assert {name for name in built if name.split("/")[0] in BESIDE_THE_PACKAGE} == {
+        "examples/zoo/starter.yaml",
+        "examples/zoo/starter_models.py",
+    }
+    assert {"configs/presets/portable-fp32.yaml", "flows/reports/page.html.jinja", "runtime/CMakeLists.txt"} <= built
+    with tarfile.open(sdist) as archive:
+        assert not [name for name in archive.getnames() if "/tests/" in name]
 
 
 def test_modules_have_docstrings():

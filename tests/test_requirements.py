@@ -1,4 +1,4 @@
-"""The lock file has one version of everything that is installed, and pyproject.toml allows it."""
+"""The lock files have one version of everything that is installed, and pyproject.toml allows it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import pteforge
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-LOCK = (Path(pteforge.__file__).parent / "requirements" / "lock.txt").read_text(encoding="utf-8")
-LINES = [line for line in LOCK.splitlines() if not line.startswith("#")]
+LINES, DEPLOYED = (
+    [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    for name in ("lock", "deploy")
+    for file in [Path(pteforge.__file__).parent / "requirements" / f"{name}.txt"]
+)
 
 
 def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> Iterator[Requirement]:
@@ -42,3 +45,10 @@ def test_everything_is_locked():
     assert {wanted.name for wanted in asked if canonicalize_name(wanted.name) not in locked} == set()
     refused = [str(wanted) for wanted in asked if locked[canonicalize_name(wanted.name)] not in wanted.specifier]
     assert refused == []
+
+
+def test_what_is_deployed():
+    """The other lock file has the same versions, of what pteforge needs without extras, and of nothing else."""
+    wanted = {canonicalize_name(wanted.name) for wanted in needed("pteforge", frozenset(), set())}
+    assert {canonicalize_name(line.partition("==")[0]) for line in DEPLOYED} == wanted
+    assert set(DEPLOYED) < set(LINES)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -15,6 +15,7 @@ from ...errors import InputError, PteforgeError, convert_os_errors, printable
 from ..prefect.settings import quiet_console, server_configured
 from ..reports.figures_text import format_size
 from ..run.interrupt import leave, leave_interrupted
+from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest
 from . import completion
 from .options import AS_JSON, option, takes_request
@@ -31,10 +32,24 @@ if TYPE_CHECKING:
     from ..run.session import Session
 
 
+def _set_format(value: str) -> str:
+    if value == "json":
+        log_json()
+    return value
+
+
+_EVENTS = "With json, log each event to standard error as one JSON object, in place of progress and tables."
+_METRICS = "Add the run to metrics for Prometheus in this file, or in one named after the zoo in this folder."
+
+
 @takes_request()
 def export(
     request: ExportRequest,
     *,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(envvar=VARIABLE, is_eager=True, callback=_set_format, help=_EVENTS)
+    ] = "text",
+    metrics: Annotated[Path | None, typer.Option(metavar="FILE.prom", envvar="PTEFORGE_METRICS", help=_METRICS)] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, and run nothing: as `pteforge plan`.")
     ] = False,
@@ -45,26 +60,28 @@ def export(
     from ..prefect.run_flow import open_configured, run_flow
     from ..reports.changes import results_before
     from ..reports.page import NAME
+    from ..run.metrics import check_place
     from ..run.zoo import find_models
     from .progress import Failures, observe, print_failures, print_published, print_summary, print_totals
 
     if dry_run:
         show_plan(request, as_json=as_json)
+    as_text = not as_json and log_format == "text"
     try:
-        with open_configured(request) as session, session.recorded():
+        with open_configured(request) as session, session.recorded(metrics and check_place(metrics)):
             find_models(session)
             failures = Failures(None if request.until else session.out / NAME)
             if session.complete and not server_configured():
                 outcome = session.outcome()
             else:
-                with observe(session, failures, quiet=as_json or quiet):
+                with observe(session, failures, quiet=quiet or not as_text):
                     outcome = run_flow(session)
             with suppress(PteforgeError):  # raised again below, after what was made
                 session.publish()  # unless the flow did
-            before = {} if as_json or quiet else results_before(session.id, session.zoo, session.store.runs)
+            before = {} if quiet or not as_text else results_before(session.id, session.zoo, session.store.runs)
     except KeyboardInterrupt:
         leave_interrupted()
-    if not as_json:
+    if as_text:
         print_failures(outcome, failures)
         if quiet:
             print_totals(outcome, session.page)
@@ -74,7 +91,7 @@ def export(
     exit_code = outcome.exit_code or (1 if published and published.regressions else 0)
     if as_json:
         print_json({**outcome.to_json(), **({"published": published.to_json()} if published else {})})
-    elif published and (published.reasons or not quiet):
+    elif published and as_text and (published.reasons or not quiet):
         print_published(published)
     if session.server_lost:
         leave(exit_code)
@@ -188,16 +205,33 @@ def _due_json(due: Due) -> dict[str, Any]:
     }
 
 
+_EXAMPLES = Path(__file__).parents[2] / "examples" / "zoo"
+
+
 def init(
-    builder: Annotated[str, typer.Argument(metavar="PACKAGE.MODULE:BUILDER", show_default=False)],
+    builder: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PACKAGE.MODULE:BUILDER", show_default=False, help="The builder; or the folder for an --example."
+        ),
+    ] = None,
     file: Annotated[Path, typer.Argument(help="The zoo file to write.")] = Path("zoo.yaml"),
     *,
     recipe: Annotated[
         list[str] | None,
         option("A shipped recipe; may be given again.", "NAME", "xnnpack-fp32", complete=completion.shipped_recipes),
     ] = None,
+    example: Annotated[
+        Literal["starter"] | None, option("Write this example zoo, with the code of its models, instead.", "starter")
+    ] = None,
 ) -> None:
     """Write a zoo file for a builder, the name of a model or a .pt2 file, with comments that say how to go on."""
+    if example:
+        for source in sorted(_EXAMPLES.glob(f"{example}*"), reverse=True):
+            _write(Path(builder or "", source.name), source.read_text(encoding="utf-8"))
+        return
+    if builder is None:
+        raise InputError("name a builder, such as package.module:builder, or --example starter")
     from ...configs.load import DEFAULT_RECIPE, zoo_text
     from ...configs.sources import expand_source
 
@@ -205,12 +239,17 @@ def init(
     if kind == "program" and not (folder / builder).is_file():
         raise InputError(f"{builder!r} is no file in {folder}")
     optional, needed = _arguments(builder, folder) if kind == "builder" else ([], [])
-    text = zoo_text(builder, recipe or [DEFAULT_RECIPE], optional, needed)
+    _write(file, zoo_text(builder, recipe or [DEFAULT_RECIPE], optional, needed))
+
+
+def _write(file: Path, text: str) -> None:
     if file.exists():
         raise InputError(f"{file} is there already, and is not overwritten; name another file")
-    with convert_os_errors(InputError, f"{file} cannot be written"), file.open("x", encoding="utf-8") as opened:
-        opened.write(text)
-    typer.echo(f"wrote {file}; lower it with: pteforge export {file}")
+    with convert_os_errors(InputError, f"{file} cannot be written"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    typer.echo(f"wrote {file}" + f"; lower it with: pteforge export {file}" * (file.suffix != ".py"))
 
 
 def _arguments(builder: str, folder: Path) -> tuple[Sequence[str], Sequence[str]]:

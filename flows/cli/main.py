@@ -11,14 +11,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 
-from ... import __version__
 from ...errors import InputError, PteforgeError
 from ...tasks.engine.workers.server import count_threads, die_with_parent, process_control
 from ..run.interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
+from ..run.json_log import print_error
 from .contracts import check_file, print_contract
 from .examine import bisect_recipe, doctor
 from .export import deploy, export, init, plan, serve
@@ -52,10 +53,10 @@ def exit_code() -> Iterator[Ending]:
         try:
             yield end
         except PteforgeError as error:
-            sys.stderr.write(f"error: {error}\n")
+            print_error(f"error: {error}")
             end.code = 2 if isinstance(error, InputError) else 1
         except KeyboardInterrupt:
-            sys.stderr.write(MESSAGE)
+            print_error(MESSAGE)
             end.code = INTERRUPTED
         except typer.Exit as error:
             end.code = error.exit_code
@@ -66,7 +67,7 @@ def exit_code() -> Iterator[Ending]:
                 raise
             end.code = 1
         if interrupts and end.code == 1:
-            sys.stderr.write(MESSAGE)
+            print_error(MESSAGE)
             end.code = INTERRUPTED
 
 
@@ -157,7 +158,9 @@ def schema() -> None:
 
 def _show_version(value: bool) -> None:
     if value:
-        typer.echo(f"pteforge {__version__}")
+        from ..run.origin import version_in
+
+        typer.echo(f"pteforge {version_in(Path(__file__).parents[2])}")
         raise typer.Exit
 
 

@@ -7,6 +7,7 @@ __package__ = "pteforge.flows.prefect"  # as it is; but `prefect deploy FILE:exp
 import asyncio
 import inspect
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
@@ -23,6 +24,7 @@ from prefect.client.schemas.objects import FlowRun, FlowRunPolicy, State, StateT
 from prefect.context import FlowRunContext, SyncClientContext
 from prefect.exceptions import Pause
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.types._datetime import now
@@ -32,8 +34,10 @@ from ...artifacts.digest import Digest, digest_json
 from ...errors import InputError, ReleaseHeldBack, StoreAway, StoreError, ZooFailed, first_line, printable
 from ...tasks.lowering.model import PlannedModel
 from ..run.interrupt import prompt_termination
+from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest, describe, joined
 from ..run.session import Session
+from ..run.telemetry import tracer_provider
 from ..run.zoo import find_models, lower_one, lower_rest
 from .machines import check_place, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
@@ -42,6 +46,7 @@ from .run_flow import open_configured
 from .runner import PrefectRunner, add_tags, runner_of
 from .settings import redact_workspaces
 
+tracer_provider()  # Prefect begins the span of a deployed run before it calls the flow
 _log = logging.getLogger(__name__)
 
 _TASKS_AT_ONCE = 64  # threads that wait for workers
@@ -97,6 +102,8 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
         stack.push_async_exit(_refuse_to_retry)
         stack.push_async_exit(wait_for_server)
         redact_workspaces()
+        if os.environ.get(VARIABLE) == "json":
+            log_json()
         session = stack.enter_context(open_configured(ExportRequest(**asked)))
         session.id = UUID(flow_run.id).hex
         if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
@@ -106,7 +113,8 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
             session.start_workers()  # its imports take seconds
         else:
             await take_turn(session, stack)
-        await asyncio.to_thread(stack.enter_context, session.recorded())
+        metrics = None if part else os.environ.get("PTEFORGE_METRICS")
+        await asyncio.to_thread(stack.enter_context, session.recorded(Path(metrics) if metrics else None))
         await asyncio.to_thread(find_models, session)
         check_place(session)
         await asyncio.to_thread(session.check_names)
@@ -137,6 +145,8 @@ class _Export:
 
         await _tag_run(session)
         async with AsyncExitStack() as stack:
+            # The session traces models and stages itself. Prefect does its flow runs, and joins those of a pool.
+            stack.enter_context(temporary_settings({PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY: False}))
             stack.enter_context(prompt_termination(session) if self.opened else nullcontext())
             await stack.enter_async_context(progress_shown(session))
             session.start_workers()

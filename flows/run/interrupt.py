@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from .json_log import print_error
+
 if TYPE_CHECKING:
     from .session import Session  # imports much that not every command needs
 
 INTERRUPTED = 130
 """Exit code, as in shells: 128 + SIGINT."""
 
-MESSAGE = "interrupted; finished stages are kept, run the same command to go on\n"
+MESSAGE = "interrupted; finished stages are kept, run the same command to go on"
 
 _PATIENCE = 3.0  # seconds for Prefect to notify its server
 
@@ -114,7 +116,7 @@ def _abort(session: Session, leave: Callable[[], None]) -> None:
 
 
 def leave_interrupted() -> NoReturn:
-    sys.stderr.write(MESSAGE)
+    print_error(MESSAGE)
     leave(INTERRUPTED)
 
 

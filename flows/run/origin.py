@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ... import __version__
 from ...artifacts.records import Record
 from ...configs.load import LoadedZoo, load_zoo
 from ...configs.places import HOST
@@ -55,6 +56,16 @@ class Origin(Record):
 def git_commit(folder: Path) -> str:
     """The commit that is checked out in a folder, with ``-dirty`` where tracked files differ; empty without git."""
     return _git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") or ""
+
+
+def version_in(root: Path) -> str:
+    """The version of pteforge; in a clone that is not at its release, with the commit, as in 0.1.0+g1a2b3c4."""
+    if not (root / ".git").exists():  # installed, maybe below the repository of somebody else
+        return __version__
+    described = _git(root, "describe", "--tags", "--long", "--always", "--dirty=.dirty", f"--match=v{__version__}")
+    ahead, _, commit = (described or "").rpartition("-g")
+    released = ahead.endswith("-0") and commit.isalnum()
+    return __version__ if released or not commit else f"{__version__}+g{commit}"
 
 
 @cache

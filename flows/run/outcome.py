@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...artifacts.runs import StageOutcome
-from ...tasks.results.delivered import Delivered, Failure
+from ...tasks.results.delivered import Delivered, Failure, Status
 
 KEPT_AS = "; the file is kept as "
 """Before the path of a file that missed its accuracy gate, at the end of the message."""
@@ -26,6 +26,13 @@ class ModelOutcome:
     recipes: tuple[Delivered, ...]
     stages: tuple[StageOutcome, ...] = ()
     unwatched: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> Status:
+        """``failed`` if any recipe is, else ``made`` if any stage ran, else ``cached``."""
+        found = {recipe.status for recipe in self.recipes}
+        order: tuple[Status, ...] = ("failed", "made", "cached")
+        return next((status for status in order if status in found), "not applicable")
 
     @property
     def ran(self) -> int:
@@ -86,7 +93,8 @@ class ZooOutcome:
         stopped = [model for model in self.models if model.until]
         if not stopped:
             unverified = f", {len(self.unverified)} made and not run" if self.unverified else ""
-            return f"{len(self.files) - len(self.unverified)} files verified{unverified}"
+            verified = len(self.files) - len(self.unverified)
+            return f"{verified} file{'s' * (verified != 1)} verified{unverified}"
         return f"{len(stopped)} model{'s' * (len(stopped) > 1)}: stages up to {stopped[0].until} done"
 
     @property

@@ -8,7 +8,7 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -55,6 +55,12 @@ class ZooObserver(Observer):
 
     def completed(self, outcome: ModelOutcome) -> None: ...
 
+    def ended(self, record: RunRecord) -> None: ...
+
+    def as_parent(self) -> AbstractContextManager[Any]:
+        """While the context is open, what Prefect traces is part of the run."""
+        return nullcontext()
+
 
 @dataclass
 class Session(Observer):
@@ -68,6 +74,7 @@ class Session(Observer):
     publication: Publication | None = None  # what becomes of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=ZooObserver)
+    telemetry: ZooObserver = field(default_factory=ZooObserver)  # from when the run is recorded on
     pace: Pace = field(default_factory=Pace)
     # by model that has stages to run, all of its stages by slot
     planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)
@@ -138,6 +145,7 @@ class Session(Observer):
         self.unfinished.pop(outcome.model, None)
         self.pace.completed(outcome)
         self.observer.completed(outcome)
+        self.telemetry.completed(outcome)
 
     def expect_stages(self) -> None:
         """Tells the pace which stages models that are due will have, as far as the store can say; does it once."""
@@ -176,6 +184,7 @@ class Session(Observer):
     def started(self, call: StageCall) -> None:
         self.pace.started(call)
         self.observer.started(call)
+        self.telemetry.started(call)
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
         self.observer.progressed(call, done, total)
@@ -184,11 +193,13 @@ class Session(Observer):
         self.pace.finished(done)
         self._note(outcome_of(done))
         self.observer.finished(done)
+        self.telemetry.finished(done)
 
     def failed(self, call: StageCall, error: Exception) -> None:
         self.pace.failed(call)
         self._note(outcome_of_failure(call.model, call.id, call.recipes, error))
         self.observer.failed(call, error)
+        self.telemetry.failed(call, error)
 
     def _note(self, outcome: StageOutcome) -> None:
         """Keeps the outcome of a stage for the record of a run that ends before the model does."""
@@ -227,13 +238,17 @@ class Session(Observer):
         return ZooOutcome(self.zoo, done, time.monotonic() - self.start)
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
+    def recorded(self, metrics: Path | None = None) -> Iterator[None]:
         """Keeps a record of the run in the store: written now, from time to time, and when the context ends.
 
         Meanwhile the run holds a lease, by which it is known to live: `gc` keeps what it publishes, which may be
         between two stages and in no record. What runs that were killed, or whose disk failed, have left half written
         among the results is removed. The page is written at the end, and has what `publish` did in the context.
+        `metrics` is where to write some, see `write_metrics`.
         """
+        from .telemetry import Telemetry  # noqa: PLC0415 - imports this module
+
+        self.telemetry = Telemetry(self, metrics)
         status: RunStatus = "interrupted"
         try:
             with ExitStack() as stack:
@@ -254,6 +269,7 @@ class Session(Observer):
             record = self.record(status)
             if status != "interrupted":
                 self._write_page(record)
+            self.telemetry.ended(record)
 
     def record(self, status: RunStatus) -> RunRecord:
         """Writes the run's record, in place of an earlier one; a store that cannot take it is a warning."""

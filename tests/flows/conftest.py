@@ -10,9 +10,11 @@ import pty
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -178,6 +180,59 @@ def make_project() -> Callable[[Path], Project]:
 @pytest.fixture
 def project(tmp_path: Path, make_project: Callable[[Path], Project]) -> Project:
     return make_project(tmp_path / "project")
+
+
+@dataclass(frozen=True)
+class Collector:
+    """A collector of OpenTelemetry, by OTLP over HTTP.
+
+    Attributes:
+        variables: the environment of commands that report to it.
+        requests: what it was sent.
+    """
+
+    variables: Mapping[str, str]
+    requests: list[bytes]
+
+    def spans(self) -> list[dict[str, Any]]:
+        """All spans: their attributes, and name, trace, id, parent, start and end in seconds, scope and service."""
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        found = []
+        for sent in map(ExportTraceServiceRequest.FromString, self.requests):
+            for resource in sent.resource_spans:
+                service = _values(resource.resource.attributes)["service.name"]
+                for scope, span in ((each.scope.name, span) for each in resource.scope_spans for span in each.spans):
+                    ids = {"trace": span.trace_id.hex(), "id": span.span_id.hex(), "parent": span.parent_span_id.hex()}
+                    times = {"start": span.start_time_unix_nano / 1e9, "end": span.end_time_unix_nano / 1e9}
+                    status = ("unset", "ok", "error")[span.status.code]
+                    facts = {"name": span.name, "scope": scope, "service": service, "status": status}
+                    found.append({**_values(span.attributes), **ids, **times, **facts})
+        return found
+
+
+def _values(attributes: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    received: list[bytes] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Collector({"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}, received)
+        server.shutdown()
 
 
 @pytest.fixture

@@ -40,9 +40,16 @@ def fails():
 """
 
 COMMANDS = {
-    "export": [["zoo.yaml", "--dry-run"], [HOSTILE], ["zoo.yaml", "--until", HOSTILE], ["zoo.yaml", "--jobs", HOSTILE]],
+    "export": [
+        ["zoo.yaml", "--dry-run"],
+        [HOSTILE],
+        ["zoo.yaml", "--until", HOSTILE],
+        ["zoo.yaml", "--jobs", HOSTILE],
+        ["zoo.yaml", "--metrics", HOSTILE],
+        ["zoo.yaml", "--log-format", HOSTILE],
+    ],
     "plan": [["zoo.yaml"], ["zoo.yaml", "--set", HOSTILE], ["zoo.yaml", "--model", HOSTILE]],
-    "init": [[HOSTILE], [f"hostile:{HOSTILE}"]],
+    "init": [[HOSTILE], [f"hostile:{HOSTILE}"], ["--example", HOSTILE], ["--example", "starter", f"new {HOSTILE}"]],
     "inspect": [[FILE], [HOSTILE]],
     "metadata": [[FILE], [HOSTILE]],
     "contract": [[FILE], [HOSTILE], [FILE, "--yaml"], [FILE, "--cmake"], ["--diff", FILE, HOSTILE]],

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from pteforge.configs.load import load_zoo, model_name, recipe_names, split_source
 
+ZOOS = Path(__file__).parents[2] / "examples" / "zoo"
+
 
 @pytest.fixture(scope="module")
 def lowered(lower_project):
@@ -21,7 +23,7 @@ def test_same_as_a_zoo(made, pteforge):
     for command in (("nets:linear",), ("nets:linear", "--recipe", "xnnpack-fp32"), (f"{made.folder}/nets:linear",)):
         said = pteforge(made, "export", *command)
         assert (said.code, said.err) == (0, "")
-        assert "1 files verified in out; 0 stages run, 8 cached" in said.out
+        assert "1 file verified in out; 0 stages run, 8 cached" in said.out
     assert made.files() == before
     assert pteforge(made, "plan", "nets:linear", "--recipe", "portable-*").code == 3
     assert pteforge(made, "plan", "nets:linear", "--set", "models.linear.source.kwargs.width=6").code == 3
@@ -60,6 +62,21 @@ def test_init(made, pteforge):
     assert "0 stages run, 8 cached" in pteforge(made, "export", "new.yaml").out
     pteforge(made, "init", "nets:conv", "new.yaml").refused("new.yaml is there already")
     assert (made.folder / "new.yaml").read_text() == text
+
+
+def test_example(project, pteforge):
+    """`init --example` writes the starter zoo with its models into a folder, as it is in the repository, or nothing."""
+    said = pteforge(project, "init", "--example", "starter", "new/zoo")
+    folder = project.folder / "new" / "zoo"
+    assert said.out.endswith("wrote new/zoo/starter.yaml; lower it with: pteforge export new/zoo/starter.yaml\n")
+    assert {file.name: file.read_text() for file in folder.iterdir()} == {
+        name: (ZOOS / name).read_text() for name in ("starter.yaml", "starter_models.py")
+    }
+    assert pteforge(project, "plan", "new/zoo/starter.yaml", "--recipe", "portable-*").code == 3
+    (folder / "starter.yaml").unlink()
+    pteforge(project, "init", "--example", "starter", "new/zoo").refused("starter_models.py is there already")
+    assert not (folder / "starter.yaml").exists()
+    pteforge(project, "init").refused("name a builder", "--example starter")
 
 
 def test_comments_of_init_are_fields(made, pteforge):

@@ -30,7 +30,7 @@ def find_builder(builder: str, search: ModuleSearch) -> Path:
         what = "part of Python" if found.origin is Origin.STDLIB else "a folder without __init__.py"
         raise SourceError(f"builder {builder!r}: {module} is {what} and binds no names")
     below = any(found.path.is_relative_to(folder) for folder in search.python_path)
-    if below and (hides := _loaded_before(module.partition(".")[0])):
+    if below and found.origin is Origin.LOCAL and (hides := _loaded_before(module.partition(".")[0])):
         raise SourceError(
             f"builder {builder!r}: {found.path} is never imported, since {hides} has the same name; rename it"
         )

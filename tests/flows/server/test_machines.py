@@ -21,10 +21,10 @@ ROOT = Path(pteforge.__file__).parent
 
 
 @pytest.fixture
-def worker(project, prefect, on_server):
+def worker(project, prefect, on_server, collector):
     """A worker of the pool `models`, in a process of its own."""
     prefect("work-pool", "create", "models", "--type", "process")
-    with running_worker(project, on_server, "models") as process:
+    with running_worker(project, {**on_server, **collector.variables}, "models") as process:
         yield process
 
 
@@ -40,10 +40,10 @@ def kills():
 
 
 @pytest.mark.usefixtures("worker")
-def test_models_run_on_a_work_pool(project, on_server):
+def test_models_run_on_a_work_pool(project, on_server, collector):
     """Each model has a run of its own; one that fails, or is killed, fails alone. Files are written by the zoo's run.
 
-    The records of models' runs become part of the zoo's: `pteforge runs` lists one run.
+    The records of models' runs become part of the zoo's: `pteforge runs` lists one run. All spans are one trace.
     """
     project.write("deadly.py", DEADLY)
     project.write_zoo(
@@ -53,7 +53,7 @@ def test_models_run_on_a_work_pool(project, on_server):
     for change in ("created", "unchanged"):
         done = project.run("deploy", "zoo.yaml", "--pool", "models", "--on", "pool", "--name", "on-pool", env=on_server)
         assert done.out.startswith(change), done.err
-    done = project.export(*chosen, env=on_server)
+    done = project.export(*chosen, env={**on_server, **collector.variables})
     assert done.code == 1, done.err
     models = {name: recipes["portable-fp32"] for name, recipes in done.json["models"].items()}
     assert models["linear"]["status"] == "made"
@@ -63,6 +63,16 @@ def test_models_run_on_a_work_pool(project, on_server):
     assert done.json["stages"]["ran"] >= 6
     (run,) = project.run("runs", "--json").json["runs"]
     assert run["status"] == "failed"
+    spans = {span["id"]: span for span in collector.spans()}
+    assert {span["scope"] for span in spans.values()} == {"prefect", "pteforge"}
+    assert len({span["trace"] for span in spans.values()}) == 1
+    (stage,) = (span for span in spans.values() if span.get("pteforge.step") == "edge/forward/portable-fp32")
+    above = [stage]
+    while parent := above[-1]["parent"]:
+        above.append(spans[parent])
+    flows = ["export zoo.yaml linear", "export zoo.yaml"]  # Prefect's: the model's run, and the zoo's
+    own = ["recipe portable-fp32", "model linear", "run zoo"]
+    assert [span["name"] for span in above[1:]] == [*own, *flows, "run zoo"]
 
 
 ON_A_CLUSTER = """

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.timeout(900)
 STARTER = Path(__file__).parents[3] / "examples" / "zoo" / "starter.yaml"
 MODELS = "lstm,sdpa"
 
-# The driver: its task runner by name, the zoo, and where things go. Notes how large the submissions are.
+# The driver, as in docs/how-to/prefect.md: its task runner by name, the zoo, and where things go. Notes how large the
+# submissions are.
 DRIVER = """
 import asyncio, json, sys
 import cloudpickle

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pteforge
 import pytest
+import yaml
 from pteforge.configs import load_zoo
 from pteforge.errors import SourceError
 from pteforge.tasks.engine.keys.builder import find_builder, find_signature
@@ -119,6 +120,11 @@ def test_files_that_are_never_imported_are_refused(write_tree, name, hides):
     folder = write_tree({f"{name}.py": "def build(): ..."})
     said = problem_of(folder, f"{name}:build")
     assert said.endswith(f"{name}.py is never imported, since {hides} has the same name; rename it")
+
+
+def test_packages_of_an_environment_in_the_folder():
+    """A virtual environment in the folder of the zoo is not the user's code: builders of its packages are found."""
+    assert find_builder("yaml:load", ModuleSearch((Path(sys.prefix),))) == Path(yaml.__file__)
 
 
 FORMS = [

@@ -1,0 +1,165 @@
+"""What a run reports to other programs, if asked to: lines of JSON, spans of OpenTelemetry, and metrics at its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from threading import RLock, Thread
+from typing import Any
+
+from ... import __version__
+from ...artifacts.runs import RunRecord, StageOutcome
+from ...tasks.engine.runner import Done, StageCall
+from ...tasks.lowering.runs import outcome_of, outcome_of_failure
+from .json_log import say
+from .metrics import write_metrics
+from .outcome import ModelOutcome
+from .session import Session, ZooObserver
+
+_log = logging.getLogger(__name__)
+
+_LOG_LINES = 15  # of a failed step
+_FLUSH = 5.0  # seconds for a collector to take the last spans
+_QUEUE = 65536  # spans: a rerun of a large zoo makes thousands at once, and by default 2048 are kept
+_OF_STAGES = ("stage", "step", "recipes", "key", "status", "seconds", "queued", "peak_memory")
+_SCOPES = ("pteforge", "prefect")  # whose spans are sent: FastAPI, in the embedded server, traces each request
+_ASKED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+_Path = tuple[tuple[str, str], ...]
+"""A part of a run, such as ``(("model", "net"), ("recipe", "xnnpack-fp32"))``; empty for the whole."""
+
+
+class Telemetry(ZooObserver):
+    """Reports each stage, recipe and model when it has ended, and the run."""
+
+    def __init__(self, session: Session, metrics: Path | None) -> None:
+        """Begins the span of the run, within the current one: in a deployed run, that of Prefect's flow run."""
+        self._session, self._metrics = session, metrics
+        self._run: dict[str, Any] = {"run": session.id, "zoo": session.zoo}
+        self._starts: dict[str, float] = {}  # of stages that run, by slot
+        self._heard: set[str] = set()  # slots of stages that have ended
+        self._provider = tracer_provider()
+        self._open: dict[_Path, Any] = {}  # spans
+        self._lock = RLock()
+        if self._provider:
+            from opentelemetry import trace  # noqa: PLC0415 - only where it is asked for
+
+            self._trace, self._tracer = trace, self._provider.get_tracer("pteforge", __version__)
+            self._opened((), time.time())
+        say("run_started", f"{session.zoo}: {len(session.models)} models", **self._run, models=len(session.models))
+
+    def as_parent(self) -> AbstractContextManager[Any]:
+        return self._trace.use_span(self._open[()]) if self._provider else nullcontext()
+
+    def started(self, call: StageCall) -> None:
+        self._starts[call.slot] = time.time()
+        where: dict[str, Any] = {"model": call.model, "stage": call.stage.name, "step": str(call.id)}
+        say("stage_started", f"{call.title}: started", **self._run, **where)
+
+    def finished(self, done: Done) -> None:
+        self._stage(outcome_of(done), done.call.submitted)
+
+    def failed(self, call: StageCall, error: Exception) -> None:
+        if not self._session.aborted:
+            self._stage(outcome_of_failure(call.model, call.id, call.recipes, error), call.submitted)
+
+    def completed(self, outcome: ModelOutcome) -> None:
+        if self._session.aborted:
+            return
+        for stage in outcome.stages:  # those that ran and were not heard of are reported by the process that ran them
+            if not outcome.ran and stage.slot not in self._heard:
+                self._stage(stage)
+        for made in outcome.recipes:
+            facts = {name: getattr(made, name) for name in ("status", "seconds", "size", "sha256", "verified")}
+            facts |= {"file": str(made.path) if made.path else None}
+            if failure := made.failure:
+                facts |= {"failed_step": failure.step, "log": "\n".join(failure.log_tail.splitlines()[-_LOG_LINES:])}
+            self._report((("model", made.model), ("recipe", made.recipe)), facts, failure.problem if failure else None)
+        self._report((("model", outcome.model),), {"status": outcome.status, "cached": not outcome.ran})
+
+    def ended(self, record: RunRecord) -> None:
+        """Reports the run, and the models that have not come to their end as parts of it."""
+        for path in sorted(filter(None, [*self._open]), key=len, reverse=True):
+            self._report(path, {"status": record.ending})
+        stages = [stage.status for of_model in record.models.values() for stage in of_model]
+        facts = {f"stages_{status}": stages.count(status) for status in ("ran", "cached", "failed")}
+        release = record.release and record.release.describe()
+        self._report((), {"status": record.ending, "seconds": round(record.seconds, 3), **facts, "release": release})
+        if self._provider:
+            flush = Thread(target=self._provider.force_flush, daemon=True)  # has no limit of its own
+            flush.start()
+            flush.join(_FLUSH)
+        if self._metrics:
+            write_metrics(self._metrics, self._session, record)
+
+    def _stage(self, stage: StageOutcome, submitted: float = 0.0) -> None:
+        now = time.time()
+        began = self._starts.pop(stage.slot, now - stage.seconds if stage.status == "ran" else now)
+        self._heard.add(stage.slot)
+        recipe = [("recipe", stage.recipes[0])] if len(stage.recipes) == 1 else []
+        path = (("model", stage.slot.partition("/")[0]), *recipe, ("stage", stage.step))
+        facts = {name: getattr(stage, name) for name in _OF_STAGES} | {"cached": stage.status == "cached"}
+        if self._provider:
+            self._opened(path[:-1], min(began, submitted or began))
+            self._opened(path, began)
+        self._report(path, facts, stage.message if stage.status == "failed" else None, now)
+
+    def _report(self, path: _Path, facts: dict[str, Any], problem: str | None = None, now: float = 0.0) -> None:
+        """Logs a part of the run that has ended, and ends its span. `problem` is why it failed, where that is known."""
+        kind = path[-1][0] if path else "run"
+        failed = facts["status"] not in ("ran", "made", "cached", "completed", "not applicable")
+        text = f"{' '.join(name for _, name in path) or self._session.zoo}: {facts['status']}"
+        level, facts = logging.ERROR if failed else logging.INFO, {**facts, "problem": problem}
+        say(f"{kind}_finished", f"{text}: {problem}" if problem else text, level, **self._run | dict(path) | facts)
+        if self._provider:
+            span = self._opened(path, now := now or time.time())
+            span.set_attributes(_attributes(facts))
+            code = self._trace.StatusCode
+            span.set_status(code.ERROR if failed else code.OK, (problem or facts["status"]) if failed else None)
+            span.end(int(1e9 * now))
+            self._open.pop(path)
+
+    def _opened(self, path: _Path, began: float) -> Any:
+        """The span of a part of the run, begun if it is not open."""
+        with self._lock:
+            if path not in self._open:
+                kind, name = path[-1] if path else ("run", self._session.zoo)
+                within = self._trace.set_span_in_context(self._opened(path[:-1], began)) if path else None
+                facts, start = _attributes(self._run | dict(path)), int(1e9 * began)
+                self._open[path] = self._tracer.start_span(f"{kind} {name}", within, attributes=facts, start_time=start)
+            return self._open[path]
+
+
+def _attributes(facts: dict[str, Any]) -> dict[str, Any]:
+    return {f"pteforge.{name}": value for name, value in facts.items() if value is not None}
+
+
+@cache
+def tracer_provider() -> Any:
+    """Takes spans to the collector that variables of OpenTelemetry name; None if they name none.
+
+    To be called before Prefect begins the span of a flow run.
+    """
+    if not any(map(os.environ.get, _ASKED)) or os.environ.get(_ASKED[0]) == "none":
+        return None
+    try:
+        from opentelemetry import trace  # noqa: PLC0415 - only where it is asked for, as all of these
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    except ImportError:
+        _log.warning('%s asks for spans, which need: pip install "pteforge[otel]"', " or ".join(_ASKED))
+        return None
+    if not isinstance(provider := trace.get_tracer_provider(), TracerProvider):  # else the program has its own
+        if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+            os.environ.setdefault("OTEL_SERVICE_NAME", "pteforge")
+        provider, processor = TracerProvider(), BatchSpanProcessor(OTLPSpanExporter(), max_queue_size=_QUEUE)
+        send = processor.on_end
+        processor.on_end = lambda span: send(span) if span.instrumentation_scope.name in _SCOPES else None
+        provider.add_span_processor(processor)
+        trace.set_tracer_provider(provider)
+    return provider
