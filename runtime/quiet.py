@@ -37,7 +37,7 @@ def quiet() -> Iterator[None]:
             emit(handler, record)
 
     try:
-        logging.StreamHandler.emit = emit_some  # type: ignore[method-assign]  # torch makes its handler as it is imported
+        logging.StreamHandler.emit = emit_some  # type: ignore[method-assign, assignment]  # torch makes its handler late
         with warnings.catch_warnings(), contextlib.redirect_stderr(written):
             shown = warnings.showwarning
 

@@ -1,9 +1,9 @@
 """Every command, zoo and piece of Python in the documentation works, or says why it is not run.
 
-An HTML comment before a block says who runs it: `<!-- run by: tests/FILE.py -->`, a test file that names the page; or
-why nobody does: `<!-- not run: REASON -->`. On top of a page, it is for all blocks of the page that have none of their
-own. All other blocks run here, in the folder that `example` makes, those of one page in order. The options of every
-`pteforge` command are checked, whoever runs it.
+An HTML comment before a block says who runs it: `<!-- run by: tests/FILE.py -->`, a test file that names the page, and
+more after a comma; or why nobody does: `<!-- not run: REASON -->`. On top of a page, it is for all blocks of the page
+that have none of their own. All other blocks run here, in the folder that `example` makes, those of one page in order.
+The options of every `pteforge` command are checked, whoever runs it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ pytestmark = pytest.mark.timeout(900)  # the first slow test lowers the zoo
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL = ("bash", "sh", "console")
-MARK = re.compile(r"<!-- (run by|not run): (.+?) -->")
+CHANGES_MACHINES = re.compile(
+    r"^(sudo |apt|pip install|docker|kubectl|helm|prefect )|--install-completion", re.MULTILINE
+)
+MARK = re.compile(r"<!-- (run by|not run|ci): (.+?) -->")  # `ci` is for `.ci/run`
 LEAST = ("version: 1", "models: {net: {source: nets:net}}", "defaults: {recipes: [portable-fp32]}")
 """What a zoo of a part of one needs to be whole."""
 STAND_INS = {"s3://": "shared/", "=...": "=0123456789abcdef0123456789abcdef"}
@@ -44,7 +47,7 @@ STAND_INS = {"s3://": "shared/", "=...": "=0123456789abcdef0123456789abcdef"}
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code, and who runs it: `here`, `run by` another test, or `not run`."""
+    """A block of code, and who runs it: `here`, `run by` another test, `ci` itself, or `not run`."""
 
     page: Path
     line: int
@@ -65,7 +68,7 @@ class Block:
             lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
         for line in lines:
             if line.startswith("pteforge "):
-                lexer = shlex.shlex(re.sub(r"\s#\s.*", "", line), posix=True, punctuation_chars="|&;<>")
+                lexer = shlex.shlex(re.sub(r"\s#\s.*|\b2(?=>)", "", line), posix=True, punctuation_chars="|&;<>")
                 lexer.whitespace_split, lexer.commenters = True, ""
                 yield [*itertools.takewhile(lambda word: word[0] not in "|&;<>", lexer)][1:]
 
@@ -87,7 +90,11 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 BLOCKS = {page: blocks_of(page) for page in PAGES}
-HERE = {page: [block for block in found if block.run == "here"] for page, found in BLOCKS.items()}
+HERE = {
+    page: [block for block in found if block.run == "here"]
+    for page, found in BLOCKS.items()
+    if page.name != "README.md"
+}
 
 
 def pages_with(*languages: str) -> list:
@@ -95,26 +102,32 @@ def pages_with(*languages: str) -> list:
     return [
         pytest.param(page, id=page.stem)
         for page, found in HERE.items()
-        if any(block.language in languages for block in found) and page.name != "README.md"
+        if any(block.language in languages for block in found)
     ]
 
 
 def test_other_tests_run_what_they_should():
-    """A test file that is said to run a block exists, and names the page; a reason is more than a word."""
+    """A test file that is said to run a block exists, and names the page; a reason is more than a word.
+
+    Nothing that would install packages or start services runs here.
+    """
     for block in (block for found in BLOCKS.values() for block in found):
-        if block.run == "run by":
-            assert block.page.name in (ROOT / block.reason).read_text(encoding="utf-8"), str(block)
+        if block.run in {"run by", "ci"}:
+            runner = ROOT / (block.reason.partition(",")[0] if block.run == "run by" else ".ci/run")
+            assert block.page.name in runner.read_text(encoding="utf-8"), str(block)
         assert block.run != "not run" or len(block.reason.split()) > 2, str(block)
+    for block in (block for found in HERE.values() for block in found):
+        assert not CHANGES_MACHINES.search(block.text), f"{block} changes this machine: mark it"
 
 
 def test_count(record_property):
     """Most blocks run; the rest says why not."""
-    counts = dict.fromkeys(("here", "run by", "parsed", "not run"), 0)
+    counts = dict.fromkeys(("here", "run by", "ci", "parsed", "not run"), 0)
     for block in (block for found in BLOCKS.values() for block in found):
         counts["parsed" if block.run == "not run" and any(block.commands) else block.run] += 1
     record_property("blocks", counts)
     print(counts)  # noqa: T201 - shown with `pytest -rP`
-    assert counts["here"] + counts["run by"] > sum(counts.values()) / 2, counts
+    assert counts["here"] + counts["run by"] + counts["ci"] > sum(counts.values()) / 2, counts
 
 
 def check(words: list[str]) -> None:

@@ -37,6 +37,7 @@ from ..run.interrupt import prompt_termination
 from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest, describe, joined
 from ..run.session import Session
+from ..run.telemetry import tracer_provider
 from ..run.zoo import find_models, lower_one, lower_rest
 from .machines import check_place, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
@@ -45,6 +46,7 @@ from .run_flow import open_configured
 from .runner import PrefectRunner, add_tags, runner_of
 from .settings import redact_workspaces
 
+tracer_provider()  # Prefect begins the span of a deployed run before it calls the flow
 _log = logging.getLogger(__name__)
 
 _TASKS_AT_ONCE = 64  # threads that wait for workers

@@ -55,7 +55,7 @@ def write_metrics(place: Path, session: Session, record: RunRecord) -> None:
 def _write(place: Path, session: Session, record: RunRecord) -> None:
     import prometheus_client as client  # noqa: PLC0415 - only where it is asked for
 
-    client.disable_created_metrics()
+    client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
     registry, metrics = client.CollectorRegistry(), dict[str, Any]()
     for name, (text, labels) in METRICS.items():
         kind = client.Counter if name.endswith("_total") else client.Gauge
@@ -68,6 +68,8 @@ def _write(place: Path, session: Session, record: RunRecord) -> None:
     zoo, now, models = record.zoo, time.time(), {*map(printable, session.loaded.zoo.models), None}
     for sample in _read(place):
         of = sample.labels
+        if not sample.name.startswith("pteforge_"):
+            raise ValueError("another program writes that file")
         if sample.name in METRICS and (of["zoo"] != printable(zoo) or of.get("model") in models):
             add(sample.name, sample.value, *(of[label] for label in METRICS[sample.name][1]))
     add("pteforge_runs_total", 1, zoo, record.ending)

@@ -6,9 +6,10 @@ import logging
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
 from threading import RLock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import __version__
 from ...artifacts.runs import RunRecord, StageOutcome
@@ -18,10 +19,6 @@ from .json_log import say
 from .metrics import write_metrics
 from .outcome import ModelOutcome
 from .session import Session, ZooObserver
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +39,11 @@ class Telemetry(ZooObserver):
     def __init__(self, session: Session, metrics: Path | None) -> None:
         """Begins the span of the run, within the current one: in a deployed run, that of Prefect's flow run."""
         self._session, self._metrics = session, metrics
-        self._run = {"run": session.id, "zoo": session.zoo}
+        self._run: dict[str, Any] = {"run": session.id, "zoo": session.zoo}
         self._starts: dict[str, float] = {}  # of stages that run, by slot
         self._heard: set[str] = set()  # slots of stages that have ended
-        self._provider = _tracer_provider()
-        self._open: dict[_Path, Span] = {}
+        self._provider = tracer_provider()
+        self._open: dict[_Path, Any] = {}  # spans
         self._lock = RLock()
         if self._provider:
             from opentelemetry import trace  # noqa: PLC0415 - only where it is asked for
@@ -60,7 +57,7 @@ class Telemetry(ZooObserver):
 
     def started(self, call: StageCall) -> None:
         self._starts[call.slot] = time.time()
-        where = {"model": call.model, "stage": call.stage.name, "step": str(call.id)}
+        where: dict[str, Any] = {"model": call.model, "stage": call.stage.name, "step": str(call.id)}
         say("stage_started", f"{call.title}: started", **self._run, **where)
 
     def finished(self, done: Done) -> None:
@@ -81,7 +78,7 @@ class Telemetry(ZooObserver):
             facts |= {"file": str(made.path) if made.path else None}
             if failure := made.failure:
                 facts |= {"failed_step": failure.step, "log": "\n".join(failure.log_tail.splitlines()[-_LOG_LINES:])}
-            self._report((("model", made.model), ("recipe", made.recipe)), facts, failure and failure.problem)
+            self._report((("model", made.model), ("recipe", made.recipe)), facts, failure.problem if failure else None)
         self._report((("model", outcome.model),), {"status": outcome.status, "cached": not outcome.ran})
 
     def ended(self, record: RunRecord) -> None:
@@ -126,7 +123,7 @@ class Telemetry(ZooObserver):
             span.end(int(1e9 * now))
             self._open.pop(path)
 
-    def _opened(self, path: _Path, began: float) -> Span:
+    def _opened(self, path: _Path, began: float) -> Any:
         """The span of a part of the run, begun if it is not open."""
         with self._lock:
             if path not in self._open:
@@ -141,14 +138,18 @@ def _attributes(facts: dict[str, Any]) -> dict[str, Any]:
     return {f"pteforge.{name}": value for name, value in facts.items() if value is not None}
 
 
-def _tracer_provider() -> TracerProvider | None:
-    """Takes spans to the collector that variables of OpenTelemetry name; None if they name none."""
+@cache
+def tracer_provider() -> Any:
+    """Takes spans to the collector that variables of OpenTelemetry name; None if they name none.
+
+    To be called before Prefect begins the span of a flow run.
+    """
     if not any(map(os.environ.get, _ASKED)) or os.environ.get(_ASKED[0]) == "none":
         return None
     try:
         from opentelemetry import trace  # noqa: PLC0415 - only where it is asked for, as all of these
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-        from opentelemetry.sdk.trace import ReadableSpan, TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError:
         _log.warning('%s asks for spans, which need: pip install "pteforge[otel]"', " or ".join(_ASKED))
@@ -156,13 +157,9 @@ def _tracer_provider() -> TracerProvider | None:
     if not isinstance(provider := trace.get_tracer_provider(), TracerProvider):  # else the program has its own
         if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
             os.environ.setdefault("OTEL_SERVICE_NAME", "pteforge")
-
-        class Ours(BatchSpanProcessor):
-            def on_end(self, span: ReadableSpan) -> None:
-                if span.instrumentation_scope and span.instrumentation_scope.name in _SCOPES:
-                    super().on_end(span)
-
-        provider = TracerProvider()
-        provider.add_span_processor(Ours(OTLPSpanExporter(), max_queue_size=_QUEUE))
+        provider, processor = TracerProvider(), BatchSpanProcessor(OTLPSpanExporter(), max_queue_size=_QUEUE)
+        send = processor.on_end
+        processor.on_end = lambda span: send(span) if span.instrumentation_scope.name in _SCOPES else None
+        provider.add_span_processor(processor)
         trace.set_tracer_provider(provider)
     return provider

@@ -15,6 +15,7 @@ from pteforge.artifacts.store import open_store
 from pteforge.errors import printable
 from pteforge.flows.run.metrics import METRICS
 from pteforge.flows.run.outcome import ModelOutcome
+from pteforge.flows.run.telemetry import tracer_provider
 from pteforge.tasks.results.delivered import Delivered
 from pteforge.tests.conftest import run_process
 from pteforge.tests.flows.conftest import Collector, Project, open_run
@@ -176,6 +177,22 @@ def test_what_keeps_a_run_from_reporting(warm: Project):
     assert any("the metrics in" in text for text in warnings)
     assert any("span" in text for text in warnings)
     warm.run("export", "zoo.yaml", "--metrics", "zoo.yaml").refused("--metrics zoo.yaml")
+    other = warm.write("node.prom", "# TYPE node_load1 gauge\nnode_load1 0.5\n")
+    assert "another program" in warm.export("--metrics", "node.prom").err
+    assert "node_load1 0.5" in other.read_text()
+
+
+def test_spans_without_the_extra(monkeypatch, caplog):
+    """Variables that ask for spans, without the package that sends them, are a warning that says what to install."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    assert tracer_provider.__wrapped__() is None
+    assert 'pip install "pteforge[otel]"' in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    assert tracer_provider.__wrapped__() is None
+    assert caplog.text == ""
 
 
 def test_errors_are_lines_of_the_log(project: Project):

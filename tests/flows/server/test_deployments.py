@@ -14,6 +14,7 @@ import psutil
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from pteforge.tests.conftest import run_process
 from pteforge.tests.flows.server.conftest import eventually, receiver, running_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -27,8 +28,11 @@ def deploy(project, *args, env, pool="forge"):
     return project.run("deploy", "zoo.yaml", "--pool", pool, *args, "--out", "out", env=env)
 
 
-def test_a_worker_runs_a_deployment(project, prefect, on_server):
-    """Deploying twice changes nothing; the form offers models, recipes and stages; a worker makes the files."""
+def test_a_worker_runs_a_deployment(project, prefect, on_server, collector):
+    """Deploying twice changes nothing; the form offers models, recipes and stages; a worker makes the files.
+
+    Its run reports as the worker's environment says: its log as JSON, a trace that begins with Prefect's run, metrics.
+    """
     project.write_zoo({"linear": "nets:linear", "conv": "nets:conv"})
     prefect("work-pool", "create", "forge", "--type", "process")
     nightly = ("--name", "by-worker", "--cron", "0 2 * * *", "--timezone", "Europe/Berlin")
@@ -48,13 +52,26 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server):
     assert known["entrypoint"] == "pteforge.flows.prefect.zoo_flow.export_zoo"
     assert known["tags"] == ["zoo:zoo"]
     form = known["parameter_openapi_schema"]["properties"]
-    assert form["models"]["anyOf"][1]["items"]["enum"] == ["linear", "conv"]
-    assert form["recipes"]["anyOf"][1]["items"]["enum"] == ["portable-fp32", "xnnpack-fp32"]
-    assert "partition" in form["until"]["anyOf"][0]["enum"]
+    assert form["models"]["anyOf"][0]["items"]["enum"] == ["*", "linear", "conv"]
+    assert form["recipes"]["anyOf"][0]["items"]["enum"] == ["*", "portable-fp32", "xnnpack-fp32"]
+    assert "partition" in form["until"]["enum"]
+    assert not any({"type": "null"} in field.get("anyOf", ()) for field in form.values())
 
     prefect("deployment", "run", "export-zoo/by-worker", "--param", 'models=["linear"]', "--param", "recipes=port*")
-    prefect("worker", "start", "--pool", "forge", "--run-once")
+    asked = {"PTEFORGE_LOG_FORMAT": "json", "PTEFORGE_METRICS": str(project.folder), **collector.variables}
+    command = (sys.executable, "-m", "prefect", "worker", "start", "--pool", "forge", "--run-once")
+    done = run_process(*command, cwd=project.folder, env=project.environment({**on_server, **asked}))
     assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
+    said = [json.loads(line) for line in (done.stdout + done.stderr).splitlines() if line.startswith('{"time"')]
+    assert (said[-1]["event"], said[-1]["status"]) == ("run_finished", "completed")
+    assert {event["model"] for event in said if event["event"] == "stage_finished"} == {"linear"}
+    (first,) = (span for span in collector.spans() if not span["parent"])
+    assert (first["scope"], first["name"]) == ("prefect", "export zoo.yaml linear port*")
+    (run,) = (span for span in collector.spans() if span["parent"] == first["id"])
+    assert (run["scope"], run["name"]) == ("pteforge", "run zoo")
+    assert {span["trace"] for span in collector.spans()} == {run["trace"]}
+    metrics = (project.folder / "pteforge_zoo.prom").read_text(encoding="utf-8")
+    assert 'pteforge_runs_total{status="completed",zoo="zoo"} 1.0\n' in metrics
 
 
 def runs_of(server, deployment):
