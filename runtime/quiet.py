@@ -14,8 +14,7 @@ from typing import Any
 
 from ..errors import is_of_user
 
-_LIBRARIES = ("executorch", "timm", "torch", "torchao", "torchvision", "transformers")
-_THEIRS = re.compile(rf"/site-packages/({'|'.join(_LIBRARIES)})/|{re.escape(__file__)}")
+_THEIRS = re.compile(rf"/site-packages/(executorch|timm|torch|torchao|torchvision|transformers)/|{re.escape(__file__)}")
 _one = threading.RLock()
 
 
@@ -29,13 +28,17 @@ def quiet() -> Iterator[None]:
     if not _one.acquire(blocking=False):
         yield
         return
-    levels = {log: log.level for log in map(logging.getLogger, _LIBRARIES) if log.level in (0, logging.WARNING)}
-    root = logging.getLogger()
+    given, emit = sys.stderr, logging.StreamHandler.emit
+    written = _Written(given)
+
+    def emit_some(handler: logging.StreamHandler[Any], record: logging.LogRecord) -> None:
+        hidden = record.levelno < logging.ERROR and _THEIRS.search(record.pathname)
+        if not hidden or handler.stream not in (given, written):
+            emit(handler, record)
+
     try:
-        for log in levels:
-            log.setLevel(logging.ERROR)
-        root.addFilter(_stays)
-        with warnings.catch_warnings(), contextlib.redirect_stderr(_Written(sys.stderr)):
+        logging.StreamHandler.emit = emit_some  # type: ignore[method-assign, assignment]  # torch makes its handler late
+        with warnings.catch_warnings(), contextlib.redirect_stderr(written):
             shown = warnings.showwarning
 
             def show(message: Warning | str, category: type[Warning], filename: str, *more: Any) -> None:
@@ -45,14 +48,8 @@ def quiet() -> Iterator[None]:
             warnings.showwarning = show  # type: ignore[assignment]  # `more` is what the module passes on
             yield
     finally:
-        root.removeFilter(_stays)
-        for log, level in levels.items():
-            log.setLevel(level)
+        logging.StreamHandler.emit = emit  # type: ignore[method-assign]  # as above
         _one.release()
-
-
-def _stays(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR or is_of_user(record.pathname)
 
 
 class _Written:

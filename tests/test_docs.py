@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pteforge import evaluators
 from pteforge.configs import Zoo, load_zoo, preset_names
 from pteforge.tasks.targets import target_names
 from pteforge.tasks.targets.find import find_target_class
+from pteforge.tests.conftest import run_process
 
 ROOT = Path(pteforge.__file__).parent
 FOLDERS = ("docs", "benchmarks", "changelog.d", "examples", "formats", "native", "runtime", "tasks", "tests")
@@ -64,6 +66,27 @@ def test_commands_of_ci():
         ("set-up", "pip install torch==2.13.0 -e . && pteforge export examples/zoo/starter.yaml\n"),
         ("tests", 'pip install -e ".[test]" && scripts/test\n'),
     ]
+
+
+@pytest.mark.slow
+def test_first_file(tmp_path):
+    """README's first model is lowered as README says, and its zoo is one."""
+    model, _ = blocks(README, "python")
+    (tmp_path / "mymodel.py").write_text(model, encoding="utf-8")
+    environment = {**os.environ, "PTEFORGE_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    done = run_process(
+        Path(sys.executable).with_name("pteforge"), "export", "mymodel:build", cwd=tmp_path, env=environment
+    )
+    assert "1 file verified in out" in done.stdout, done.stdout + done.stderr
+    assert {path.name for path in (tmp_path / "out" / "build").iterdir()} == {"xnnpack-fp32.pte", "xnnpack-fp32.json"}
+
+
+def test_readme_zoo_is_valid(load):
+    """README's zoo is one, and is as short as a first look takes: 150 lines and 3 pictures."""
+    (zoo,) = blocks(README, "yaml")
+    assert [spec.payload for spec in load(zoo).recipes["fat"].specializations] == ["vulkan", "xnnpack", "portable"]
+    assert len(README.splitlines()) <= 150
+    assert len(re.findall(r"!\[", README)) <= 3
 
 
 def test_torch_is_the_one_that_the_package_needs():
@@ -197,7 +220,7 @@ def test_every_ability_has_a_test():
 
 
 def test_fragments_make_a_changelog(tmp_path):
-    """towncrier takes all fragments and shows the text of each; a file of another kind is an error."""
+    """Towncrier takes all fragments and shows the text of each; a file of another kind is an error."""
     shutil.copytree(ROOT / "changelog.d", tmp_path / "changelog.d")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "changelog.d" / "new-thing.added.md").write_text("A new\nthing.\n")

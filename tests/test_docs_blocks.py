@@ -1,9 +1,9 @@
 """Every command, zoo and piece of Python in the documentation works, or says why it is not run.
 
-An HTML comment before a block says who runs it: `<!-- run by: tests/FILE.py -->`, a test file that names the page; or
-why nobody does: `<!-- not run: REASON -->`. On top of a page, it is for all blocks of the page that have none of their
-own. All other blocks run here, in the folder that `example` makes, those of one page in order. The options of every
-`pteforge` command are checked, whoever runs it.
+An HTML comment before a block says who runs it: `<!-- run by: tests/FILE.py -->`, a test file that names the page, and
+more after a comma; or why nobody does: `<!-- not run: REASON -->`. On top of a page, it is for all blocks of the page
+that have none of their own. All other blocks run here, in the folder that `example` makes, those of one page in order.
+The options of every `pteforge` command are checked, whoever runs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -35,21 +35,26 @@ pytestmark = pytest.mark.timeout(900)  # the first slow test lowers the zoo
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL = ("bash", "sh", "console")
-MARK = re.compile(r"<!-- (run by|not run): (.+?) -->")
+CHANGES_MACHINES = re.compile(
+    r"^(sudo |apt|pip install|docker|kubectl|helm|prefect )|--install-completion", re.MULTILINE
+)
+MARK = re.compile(r"<!-- (run by|not run|ci): (.+?) -->")  # `ci` is for `.ci/run`
 LEAST = ("version: 1", "models: {net: {source: nets:net}}", "defaults: {recipes: [portable-fp32]}")
 """What a zoo of a part of one needs to be whole."""
+TAKE_LONG = ("accuracy", "bench", "debugging")
 STAND_INS = {"s3://": "shared/", "=...": "=0123456789abcdef0123456789abcdef"}
 """What commands have here in place of a bucket, which is a folder, and of a signing key."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code, and who runs it: `here`, `run by` another test, or `not run`."""
+    """A block of code, the line before it, and who runs it: `here`, `run by` another test, `ci`, or `not run`."""
 
     page: Path
     line: int
     language: str
     text: str
+    before: str
     run: str = "here"
     reason: str = ""
 
@@ -65,7 +70,7 @@ class Block:
             lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
         for line in lines:
             if line.startswith("pteforge "):
-                lexer = shlex.shlex(re.sub(r"\s#\s.*", "", line), posix=True, punctuation_chars="|&;<>")
+                lexer = shlex.shlex(re.sub(r"\s#\s.*|\b2(?=>)", "", line), posix=True, punctuation_chars="|&;<>")
                 lexer.whitespace_split, lexer.commenters = True, ""
                 yield [*itertools.takewhile(lambda word: word[0] not in "|&;<>", lexer)][1:]
 
@@ -82,39 +87,49 @@ def blocks_of(page: Path) -> list[Block]:
             mark = MARK.fullmatch(before.strip()) or of_page
             code = re.sub(f"^{indent}", "", code, flags=re.MULTILINE)
             line = text.count("\n", 0, block.start()) + 1
-            found.append(Block(page, line, language, code, *(mark.groups() if mark else ())))
+            found.append(Block(page, line, language, code, before, *(mark.groups() if mark else ())))
     return found
 
 
 BLOCKS = {page: blocks_of(page) for page in PAGES}
-HERE = {page: [block for block in found if block.run == "here"] for page, found in BLOCKS.items()}
+HERE = {
+    page: [block for block in found if block.run == "here"]
+    for page, found in BLOCKS.items()
+    if page.name != "README.md"
+}
 
 
-def pages_with(*languages: str) -> list:
-    """Pages with blocks in some language that run here, as parameters of a test."""
+def pages_with(*languages: str, nightly: Collection[str] = ()) -> list:
+    """Pages with blocks in some language that run here, as parameters of a test, and which are for the night."""
     return [
-        pytest.param(page, id=page.stem)
+        pytest.param(page, id=page.stem, marks=[pytest.mark.nightly] if page.stem in nightly else [])
         for page, found in HERE.items()
-        if any(block.language in languages for block in found) and page.name != "README.md"
+        if any(block.language in languages for block in found)
     ]
 
 
 def test_other_tests_run_what_they_should():
-    """A test file that is said to run a block exists, and names the page; a reason is more than a word."""
+    """A test file that is said to run a block exists, and names the page; a reason is more than a word.
+
+    Nothing that would install packages or start services runs here.
+    """
     for block in (block for found in BLOCKS.values() for block in found):
-        if block.run == "run by":
-            assert block.page.name in (ROOT / block.reason).read_text(encoding="utf-8"), str(block)
+        if block.run in {"run by", "ci"}:
+            runner = ROOT / (block.reason.partition(",")[0] if block.run == "run by" else ".ci/run")
+            assert block.page.name in runner.read_text(encoding="utf-8"), str(block)
         assert block.run != "not run" or len(block.reason.split()) > 2, str(block)
+    for block in (block for found in HERE.values() for block in found):
+        assert not CHANGES_MACHINES.search(block.text), f"{block} changes this machine: mark it"
 
 
 def test_count(record_property):
     """Most blocks run; the rest says why not."""
-    counts = dict.fromkeys(("here", "run by", "parsed", "not run"), 0)
+    counts = dict.fromkeys(("here", "run by", "ci", "parsed", "not run"), 0)
     for block in (block for found in BLOCKS.values() for block in found):
         counts["parsed" if block.run == "not run" and any(block.commands) else block.run] += 1
     record_property("blocks", counts)
     print(counts)  # noqa: T201 - shown with `pytest -rP`
-    assert counts["here"] + counts["run by"] > sum(counts.values()) / 2, counts
+    assert counts["here"] + counts["run by"] + counts["ci"] > sum(counts.values()) / 2, counts
 
 
 def check(words: list[str]) -> None:
@@ -273,8 +288,10 @@ def run_python(text: str, names: dict[str, object]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Output Buffer not found")  # the Inspector, of files without it
-@pytest.mark.parametrize("page", pages_with(*SHELL, "python"))
+@pytest.mark.filterwarnings(
+    "ignore:This API and all", "ignore:Output Buffer not", "ignore:Unsupported kwarg"
+)  # upstream's
+@pytest.mark.parametrize("page", pages_with(*SHELL, "python", nightly=TAKE_LONG))
 def test_blocks_run(page, example, monkeypatch):
     """The commands of a page succeed and its Python runs, one after another; its functions find the names they read."""
     monkeypatch.chdir(example)
@@ -286,6 +303,8 @@ def test_blocks_run(page, example, monkeypatch):
             if block.language in SHELL:
                 shell(block.text, example)
             elif block.language == "python":
+                if named := re.search(r"`(\w+\.py)`:$", block.before):
+                    (example / named[1]).write_text(block.text, encoding="utf-8")
                 run_python(block.text, names)
         except BaseException as error:
             raise AssertionError(f"{block}: {error}") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import FileFormatError, InputError, convert_os_errors, printable
+from ...runtime.quiet import quiet
 from ..reports.figures_text import format_size
 from . import completion
 from .options import (
@@ -24,7 +25,7 @@ from .options import (
     option,
     split_names,
 )
-from .terminal import print_json, quiet
+from .terminal import print_json
 
 if TYPE_CHECKING:
     from ...formats.nfat.container import Buffer, Container

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
+from ...runtime.quiet import quiet
 from ...tasks.results.tables import format_sqnr
 from ..reports.figures_text import timing_text
 from . import completion
@@ -32,7 +33,7 @@ from .options import (
     option,
     split_names,
 )
-from .terminal import print_json, quiet
+from .terminal import print_json
 
 if TYPE_CHECKING:
     from ...artifacts.ref import ArtifactRef

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
@@ -125,27 +123,3 @@ def print_json(value: Any) -> None:
 def verbose() -> bool:
     """Whether ``--verbose`` is given."""
     return _log.isEnabledFor(logging.INFO)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppresses standard error, from Python and from C, unless ``--verbose``.
-
-    Importing torchao and loading the runtime write lines that mean nothing to the user.
-    """
-    if verbose():
-        yield
-        return
-    sys.stderr.flush()
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

@@ -144,10 +144,10 @@ def _summary(session: Session) -> Iterator[str]:
         told = {recipe.recipe: _cell(recipe, session.previous) for recipe in (done.recipes if done else ())}
         worse, changed = (any(mark in text for text in told.values()) for mark in ("failed at", "("))
         linked = f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name)
-        rows.append((not worse, not changed, not done, linked, *(markdown(told.get(recipe, "")) for recipe in recipes)))
-    yield from markdown_table(
-        ["model", *map(markdown, recipes)], (row[3:] for row in sorted(rows, key=lambda r: r[:3]))
-    )
+        row = [linked, *(markdown(told.get(recipe, "")) for recipe in recipes)]
+        rows.append(((not worse, not changed, not done), row))
+    rows.sort(key=lambda ranked: ranked[0])
+    yield from markdown_table(["model", *map(markdown, recipes)], (row for _, row in rows))
 
 
 def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
@@ -163,9 +163,9 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield ""
 
 
-def _cell(recipe: Delivered, before: Mapping[str, RunRecord]) -> str:
+def _cell(recipe: Delivered, before: RunRecord | None) -> str:
     """What came of a recipe and, in parentheses, what of that changed since an earlier run, by model."""
-    last = Delivered.of_run(before[recipe.model], recipe.model, recipe.recipe) if recipe.model in before else None
+    last = Delivered.of_run(before, recipe.model, recipe.recipe) if before else None
     if recipe.failure:
         failed = f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is above the table
         return f"{failed} (as before)" if last and last.failure else failed

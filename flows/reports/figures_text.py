@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...tasks.results.delivered import Delivered
     from ...tasks.results.figures import MemoryUse, Proof, Searched, Timing, Worst
-    from ...tasks.results.numerics import Ladder, Rung
+    from ...tasks.results.numerics import Ladder
     from ...tasks.results.tables import Table as Columns
 
 FOUND = ".found.yaml"
@@ -293,17 +293,13 @@ def model_tables(recipes: Iterable[Delivered]) -> Iterator[tuple[str, str, list[
     yield (
         "numerics",
         "{}: each program against eager",
-        [{"recipe": result.recipe, **rung_row(rung)} for result, rung in rungs],
+        [
+            {"recipe": result.recipe, "rung": rung.label, "method": rung.method}
+            | dict(zip(FIGURES, format_figures(rung.figures) if rung.figures else [None] * len(FIGURES), strict=True))
+            | {"problem": rung.problem}
+            for result, rung in rungs
+        ],
     )
-
-
-def rung_row(rung: Rung) -> dict[str, Any]:
-    return {"rung": rung.label, "method": rung.method, **figures_row(rung.figures), "problem": rung.problem}
-
-
-def figures_row(worst: Worst | None) -> dict[str, Any]:
-    """`FIGURES` by name; None for each without them."""
-    return dict(zip(FIGURES, format_figures(worst) if worst else [None] * len(FIGURES), strict=True))
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> Iterator[str]:

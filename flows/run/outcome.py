@@ -93,7 +93,8 @@ class ZooOutcome:
         stopped = [model for model in self.models if model.until]
         if not stopped:
             unverified = f", {len(self.unverified)} made and not run" if self.unverified else ""
-            return f"{len(self.files) - len(self.unverified)} files verified{unverified}"
+            verified = len(self.files) - len(self.unverified)
+            return f"{verified} file{'s' * (verified != 1)} verified{unverified}"
         return f"{len(stopped)} model{'s' * (len(stopped) > 1)}: stages up to {stopped[0].until} done"
 
     @property

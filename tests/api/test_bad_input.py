@@ -15,7 +15,21 @@ NOT_FOR_NETS = checked_recipe("portable", not_for={"net*": "no kernels"})
     ("arguments", "problem"),
     [
         ({"recipe": "nowhere.yaml"}, "cannot read nowhere.yaml"),
-        ({"recipe": {"specializations": []}}, "recipe: is a dict; give the name of a shipped recipe"),
+        ({"recipe": 3}, "recipe: is a int; give the name of a shipped recipe, the path of a YAML file, a mapping"),
+        ({"recipe": {"specializations": []}}, "recipe: specializations: is empty"),
+        (
+            {"recipe": {"extends": "xnnpack-fp33"}},
+            "recipe: extends: there is no recipe .*; did you mean 'xnnpack-fp32'",
+        ),
+        (
+            {"recipe": {"extends": "xnnpack-fp32", "verify": {"min_sqnr": 3}}},
+            "recipe: verify.min_sqnr: unknown key 'min_sqnr'; did you mean 'min_sqnr_db'",
+        ),
+        (
+            {"recipe": {"specializations": [{"target": "xnnpak"}]}},
+            r"recipe: specializations\[0\].target: unknown target",
+        ),
+        ({"recipe": {"extends": print}}, "recipe: a recipe has texts, numbers, lists and mappings as in YAML"),
         ({"name": "a/b"}, "'a/b' cannot be a model's name"),
         ({"recipe": NOT_FOR_NETS, "name": "net1"}, "the recipe 'recipe' does not apply to 'net1': no kernels"),
         ({"example_inputs": "x"}, "example_inputs of method 'forward' is a str; give a tuple"),

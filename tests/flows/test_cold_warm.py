@@ -169,7 +169,7 @@ def test_pairs_that_do_not_apply(partly, pteforge):
     assert f"linear/xnnpack-fp32 does not apply: {REASON}" in done.out
     (row,) = (line for line in done.out.splitlines() if line.split()[:2] == ["linear", "xnnpack-fp32"])
     assert row.split(maxsplit=2)[2].strip() == "not applicable"
-    assert "1 files verified in out, 1 not applicable; 0 stages run" in done.out
+    assert "1 file verified in out, 1 not applicable; 0 stages run" in done.out
     pteforge(partly, "why", "linear").refused("no stage of 'linear' ran or was found in its last run")
     pteforge(partly, "export", "zoo.yaml", "--model", "linear", "--recipe", "xnnpack-fp32").refused(
         f"'xnnpack-fp32' does not apply to 'linear': {REASON}", "zoo.yaml:", "recipes.xnnpack-fp32.not_for"

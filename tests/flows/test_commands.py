@@ -18,9 +18,9 @@ import pytest
 import yaml
 from pteforge.artifacts.runs import run_lease
 from pteforge.artifacts.store import open_store
-from pteforge.flows.cli.terminal import quiet
 from pteforge.flows.reports.figures_text import format_size
 from pteforge.formats.pte.reader import open_pte
+from pteforge.runtime.quiet import quiet
 from pteforge.tests.flows.conftest import BATCH
 
 FILE = "out/linear/xnnpack-fp32.pte"

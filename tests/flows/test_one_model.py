@@ -23,7 +23,7 @@ def test_same_as_a_zoo(made, pteforge):
     for command in (("nets:linear",), ("nets:linear", "--recipe", "xnnpack-fp32"), (f"{made.folder}/nets:linear",)):
         said = pteforge(made, "export", *command)
         assert (said.code, said.err) == (0, "")
-        assert "1 files verified in out; 0 stages run, 8 cached" in said.out
+        assert "1 file verified in out; 0 stages run, 8 cached" in said.out
     assert made.files() == before
     assert pteforge(made, "plan", "nets:linear", "--recipe", "portable-*").code == 3
     assert pteforge(made, "plan", "nets:linear", "--set", "models.linear.source.kwargs.width=6").code == 3

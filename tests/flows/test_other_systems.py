@@ -78,7 +78,7 @@ def test_files_are_lowered_and_run(project, there):
     project.write_zoo({"linear": "nets:linear"}, ("xnnpack-fp32",))
     said = project.run("export", "zoo.yaml", env=there)
     assert said.code == 0, said.err
-    assert "1 files verified in out; 8 stages run" in said.out
+    assert "1 file verified in out; 8 stages run" in said.out
     file = project.out / "linear" / "xnnpack-fp32.pte"
     for command in (("run", file), ("verify", project.out)):
         said = project.run(*map(str, command), env=there)

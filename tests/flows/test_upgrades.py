@@ -31,7 +31,7 @@ def test_there_are_versions():
 
 
 def test_stores(stored, pteforge, caplog):
-    """Every record of a store and every object is read, nothing is reported as damaged or unknown; gc keeps the rest."""
+    """Every record of a store and every object is read, nothing counts as damaged or unknown; gc keeps the rest."""
     listed = pteforge(stored, "store", "ls", "--json").json
     assert {"program/aten", "graph/edge", "payload/pte", "payload/nfat", "report/provenance"} <= {*listed["kinds"]}
     assert pteforge(stored, "store", "verify").out.endswith(": 0 damaged\n")

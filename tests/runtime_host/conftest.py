@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pteforge.flows.cli.terminal import quiet
 from pteforge.formats.nfat.container import open_fat, pack_v1
 from pteforge.formats.nfat.contents import DEFAULT_ALIGNMENT, Description
 from pteforge.formats.nfat.pack import PackedContainer, pack_v2
 from pteforge.formats.pte.reader import read_pte
+from pteforge.runtime.quiet import quiet
 
 BACKENDS = {"vulkan": ("VulkanBackend",), "xnnpack": ("XnnpackBackend",), "portable": ()}
 

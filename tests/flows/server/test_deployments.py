@@ -55,6 +55,7 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server, collector):
     assert form["models"]["anyOf"][0]["items"]["enum"] == ["*", "linear", "conv"]
     assert form["recipes"]["anyOf"][0]["items"]["enum"] == ["*", "portable-fp32", "xnnpack-fp32"]
     assert "partition" in form["until"]["enum"]
+    assert not any({"type": "null"} in field.get("anyOf", ()) for field in form.values())
 
     prefect("deployment", "run", "export-zoo/by-worker", "--param", 'models=["linear"]', "--param", "recipes=port*")
     asked = {"PTEFORGE_LOG_FORMAT": "json", "PTEFORGE_METRICS": str(project.folder), **collector.variables}

@@ -64,14 +64,16 @@ def test_runs_in_the_ui(project, prefect, on_server, server, recorded, pictures,
 
 def test_the_form_of_a_deployment(project, prefect, on_server, server, pictures, tmp_path):
     """The form of a custom run describes each field, offers the zoo's models and recipes, and has no null to choose."""
-    project.write_zoo({"classifier": "nets:linear", "filter": "nets:conv"}, ("portable-fp32",))
+    project.write_zoo({"classifier": "nets:linear", "filter": "nets:conv"})
     prefect("work-pool", "create", "form", "--type", "process")
     done = project.run("deploy", "zoo.yaml", "--pool", "form", "--name", "form", env=on_server)
     assert done.code == 0, done.err
     known = json.loads(prefect("deployment", "inspect", "export-zoo/form", "--output", "json"))
-    with open_page(tmp_path, "1000,2050") as page:
-        form = f"{server.replace('/api', '/deployments/deployment')}/{known['id']}/run"
-        page.open(form, *(describe(name) for name in ExportRequest.model_fields))
-        shown = page.wait_for("Stages at once (Optional)", "Where stages run (Optional)", "Choose\nPattern")
+    with open_page(tmp_path) as page:
+        form = f"{server.replace('/api', '/v2/deployments/deployment')}/{known['id']}/run"
+        titles = ("Stages at once (Optional)", "Where stages run (Optional)", "Choose\nPattern")
+        shown = page.open(form, *titles, *(describe(name) for name in ExportRequest.model_fields))
         assert "None" not in shown
         page.picture(pictures / "prefect-form.png")
+        page.click("Select")  # the last one
+        page.wait_for("local\npool\ndask\nray")
