@@ -288,9 +288,8 @@ def run_python(text: str, names: dict[str, object]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:This API and all", "ignore:Output Buffer not", "ignore:Unsupported kwarg"
-)  # upstream's
+@pytest.mark.filterwarnings("ignore:This API and all")  # these are upstream's
+@pytest.mark.filterwarnings("ignore:Output Buffer not", "ignore:Unsupported kwarg", "ignore:The inplace keyword")
 @pytest.mark.parametrize("page", pages_with(*SHELL, "python", nightly=TAKE_LONG))
 def test_blocks_run(page, example, monkeypatch):
     """The commands of a page succeed and its Python runs, one after another; its functions find the names they read."""
