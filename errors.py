@@ -257,7 +257,7 @@ def is_of_user(file: str) -> bool:
 
     package = Path(__file__).parent
     ours = (f"{package}/{folder}/" for folder in ("api", "evaluators", "flows", "tasks"))
-    return not (file.startswith((*ours, sysconfig.get_path("stdlib"), "<")) or "/site-packages/" in file)
+    return not (file.startswith((*ours, sysconfig.get_path("stdlib"), "<")) or "-packages/" in file)
 
 
 def first_line(problem: str | BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import is_of_user
 
-_THEIRS = re.compile(rf"/site-packages/(executorch|timm|torch|torchao|torchvision|transformers)/|{re.escape(__file__)}")
+_THEIRS = re.compile(rf"-packages/(executorch|timm|torch|torchao|torchvision|transformers)/|{re.escape(__file__)}")
 _one = threading.RLock()
 
 
