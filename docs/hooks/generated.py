@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from pymdownx.slugs import slugify
 from typer.core import TyperArgument
 
 Schema = dict[str, Any]
+ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def commands() -> str:
@@ -78,26 +80,34 @@ def _sections(schema: Schema, title: str, path: str) -> Iterator[str]:
                 sections.append((titles[ref], f"{of_field}.", parts[ref]))
     for title_of, _, part in sections:
         rows = [
-            (f"`{name}`", _type(field, parts, titles), _meaning(name, field, parts, name in part.get("required", ())))
+            (f"`{name}`", _type(field, parts, titles), _meaning(name, part, parts))
             for name, field in part["properties"].items()
         ]
         told = _text(part.get("description", ""))
         yield f"### {title_of}\n\n{told}\n\n{_table(('field', 'type', 'meaning'), rows)}"
 
 
-def _meaning(name: str, field: Schema, parts: dict[str, Schema], required: bool) -> str:
+def _meaning(name: str, part: Schema, parts: dict[str, Schema]) -> str:
     """What a field is for, its default, and an example: the schema's, or a value that is not the default."""
-    text = field.get("description") or next((parts[ref].get("description", "") for ref in _refs(field)), "")
+    field = part["properties"][name]
+    told = [parts[ref].get("description", "") for ref in _refs(field)]
+    text = next(filter(None, (field.get("description"), _attributes(part).get(name), *told)), "")
     default = field.get("default")
     default = None if isinstance(default, dict) or default == [] else default
     of_kind = {"boolean": default is not True, "integer": 8, "number": 0.5}
     examples = [*_found(field, "examples"), *_found(field, "enum"), *_found(field, "const")]
     examples += [of_kind[kind] for kind in _found(field, "type") if kind in of_kind]
     example = next((value for value in examples if value != default), None)
-    parts_of_text = [_text(text), "Required." if required else ""]
+    parts_of_text = [_text(text), "Required." if name in part.get("required", ()) else ""]
     parts_of_text += [f"Default: `{_yaml(default)}`."] if default is not None else []
     parts_of_text += [f"Example: `{name}: {_yaml(example)}`."] if example is not None else []
     return " ".join(filter(None, parts_of_text))
+
+
+def _attributes(part: Schema) -> dict[str, str]:
+    """What the docstring of an object says of its fields."""
+    listed = part.get("description", "").partition("\n\nAttributes:")[2]
+    return {name: text[0].upper() + text[1:] for name, text in ATTRIBUTE.findall(listed)}
 
 
 def _text(docstring: str) -> str:
