@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ import typer
 from pteforge.configs.zoo import zoo_schema
 from pteforge.flows.cli.main import app
 from pteforge.tasks.targets import target_names
+from pteforge.tasks.targets.base import TargetOptions
 from pteforge.tasks.targets.find import find_target_class
 from pymdownx.slugs import slugify
 from typer.core import TyperArgument
@@ -105,9 +107,13 @@ def _meaning(name: str, part: Schema, parts: dict[str, Schema]) -> str:
 
 
 def _attributes(part: Schema) -> dict[str, str]:
-    """What the docstring of an object says of its fields."""
-    listed = part.get("description", "").partition("\n\nAttributes:")[2]
-    return {name: text[0].upper() + text[1:] for name, text in ATTRIBUTE.findall(listed)}
+    """What docstrings say of an object's fields; of options also those of the classes that they extend."""
+    classes = [TargetOptions]
+    for options in classes:  # grows
+        classes += options.__subclasses__()
+    bases = next((options.__mro__ for options in classes if options.__name__ == part.get("title")), ())
+    texts = [*(inspect.cleandoc(base.__doc__ or "") for base in reversed(bases)), part.get("description", "")]
+    return {name: told[0].upper() + told[1:] for text in texts for name, told in ATTRIBUTE.findall(text)}
 
 
 def _text(docstring: str) -> str:
