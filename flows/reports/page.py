@@ -90,7 +90,6 @@ class FileReport(Compared):
 
     @property
     def label(self) -> str:
-        """The state, in words."""
         again = self.result.failure and self.before and self.before.failure
         return "failed again" if again else "held back" if self.held_back else self.state
 
