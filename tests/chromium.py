@@ -61,13 +61,22 @@ class Page:
         return str(self._evaluate("document.body?.innerText ?? ''"))
 
     def click(self, text: str) -> None:
-        """Clicks the innermost element with exactly this text."""
+        """Clicks the innermost element with exactly this text, once there is one."""
         shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
-        self._evaluate(f"found = [...document.querySelectorAll('body *')].findLast({shows}), null")
-        box = self._evaluate("found.scrollIntoView({block: 'nearest'}), found.getBoundingClientRect().toJSON()")
+        found = f"[...document.querySelectorAll('body *')].findLast({shows})"
+        place = "element && (element.scrollIntoView({block: 'nearest'}), element.getBoundingClientRect().toJSON())"
+        deadline = time.monotonic() + _LIMIT
+        while not (box := self._evaluate(f"((element) => {place})({found})")):
+            assert time.monotonic() < deadline, f"{text!r} is not on the page:\n{self.text}"
+            time.sleep(0.1)
         where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
         for event in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=event, button="left", clickCount=1, **where)
+
+    def link(self, text: str) -> str:
+        """The URL that the link with exactly this text leads to."""
+        shows = f"(link) => link.innerText.trim() === {json.dumps(text)}"
+        return str(self._evaluate(f"[...document.querySelectorAll('a')].find({shows}).href"))
 
     def picture(self, path: Path) -> None:
         """Writes what the window shows as a PNG file."""

@@ -28,17 +28,16 @@ from prefect.runtime import flow_run
 
 from ...errors import first_line, printable
 from ...tasks.lowering.bisection import Bisection
-from ...tasks.results.delivered import Delivered, Failure
+from ...tasks.results.delivered import Failure
 from ...tasks.results.diagnosis import as_text
-from ..reports.changes import size_change, sqnr_change
-from ..reports.figures_text import cells, markdown, markdown_table, model_tables
+from ..reports.changes import Compared
+from ..reports.figures_text import cells, markdown, markdown_table, model_tables, relative
 from ..reports.page import NAME
 from ..run.outcome import ModelOutcome
 from ..run.session import Session
 from .settings import local_run, send_what_is_queued
 
 if TYPE_CHECKING:
-    from ...artifacts.runs import RunRecord
     from ..releases.records import Published
 
 
@@ -128,26 +127,27 @@ def _summary(session: Session) -> Iterator[str]:
         yield from (f"- {markdown(reason)}" for reason in release.reasons)
         yield ""
     if session.complete and not session.request.until:
-        yield f"Page: {markdown(str(session.out / NAME))} on {markdown(session.identity['host'])}\n"
+        yield f"Page: {markdown(str(relative(session.out / NAME)))} on {markdown(session.identity['host'])}\n"
     if outcome.failures:
         yield "## Failures\n"
     for model in outcome.models:
         failures = {recipe.failure.step: recipe.failure for recipe in model.recipes if recipe.failure}
         for failure in failures.values():
             yield f"- {markdown(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
-    since = "; in parentheses, changes since the last run" if session.previous else ""
+    since = "; in parentheses, changes since the last run" if session.before else ""
     yield f"\n## Files\n\nFor each file: status, size, SQNR against eager{since}.\n"
     recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
     rows = []
     for name in (model.name for model in session.models):
         done, run = session.outcomes.get(name), session.flow_runs.get(name)
-        told = {recipe.recipe: _cell(recipe, session.previous) for recipe in (done.recipes if done else ())}
-        worse, changed = (any(mark in text for text in told.values()) for mark in ("failed at", "("))
+        files = [Compared(file, session.before.get((name, file.recipe))) for file in (done.recipes if done else ())]
+        told = {file.result.recipe: _cell(session, file) for file in files}
+        worse, changed = any(file.state == "failed" for file in files), any(file.is_news for file in files)
         linked = f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name)
-        rows.append((not worse, not changed, not done, linked, *(markdown(told.get(recipe, "")) for recipe in recipes)))
-    yield from markdown_table(
-        ["model", *map(markdown, recipes)], (row[3:] for row in sorted(rows, key=lambda r: r[:3]))
-    )
+        row = [linked, *(markdown(told.get(recipe, "")) for recipe in recipes)]
+        rows.append(((not worse, not changed, not done), row))
+    ordered = (row for _, row in sorted(rows, key=lambda ranked: ranked[0]))
+    yield from markdown_table(["model", *map(markdown, recipes)], ordered)
 
 
 def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
@@ -163,22 +163,14 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield ""
 
 
-def _cell(recipe: Delivered, before: Mapping[str, RunRecord]) -> str:
-    """What came of a recipe and, in parentheses, what of that changed since an earlier run, by model."""
-    last = Delivered.of_run(before[recipe.model], recipe.model, recipe.recipe) if recipe.model in before else None
-    if recipe.failure:
-        failed = f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is above the table
-        return f"{failed} (as before)" if last and last.failure else failed
-    said = cells(recipe)
-    shown = {name: said[name] for name in ("size", "SQNR") if said}
-    if shown and last and last.path:
-        changes = {"size": size_change(recipe, last), "SQNR": sqnr_change(recipe, last)}
-        for name in [name for name in shown if changes[name].tone != "same"]:
-            shown[name] += f" ({changes[name].text})"
-    text = ", ".join((recipe.status, *shown.values()))
-    if before and recipe.path and not (last and last.path):
-        return f"{text} (failed before)" if last and last.failure else f"{text} (new)"
-    return text
+def _cell(session: Session, file: Compared) -> str:
+    """What came of a recipe and, in parentheses, how that differs from the last run."""
+    result, said = file.result, cells(file.result)
+    text = ", ".join((result.status, *(said[name] for name in ("size", "SQNR") if said)))
+    if result.failure:
+        text = f"failed at {result.failure.step.partition('/')[0]}"  # all of it is above the table
+    change = file.change or ("new" if session.before and file.state == "new" else "")
+    return f"{text} ({change})" if change else text
 
 
 def _page(bisection: Bisection) -> Iterator[str]:
@@ -218,7 +210,7 @@ async def _update_progress(session: Session, ended: asyncio.Event) -> None:
     """Updates the progress, logs how models end, and keeps a summary that leads to the flow runs that lower models."""
     key, shown, pace = artifact_key("progress", session.zoo), (-1, -1, -1), session.pace
     await asyncio.to_thread(session.expect_stages)
-    await asyncio.to_thread(lambda: session.previous)  # which may take seconds, too
+    await asyncio.to_thread(lambda: session.before)  # which may take seconds, too
     artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
     logged, pause = 0, _PAUSE
     while not ended.is_set():
@@ -246,7 +238,8 @@ def _log_outcome(session: Session, outcome: ModelOutcome, position: int) -> None
     """Logs what came of a model: each file with its changes, and the seconds of its stages that ran."""
     failed = [recipe.failure for recipe in outcome.recipes if recipe.failure]
     seconds = sum(stage.seconds for stage in outcome.stages if stage.status == "ran")
-    files = "; ".join(f"{recipe.recipe} {_cell(recipe, session.previous)}" for recipe in outcome.recipes)
+    compared = (Compared(file, session.before.get((file.model, file.recipe))) for file in outcome.recipes)
+    files = "; ".join(f"{file.result.recipe} {_cell(session, file)}" for file in compared)
     problem = f": {first_line(failed[0].problem)}" if failed else ""
     level, where = logging.ERROR if failed else logging.INFO, f"{position}/{len(session.models)} {outcome.model}"
     get_run_logger().log(level, "%s", printable(f"{where} ({outcome.ran} stages, {seconds:.1f} s): {files}{problem}"))

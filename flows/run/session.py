@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from ...tasks.engine.workers import WorkerCall, Workers, memory_for_calls
 from ...tasks.lowering.model import PlannedModel, torchao_calls
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
 from ..releases.publish import Publication, ResultsFolder, check_folders
+from ..reports.changes import Results, results_before
 from .origin import Origin, git_commit
 from .outcome import ModelOutcome, ZooOutcome
 from .pace import ExpectedStage, Pace, expected_stages
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_RUNS_READ = 10  # records that are looked at for earlier runs
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
 _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
@@ -381,16 +380,9 @@ class Session(Observer):
         return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
 
     @cached_property
-    def previous(self) -> dict[str, RunRecord]:
-        """By model, the last of the zoo's newest runs that made it, before this run."""
-        found: dict[str, RunRecord] = {}
-        with suppress(StoreError):
-            for run in islice(self.store.runs.of_zoo(self.zoo), _RUNS_READ):
-                if run.ended and run.id != self.id:
-                    found = dict.fromkeys(run.files, run) | found
-                if all(model.name in found for model in self.models):
-                    break
-        return found
+    def before(self) -> Results:
+        """What came last of each file before this run; reading it may take seconds."""
+        return results_before(self.id, self.zoo, self.store.runs)
 
     @cached_property
     def results(self) -> ResultsFolder:
