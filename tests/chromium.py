@@ -62,21 +62,25 @@ class Page:
 
     def click(self, text: str) -> None:
         """Clicks the innermost element with exactly this text, once there is one."""
-        shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
-        found = f"[...document.querySelectorAll('body *')].findLast({shows})"
-        place = "element && (element.scrollIntoView({block: 'nearest'}), element.getBoundingClientRect().toJSON())"
-        deadline = time.monotonic() + _LIMIT
-        while not (box := self._evaluate(f"((element) => {place})({found})")):
-            assert time.monotonic() < deadline, f"{text!r} is not on the page:\n{self.text}"
-            time.sleep(0.1)
+        place = "found && (found.scrollIntoView({block: 'nearest'}), found.getBoundingClientRect().toJSON())"
+        box = self._of_element(text, place)
         where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
         for event in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=event, button="left", clickCount=1, **where)
 
     def link(self, text: str) -> str:
-        """The URL that the link with exactly this text leads to."""
-        shows = f"(link) => link.innerText.trim() === {json.dumps(text)}"
-        return str(self._evaluate(f"[...document.querySelectorAll('a')].find({shows}).href"))
+        """The URL that the link with exactly this text leads to, once there is one."""
+        return str(self._of_element(text, "found?.closest('a')?.href"))
+
+    def _of_element(self, text: str, script: str) -> Any:
+        """What a script says of `found`, the innermost element with this text: the page may be redrawn at any time."""
+        shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
+        find = f"[...document.querySelectorAll('body *')].findLast({shows})"
+        deadline = time.monotonic() + _LIMIT
+        while not (value := self._evaluate(f"((found) => {script})({find})")):
+            assert time.monotonic() < deadline, f"{text!r} is not on the page:\n{self.text}"
+            time.sleep(0.1)
+        return value
 
     def picture(self, path: Path) -> None:
         """Writes what the window shows as a PNG file."""
