@@ -61,10 +61,9 @@ class Page:
         return str(self._evaluate("document.body?.innerText ?? ''"))
 
     def click(self, text: str) -> None:
-        """Clicks the innermost element with exactly this text."""
-        shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
-        self._evaluate(f"found = [...document.querySelectorAll('body *')].findLast({shows}), null")
-        box = self._evaluate("found.scrollIntoView({block: 'nearest'}), found.getBoundingClientRect().toJSON()")
+        """Clicks the innermost element with exactly this text, once there is one."""
+        place = "found && (found.scrollIntoView({block: 'nearest'}), found.getBoundingClientRect().toJSON())"
+        box = self._of_element(text, place)
         where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
         for event in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=event, button="left", clickCount=1, **where)
@@ -106,6 +105,20 @@ class Page:
         for _ in range(times):
             self._call("Input.dispatchKeyEvent", type="keyDown", key=key, text=text, windowsVirtualKeyCode=code)
             self._call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+
+    def link(self, text: str) -> str:
+        """The URL that the link with exactly this text leads to, once there is one."""
+        return str(self._of_element(text, "found?.closest('a')?.href"))
+
+    def _of_element(self, text: str, script: str) -> Any:
+        """What a script says of `found`, the innermost element with this text: the page may be redrawn at any time."""
+        shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
+        find = f"[...document.querySelectorAll('body *')].findLast({shows})"
+        deadline = time.monotonic() + _LIMIT
+        while not (value := self._evaluate(f"((found) => {script})({find})")):
+            assert time.monotonic() < deadline, f"{text!r} is not on the page:\n{self.text}"
+            time.sleep(0.1)
+        return value
 
     def picture(self, path: Path) -> None:
         """Writes what the window shows as a PNG file."""
