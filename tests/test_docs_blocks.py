@@ -92,11 +92,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 BLOCKS = {page: blocks_of(page) for page in PAGES}
-HERE = {
-    page: [block for block in found if block.run == "here"]
-    for page, found in BLOCKS.items()
-    if page.name != "README.md"
-}
+HERE = {page: [block for block in found if block.run == "here"] for page, found in BLOCKS.items()}
 
 
 def pages_with(*languages: str, nightly: Collection[str] = ()) -> list:

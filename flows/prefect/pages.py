@@ -142,7 +142,8 @@ def _summary(session: Session) -> Iterator[str]:
         done, run = session.outcomes.get(name), session.flow_runs.get(name)
         files = _compared(session, done) if done else []
         told = {file.result.recipe: _cell(session, file) for file in files}
-        worse, changed = any(file.state == "failed" for file in files), any(file.state in ("changed", "new") for file in files)
+        worse = any(file.state == "failed" for file in files)
+        changed = any(file.state in ("changed", "new") for file in files)
         linked = f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name)
         row = [linked, *(markdown(told.get(recipe, "")) for recipe in recipes)]
         rows.append(((not worse, not changed, not done), row))
