@@ -39,7 +39,7 @@ def install(folder: Path, packages: list[str | Path]) -> Installed:
         output_of([sys.executable, "-m", "venv", room])
         took = run([f"{room}/bin/pip", "install", *packages], os.environ, folder / "pip.log")
         size = sum(file.lstat().st_size for file in Path(room).rglob("*") if file.is_file() and not file.is_symlink())
-        return Installed(took.wall, size, json.loads(output_of([f"{room}/bin/python", "-c", _SIZES])))
+        return Installed(took.wall, size, json.loads(output_of([f"{room}/bin/python", "-I", "-c", _SIZES])))
 
 
 _SIZES = """
