@@ -136,10 +136,11 @@ def test_machine_dies_with_models_that_share_a_run(site):
     site.write_zoo(seconds=SECONDS, weights=0)
     night = site.start_night()
     (batch, *_) = eventually(
-        lambda: [run for run in site.runs_of_models(night, "RUNNING") if "more" in run["name"] or "," in run["name"]]
+        lambda: [run for run in site.runs_of_models(night, "RUNNING") if "," in run["parameters"]["models"]]
     )
     shared = batch["parameters"]["models"].split(",")
     assert 1 < len(shared) < MODELS
+    eventually((site.project.folder / "built").exists)
     eventually(lambda: set(site.built()) & set(shared))
     victim = next(worker for worker in site.workers.values() if batch["id"] in worker.runs())
     if night in victim.runs():  # the zoo's run is to go on
