@@ -61,13 +61,64 @@ class Page:
         return str(self._evaluate("document.body?.innerText ?? ''"))
 
     def click(self, text: str) -> None:
-        """Clicks the innermost element with exactly this text."""
-        shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
-        self._evaluate(f"found = [...document.querySelectorAll('body *')].findLast({shows}), null")
-        box = self._evaluate("found.scrollIntoView({block: 'nearest'}), found.getBoundingClientRect().toJSON()")
+        """Clicks the innermost element with exactly this text, once there is one."""
+        place = "found && (found.scrollIntoView({block: 'nearest'}), found.getBoundingClientRect().toJSON())"
+        box = self._of_element(text, place)
         where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
         for event in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=event, button="left", clickCount=1, **where)
+
+    def resize(self, width: int, height: int) -> None:
+        """Gives the page a size in pixels, which may be less than that of a window."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+
+    def forbid_scripts(self) -> None:
+        """Pages that are opened from now on run no script."""
+        self._call("Emulation.setScriptExecutionDisabled", value=True)
+
+    @property
+    def height(self) -> int:
+        """Of all of the page, in pixels; of one that is wider than the window, nothing."""
+        fits = "document.documentElement.scrollWidth <= innerWidth"
+        assert self._evaluate(fits), "the page scrolls sideways"
+        return int(self._evaluate("document.documentElement.scrollHeight"))
+
+    def shows(self, selector: str) -> bool:
+        """Whether an element is visible."""
+        return bool(self._evaluate(f"document.querySelector({json.dumps(selector)}).checkVisibility()"))
+
+    def set(self, selector: str, value: str) -> None:
+        """Gives a field of a form a value, as a person would."""
+        field = f"document.querySelector({json.dumps(selector)})"
+        self._evaluate(f"{field}.value = {json.dumps(value)}")
+        self._evaluate(f"{field}.dispatchEvent(new Event('input', {{bubbles: true}}))")
+
+    def type(self, text: str) -> None:
+        """Types text where the focus is."""
+        self._call("Input.insertText", text=text)
+
+    def press(self, key: str, times: int = 1) -> None:
+        """Presses a key: a letter, ``Tab`` or ``Enter``."""
+        code = {"Tab": 9, "Enter": 13}.get(key, ord(key[0]))
+        text = {"Tab": "", "Enter": "\r"}.get(key, key)
+        for _ in range(times):
+            self._call("Input.dispatchKeyEvent", type="keyDown", key=key, text=text, windowsVirtualKeyCode=code)
+            self._call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+
+    def link(self, text: str) -> str:
+        """The URL that the link with exactly this text leads to, once there is one."""
+        return str(self._of_element(text, "found?.closest('a')?.href"))
+
+    def _of_element(self, text: str, script: str) -> Any:
+        """What a script says of `found`, the innermost element with this text: the page may be redrawn at any time."""
+        shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
+        find = f"[...document.querySelectorAll('body *')].findLast({shows})"
+        deadline = time.monotonic() + _LIMIT
+        while not (value := self._evaluate(f"((found) => {script})({find})")):
+            assert time.monotonic() < deadline, f"{text!r} is not on the page:\n{self.text}"
+            time.sleep(0.1)
+        return value
 
     def picture(self, path: Path) -> None:
         """Writes what the window shows as a PNG file."""

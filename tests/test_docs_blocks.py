@@ -17,7 +17,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -41,18 +41,20 @@ CHANGES_MACHINES = re.compile(
 MARK = re.compile(r"<!-- (run by|not run|ci): (.+?) -->")  # `ci` is for `.ci/run`
 LEAST = ("version: 1", "models: {net: {source: nets:net}}", "defaults: {recipes: [portable-fp32]}")
 """What a zoo of a part of one needs to be whole."""
+TAKE_LONG = ("accuracy", "bench", "debugging")
 STAND_INS = {"s3://": "shared/", "=...": "=0123456789abcdef0123456789abcdef"}
 """What commands have here in place of a bucket, which is a folder, and of a signing key."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code, and who runs it: `here`, `run by` another test, `ci` itself, or `not run`."""
+    """A block of code, the line before it, and who runs it: `here`, `run by` another test, `ci`, or `not run`."""
 
     page: Path
     line: int
     language: str
     text: str
+    before: str
     run: str = "here"
     reason: str = ""
 
@@ -85,22 +87,18 @@ def blocks_of(page: Path) -> list[Block]:
             mark = MARK.fullmatch(before.strip()) or of_page
             code = re.sub(f"^{indent}", "", code, flags=re.MULTILINE)
             line = text.count("\n", 0, block.start()) + 1
-            found.append(Block(page, line, language, code, *(mark.groups() if mark else ())))
+            found.append(Block(page, line, language, code, before, *(mark.groups() if mark else ())))
     return found
 
 
 BLOCKS = {page: blocks_of(page) for page in PAGES}
-HERE = {
-    page: [block for block in found if block.run == "here"]
-    for page, found in BLOCKS.items()
-    if page.name != "README.md"
-}
+HERE = {page: [block for block in found if block.run == "here"] for page, found in BLOCKS.items()}
 
 
-def pages_with(*languages: str) -> list:
-    """Pages with blocks in some language that run here, as parameters of a test."""
+def pages_with(*languages: str, nightly: Collection[str] = ()) -> list:
+    """Pages with blocks in some language that run here, as parameters of a test, and which are for the night."""
     return [
-        pytest.param(page, id=page.stem)
+        pytest.param(page, id=page.stem, marks=[pytest.mark.nightly] if page.stem in nightly else [])
         for page, found in HERE.items()
         if any(block.language in languages for block in found)
     ]
@@ -286,8 +284,9 @@ def run_python(text: str, names: dict[str, object]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Output Buffer not found")  # the Inspector, of files without it
-@pytest.mark.parametrize("page", pages_with(*SHELL, "python"))
+@pytest.mark.filterwarnings("ignore:This API and all")  # these are upstream's
+@pytest.mark.filterwarnings("ignore:Output Buffer not", "ignore:Unsupported kwarg", "ignore:The inplace keyword")
+@pytest.mark.parametrize("page", pages_with(*SHELL, "python", nightly=TAKE_LONG))
 def test_blocks_run(page, example, monkeypatch):
     """The commands of a page succeed and its Python runs, one after another; its functions find the names they read."""
     monkeypatch.chdir(example)
@@ -299,6 +298,8 @@ def test_blocks_run(page, example, monkeypatch):
             if block.language in SHELL:
                 shell(block.text, example)
             elif block.language == "python":
+                if named := re.search(r"`(\w+\.py)`:$", block.before):
+                    (example / named[1]).write_text(block.text, encoding="utf-8")
                 run_python(block.text, names)
         except BaseException as error:
             raise AssertionError(f"{block}: {error}") from error

@@ -62,6 +62,15 @@ def test_every_field_of_a_zoo_is_there(pages):
     assert "[models.NAME.limits](#modelsnamelimits)" in text
 
 
+def test_options_of_targets_are_there(pages):
+    """Options of targets and quantizers have the meaning that the docstrings of their class and its bases have."""
+    text = pages.generated.targets()
+    assert "| `per_operator` | boolean | One delegate per operator pattern instead of the largest subgraphs" in text
+    assert "### quantizer xnnpack\n" in text
+    rows = [line.split(" | ")[2] for line in text.splitlines() if line.startswith("| `")]
+    assert not [row for row in rows if row.startswith(("Default: ", "Example: "))]
+
+
 def test_every_stage_is_in_the_picture():
     """The picture of the architecture has each stage of a run; others are those of commands and of failures."""
     picture = (ROOT / "docs" / "images" / "stages.svg").read_text(encoding="utf-8")

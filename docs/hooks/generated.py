@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,11 +12,13 @@ import typer
 from pteforge.configs.zoo import zoo_schema
 from pteforge.flows.cli.main import app
 from pteforge.tasks.targets import target_names
+from pteforge.tasks.targets.base import TargetOptions
 from pteforge.tasks.targets.find import find_target_class
 from pymdownx.slugs import slugify
 from typer.core import TyperArgument
 
 Schema = dict[str, Any]
+ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def commands() -> str:
@@ -78,26 +82,38 @@ def _sections(schema: Schema, title: str, path: str) -> Iterator[str]:
                 sections.append((titles[ref], f"{of_field}.", parts[ref]))
     for title_of, _, part in sections:
         rows = [
-            (f"`{name}`", _type(field, parts, titles), _meaning(name, field, parts, name in part.get("required", ())))
+            (f"`{name}`", _type(field, parts, titles), _meaning(name, part, parts))
             for name, field in part["properties"].items()
         ]
         told = _text(part.get("description", ""))
         yield f"### {title_of}\n\n{told}\n\n{_table(('field', 'type', 'meaning'), rows)}"
 
 
-def _meaning(name: str, field: Schema, parts: dict[str, Schema], required: bool) -> str:
+def _meaning(name: str, part: Schema, parts: dict[str, Schema]) -> str:
     """What a field is for, its default, and an example: the schema's, or a value that is not the default."""
-    text = field.get("description") or next((parts[ref].get("description", "") for ref in _refs(field)), "")
+    field = part["properties"][name]
+    told = [parts[ref].get("description", "") for ref in _refs(field)]
+    text = next(filter(None, (field.get("description"), _attributes(part).get(name), *told)), "")
     default = field.get("default")
     default = None if isinstance(default, dict) or default == [] else default
     of_kind = {"boolean": default is not True, "integer": 8, "number": 0.5}
     examples = [*_found(field, "examples"), *_found(field, "enum"), *_found(field, "const")]
     examples += [of_kind[kind] for kind in _found(field, "type") if kind in of_kind]
     example = next((value for value in examples if value != default), None)
-    parts_of_text = [_text(text), "Required." if required else ""]
+    parts_of_text = [_text(text), "Required." if name in part.get("required", ()) else ""]
     parts_of_text += [f"Default: `{_yaml(default)}`."] if default is not None else []
     parts_of_text += [f"Example: `{name}: {_yaml(example)}`."] if example is not None else []
     return " ".join(filter(None, parts_of_text))
+
+
+def _attributes(part: Schema) -> dict[str, str]:
+    """What docstrings say of an object's fields; of options also those of the classes that they extend."""
+    classes = [TargetOptions]
+    for options in classes:  # grows
+        classes += options.__subclasses__()
+    bases = next((options.__mro__ for options in classes if options.__name__ == part.get("title")), ())
+    texts = [*(inspect.cleandoc(base.__doc__ or "") for base in reversed(bases)), part.get("description", "")]
+    return {name: told[0].upper() + told[1:] for text in texts for name, told in ATTRIBUTE.findall(text)}
 
 
 def _text(docstring: str) -> str:

@@ -58,11 +58,10 @@ def export(
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
     from ..prefect.run_flow import open_configured, run_flow
-    from ..reports.changes import results_before
     from ..reports.page import NAME
     from ..run.metrics import check_place
     from ..run.zoo import find_models
-    from .progress import Failures, observe, print_failures, print_published, print_summary, print_totals
+    from .progress import Failures, observe, print_failures, print_published, print_summary
 
     if dry_run:
         show_plan(request, as_json=as_json)
@@ -78,15 +77,12 @@ def export(
                     outcome = run_flow(session)
             with suppress(PteforgeError):  # raised again below, after what was made
                 session.publish()  # unless the flow did
-            before = {} if quiet or not as_text else results_before(session.id, session.zoo, session.store.runs)
+            before = None if quiet or not as_text else session.previous
     except KeyboardInterrupt:
         leave_interrupted()
     if as_text:
         print_failures(outcome, failures)
-        if quiet:
-            print_totals(outcome, session.page)
-        else:
-            print_summary(outcome, session.page, before)
+        print_summary(outcome, session.page, before, quiet=quiet)
     published = session.publish()
     exit_code = outcome.exit_code or (1 if published and published.regressions else 0)
     if as_json:

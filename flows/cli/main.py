@@ -17,7 +17,6 @@ from typing import Annotated, NoReturn, ParamSpec
 import typer
 
 from ...errors import InputError, PteforgeError
-from ...tasks.engine.workers.server import count_threads, die_with_parent, process_control
 from ..run.interrupt import INTERRUPTED, MESSAGE, leave, noticed_interrupts
 from ..run.json_log import print_error
 from .contracts import check_file, print_contract
@@ -79,6 +78,8 @@ def in_child(command: Callable[_Options, None]) -> Callable[_Options, None]:
 
     @functools.wraps(command)
     def run(*args: _Options.args, **options: _Options.kwargs) -> None:
+        from ...tasks.engine.workers.server import count_threads, die_with_parent, process_control
+
         if sys.platform != "linux" or count_threads() > 1:
             command(*args, **options)
             return

@@ -20,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from ...artifacts.runs import RunRecord
 from ...errors import first_line, printable
 from ...tasks.engine.keys.inputs import ALL_VARIABLES
 from ...tasks.engine.runner import Done, StageCall
@@ -27,7 +28,7 @@ from ...tasks.results.causes import awaits_diagnosis
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text, without_advice
 from ..releases.records import Published
-from ..reports.changes import Compared, Results, State
+from ..reports.changes import Compared, State
 from ..reports.figures_text import cells, column_choices, ladders_table, notes, open_table, places_of, relative
 from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..run.pace import PAUSE, Pace, Throttle, samples_done
@@ -42,40 +43,39 @@ _ANY_WIDTH = 10_000
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
 
-def print_summary(outcome: ZooOutcome, page: Path | None = None, before: Results | None = None) -> None:
-    """Prints a row per file, ladders, notes and totals, with where the page about the run is.
+def print_summary(
+    outcome: ZooOutcome, page: Path | None = None, before: RunRecord | None = None, *, quiet: bool = False
+) -> None:
+    """Prints a row per file, ladders, notes and totals, with where the page about the run is; if `quiet`, only totals.
 
-    `before` is what earlier runs made. Of many files, only those have rows that failed, changed or are new, as far as
-    they fit on a screen; with ``--verbose``, all have.
+    `before` is the run before. Of many files, only those have rows that failed, changed or are new, as far as they fit
+    on a screen; with ``--verbose``, all have.
     """
-    known = before or {}
-    _print_files([Compared(recipe, known.get((recipe.model, recipe.recipe))) for recipe in outcome.recipes], outcome)
-    print_totals(outcome, page)
-
-
-def print_totals(outcome: ZooOutcome, page: Path | None = None) -> None:
-    """Prints the last line of the summary."""
+    console = open_console()
+    if not quiet:
+        last = [Delivered.of_run(before, made.model, made.recipe) if before else None for made in outcome.recipes]
+        _print_files([*map(Compared, outcome.recipes, last)], outcome, console)
     files = outcome.files
     where = f" in {relative(files[0].parent.parent)}" if files else ""
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     skipped = sum(recipe.status == "not applicable" for recipe in outcome.recipes)
     others = failed + (f", {skipped} not applicable" if skipped else "")
-    open_console().print(
+    console.print(
         f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
         f"{outcome.seconds:.1f} s" + (f"; see {relative(page)}" if page else "")
     )
 
 
-def _print_files(files: Sequence[Compared], outcome: ZooOutcome) -> None:
-    console, rows, most = open_console(), files, None
+def _print_files(files: Sequence[Compared], outcome: ZooOutcome, console: Console) -> None:
+    rows, most = files, None
     if len(files) > _ROWS and not verbose():
         files = sorted(files, key=lambda file: get_args(State).index(file.state))
-        rows = [file for place, file in enumerate(files) if file.state == "failed" or (place < _ROWS and file.is_news)]
+        news = [file for file in files if file.state in ("failed", "changed", "new")]
+        rows = [file for place, file in enumerate(news) if file.state == "failed" or place < _ROWS]
         most = _NOTES
     if rows:
         console.print(_table(rows, console))
-    rest = files[len(rows) :]
-    if rest:
+    if rest := files[len(rows) :]:
         said = [f"{count} files are {state}" for state, count in Counter(file.state for file in rest).items()]
         console.print(Text(f"{', '.join(said)}; `pteforge --verbose export` lists all", "dim"), soft_wrap=True)
     shown = [file.result for file in rows]
@@ -84,8 +84,8 @@ def _print_files(files: Sequence[Compared], outcome: ZooOutcome) -> None:
     lines = [*_notes(outcome, shown)]
     for line in lines[:most]:
         console.print(line, soft_wrap=True)
-    others = len(lines[most:] if most else ()) + sum(note.telling for file in rest for note in notes(file.result))
-    if others:
+    telling = sum(note.telling for file in rest for note in notes(file.result))
+    if others := telling + len(lines[most:] if most else ()):
         console.print(Text(f"{others} more notes are on the page about the run", "yellow"))
 
 
@@ -98,8 +98,8 @@ def _table(rows: Sequence[Compared], console: Console) -> Table:
             recipe, said = file.result, cells(file.result)
             at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # the rest is above the table
             status = Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
-            texts = (recipe.model, recipe.recipe, status, *([file.change] if since else []))
-            table.add_row(*texts, *(said[name] for name in numbers if said))
+            change = [file.change] if since else []
+            table.add_row(recipe.model, recipe.recipe, status, *change, *(said[name] for name in numbers if said))
         if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
             break
     return table

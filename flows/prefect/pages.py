@@ -30,15 +30,14 @@ from ...errors import first_line, printable
 from ...tasks.lowering.bisection import Bisection
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text
-from ..reports.changes import size_change, sqnr_change
-from ..reports.figures_text import cells, markdown, markdown_table, model_tables
+from ..reports.changes import Compared
+from ..reports.figures_text import cells, markdown, markdown_table, model_tables, relative
 from ..reports.page import NAME
 from ..run.outcome import ModelOutcome
 from ..run.session import Session
 from .settings import local_run, send_what_is_queued
 
 if TYPE_CHECKING:
-    from ...artifacts.runs import RunRecord
     from ..releases.records import Published
 
 
@@ -128,7 +127,7 @@ def _summary(session: Session) -> Iterator[str]:
         yield from (f"- {markdown(reason)}" for reason in release.reasons)
         yield ""
     if session.complete and not session.request.until:
-        yield f"Page: {markdown(str(session.out / NAME))} on {markdown(session.identity['host'])}\n"
+        yield f"Page: {markdown(str(relative(session.out / NAME)))} on {markdown(session.identity['host'])}\n"
     if outcome.failures:
         yield "## Failures\n"
     for model in outcome.models:
@@ -141,13 +140,15 @@ def _summary(session: Session) -> Iterator[str]:
     rows = []
     for name in (model.name for model in session.models):
         done, run = session.outcomes.get(name), session.flow_runs.get(name)
-        told = {recipe.recipe: _cell(recipe, session.previous) for recipe in (done.recipes if done else ())}
-        worse, changed = (any(mark in text for text in told.values()) for mark in ("failed at", "("))
+        files = _compared(session, done) if done else []
+        told = {file.result.recipe: _cell(session, file) for file in files}
+        worse = any(file.state == "failed" for file in files)
+        changed = any(file.state in ("changed", "new") for file in files)
         linked = f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name)
         row = [linked, *(markdown(told.get(recipe, "")) for recipe in recipes)]
         rows.append(((not worse, not changed, not done), row))
-    rows.sort(key=lambda ranked: ranked[0])
-    yield from markdown_table(["model", *map(markdown, recipes)], (row for _, row in rows))
+    ordered = (row for _, row in sorted(rows, key=lambda ranked: ranked[0]))
+    yield from markdown_table(["model", *map(markdown, recipes)], ordered)
 
 
 def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
@@ -163,22 +164,20 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield ""
 
 
-def _cell(recipe: Delivered, before: Mapping[str, RunRecord]) -> str:
-    """What came of a recipe and, in parentheses, what of that changed since an earlier run, by model."""
-    last = Delivered.of_run(before[recipe.model], recipe.model, recipe.recipe) if recipe.model in before else None
-    if recipe.failure:
-        failed = f"failed at {recipe.failure.step.partition('/')[0]}"  # all of it is above the table
-        return f"{failed} (as before)" if last and last.failure else failed
-    said = cells(recipe)
-    shown = {name: said[name] for name in ("size", "SQNR") if said}
-    if shown and last and last.path:
-        changes = {"size": size_change(recipe, last), "SQNR": sqnr_change(recipe, last)}
-        for name in [name for name in shown if changes[name].tone != "same"]:
-            shown[name] += f" ({changes[name].text})"
-    text = ", ".join((recipe.status, *shown.values()))
-    if before and recipe.path and not (last and last.path):
-        return f"{text} (failed before)" if last and last.failure else f"{text} (new)"
-    return text
+def _compared(session: Session, outcome: ModelOutcome) -> list[Compared]:
+    before = session.previous
+    earlier = [Delivered.of_run(before, file.model, file.recipe) if before else None for file in outcome.recipes]
+    return [*map(Compared, outcome.recipes, earlier)]
+
+
+def _cell(session: Session, file: Compared) -> str:
+    """What came of a recipe and, in parentheses, how that differs from the last run."""
+    result, said = file.result, cells(file.result)
+    text = ", ".join((result.status, *(said[name] for name in ("size", "SQNR") if said)))
+    if result.failure:
+        text = f"failed at {result.failure.step.partition('/')[0]}"  # all of it is above the table
+    change = file.change or ("new" if session.previous and file.state == "new" else "")
+    return f"{text} ({change})" if change else text
 
 
 def _page(bisection: Bisection) -> Iterator[str]:
@@ -246,7 +245,7 @@ def _log_outcome(session: Session, outcome: ModelOutcome, position: int) -> None
     """Logs what came of a model: each file with its changes, and the seconds of its stages that ran."""
     failed = [recipe.failure for recipe in outcome.recipes if recipe.failure]
     seconds = sum(stage.seconds for stage in outcome.stages if stage.status == "ran")
-    files = "; ".join(f"{recipe.recipe} {_cell(recipe, session.previous)}" for recipe in outcome.recipes)
+    files = "; ".join(f"{file.result.recipe} {_cell(session, file)}" for file in _compared(session, outcome))
     problem = f": {first_line(failed[0].problem)}" if failed else ""
     level, where = logging.ERROR if failed else logging.INFO, f"{position}/{len(session.models)} {outcome.model}"
     get_run_logger().log(level, "%s", printable(f"{where} ({outcome.ran} stages, {seconds:.1f} s): {files}{problem}"))

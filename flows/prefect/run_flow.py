@@ -62,7 +62,7 @@ def run_flow(session: Session) -> ZooOutcome:
         if prefect:
             export_opened, server = prefect
             session.server_embedded = server is not None
-            with session.without_prefect_if_it_fails(), _connected(session, server), session.telemetry.as_parent():
+            with session.without_prefect_if_it_fails(), _connected(session, server):
                 asyncio.run(export_opened(session))
                 if session.complete:  # to end takes both the workers and Prefect's server a while
                     threading.Thread(target=session.workers.stop, name="stop-workers").start()

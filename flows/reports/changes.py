@@ -8,15 +8,11 @@ from itertools import islice
 from typing import Any, Literal
 
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
-from ...errors import StoreError
-from ...tasks.results.delivered import Delivered, delivered_by
+from ...tasks.results.delivered import Delivered
 from ...tasks.results.tables import format_db
 
 State = Literal["failed", "changed", "new", "as before", "not applicable"]
 """What became of a file, in the order of what should be looked at first."""
-
-Results = Mapping[tuple[str, str], Delivered]
-"""What came of files, by the names of model and recipe."""
 
 _RUNS_READ = 30  # records that are looked at for earlier runs of a zoo
 
@@ -42,10 +38,6 @@ class Compared:
         if result.status in ("failed", "not applicable"):
             return result.status
         return "new" if before is None else "as before" if _content(result) == _content(before) else "changed"
-
-    @property
-    def is_news(self) -> bool:
-        return self.state in ("failed", "changed", "new")
 
     @property
     def change(self) -> str:
@@ -93,16 +85,6 @@ def runs_before(run: str, zoo: str, runs: Runs) -> Iterator[RunRecord]:
     """Earlier runs of a zoo that were to make files, the newest first; raises StoreUnusable. `run` is none of them."""
     others = (other for other in islice(runs.of_zoo(zoo), _RUNS_READ) if other.id != run)
     return (other for other in others if not other.parameters.get("until"))
-
-
-def results_before(run: str, zoo: str, runs: Runs) -> Results:
-    """What came last of each file in earlier runs of a zoo; nothing where the store cannot be read."""
-    try:
-        earlier = runs_before(run, zoo, runs)
-        models = delivered_by(with_the_rest(next(earlier), earlier))
-    except (StopIteration, StoreError):
-        return {}
-    return {(model, name): result for model, recipes in models.items() for name, result in recipes.items()}
 
 
 def with_the_rest(record: RunRecord, earlier: Iterable[RunRecord]) -> RunRecord:

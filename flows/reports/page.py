@@ -90,7 +90,6 @@ class FileReport(Compared):
 
     @property
     def label(self) -> str:
-        """The state, in words."""
         again = self.result.failure and self.before and self.before.failure
         return "failed again" if again else "held back" if self.held_back else self.state
 
@@ -176,22 +175,18 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
     delivered = delivered_by(record)
     files = [file for model in delivered for file in _of_model(record, delivered[model], earlier, out)]
     files.sort(key=lambda file: not file.worse)
-    groups = {state: [file for file in files if file.state == state] for state in get_args(State)}
+    groups = {state: found for state in get_args(State) if (found := [file for file in files if file.state == state])}
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=Markup(mark),  # noqa: S704 - a digest
         run=record,
         time=f"{datetime.fromisoformat(record.started).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         selection=_selection(record.parameters),
-        groups={state: of_state for state, of_state in groups.items() if of_state},
-        few=len(files) <= _FEW,
-        timed=any(file.result.timings for file in files),
         files=files,
-        reasons=record.release.reasons if record.release else (),
+        groups=groups,
+        few=_FEW,
         notes=notes,
         proven=proven_text,
-        recipes=list(dict.fromkeys(recipe for file in files for recipe in file.recipes)),
-        targets=sorted({target for file in files for target in file.targets}),
         totals=_totals(record, delivered),
         width=_WIDTH,
         height=_HEIGHT,

@@ -37,21 +37,16 @@ def log_json() -> None:
     sys.excepthook = lambda *error: _ours.critical("%s", error[1], exc_info=error)
 
 
-def logs_json() -> bool:
-    return any(isinstance(handler.formatter, JsonFormatter) for handler in _ours.handlers)
-
-
-def say(event: str, message: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Logs an event if the log is JSON, at whatever level. Fields that are None are left out."""
-    if logs_json():
+def say(event: str, message: str, level: int = logging.INFO, **fields: Any) -> bool:
+    """Logs an event if the log is JSON, and returns whether it is. Fields that are None are left out."""
+    if as_json := any(isinstance(handler.formatter, JsonFormatter) for handler in _ours.handlers):
         named = {"event": event} | {name: value for name, value in fields.items() if value is not None}
         record = _ours.makeRecord(_ours.name, level, "", 0, message, (), None, extra={"fields": named})
         _ours.handle(record)
+    return as_json
 
 
 def print_error(text: str) -> None:
     """Writes why a command ends to standard error, in the form of the log."""
-    if logs_json():
-        say("error", text.removeprefix("error: "), logging.ERROR)
-    else:
+    if not say("error", text.removeprefix("error: "), logging.ERROR):
         sys.stderr.write(f"{text}\n")

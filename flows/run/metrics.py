@@ -6,7 +6,6 @@ import fcntl
 import logging
 import re
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,6 @@ from ...artifacts.runs import RunRecord
 from ...errors import InputError, StoreError, first_line, printable
 
 if TYPE_CHECKING:
-    from prometheus_client.samples import Sample
-
     from .session import Session
 
 _log = logging.getLogger(__name__)
@@ -54,6 +51,7 @@ def write_metrics(place: Path, session: Session, record: RunRecord) -> None:
 
 def _write(place: Path, session: Session, record: RunRecord) -> None:
     import prometheus_client as client  # noqa: PLC0415 - only where it is asked for
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - as above
 
     client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
     registry, metrics = client.CollectorRegistry(), dict[str, Any]()
@@ -66,7 +64,8 @@ def _write(place: Path, session: Session, record: RunRecord) -> None:
         (metric.inc if name.endswith("_total") else metric.set)(value)
 
     zoo, now, models = record.zoo, time.time(), {*map(printable, session.loaded.zoo.models), None}
-    for sample in _read(place):
+    text = place.read_text(encoding="utf-8") if place.exists() else ""
+    for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
         of = sample.labels
         if not sample.name.startswith("pteforge_"):
             raise ValueError("another program writes that file")
@@ -85,13 +84,3 @@ def _write(place: Path, session: Session, record: RunRecord) -> None:
         if stage.status == "ran":
             add("pteforge_stage_seconds_total", stage.seconds, zoo, stage.stage)
     client.write_to_textfile(str(place), registry)
-
-
-def _read(place: Path) -> list[Sample]:
-    """The samples that are in the file. None are in a damaged one: counters may start again."""
-    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - as above
-
-    with suppress(FileNotFoundError, ValueError):
-        families = text_string_to_metric_families(place.read_text(encoding="utf-8"))
-        return [sample for family in families for sample in family.samples]
-    return []

@@ -163,7 +163,8 @@ class Pace:
                 return typical.get(stage.stage, usual) if stage.seconds is None else stage.seconds
 
             def probable(stage: ExpectedStage) -> float:
-                return cost(stage) * self._share(stage.stage) * _share_of(self._made, self._due_to_run, stage.stage)
+                ran = (self._made[stage.stage] + _FORESEEN) / (self._due_to_run[stage.stage] + _FORESEEN)
+                return cost(stage) * self._share(stage.stage) * ran
 
             seconds = {slot: probable(stage) for slot, stage in rest.items()}
             for slot, start in self._running.values():
@@ -185,7 +186,7 @@ class Pace:
 
     def _share(self, stage: str) -> float:
         """How many stages of a name models have for each that is expected."""
-        return _share_of(self._had, self._planned, stage)
+        return (self._had[stage] + _FORESEEN) / (self._planned[stage] + _FORESEEN)
 
     def _end(self, call: StageCall) -> ExpectedStage | None:
         """Counts a stage; returns what was expected of it."""
@@ -194,10 +195,6 @@ class Pace:
             self._slots.add(call.slot)
             self._done[call.model] += 1
             return self._rest.get(call.model, {}).pop(call.slot, None)
-
-
-def _share_of(counted: Counter[str], expected: Counter[str], stage: str) -> float:
-    return (counted[stage] + _FORESEEN) / (expected[stage] + _FORESEEN)
 
 
 def planned_stages(runner: PlanRunner) -> dict[str, ExpectedStage]:

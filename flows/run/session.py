@@ -8,11 +8,10 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_RUNS_READ = 10  # records that are looked at for earlier runs
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
 _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
@@ -56,10 +54,6 @@ class ZooObserver(Observer):
     def completed(self, outcome: ModelOutcome) -> None: ...
 
     def ended(self, record: RunRecord) -> None: ...
-
-    def as_parent(self) -> AbstractContextManager[Any]:
-        """While the context is open, what Prefect traces is part of the run."""
-        return nullcontext()
 
 
 @dataclass
@@ -381,16 +375,14 @@ class Session(Observer):
         return Origin.of(self.loaded, model, debug=self.request.debug).to_json()
 
     @cached_property
-    def previous(self) -> dict[str, RunRecord]:
-        """By model, the last of the zoo's newest runs that made it, before this run."""
-        found: dict[str, RunRecord] = {}
-        with suppress(StoreError):
-            for run in islice(self.store.runs.of_zoo(self.zoo), _RUNS_READ):
-                if run.ended and run.id != self.id:
-                    found = dict.fromkeys(run.files, run) | found
-                if all(model.name in found for model in self.models):
-                    break
-        return found
+    def previous(self) -> RunRecord | None:
+        """The zoo's last run before this one, with what earlier runs made of the rest; None if none can be read."""
+        from ..reports.changes import runs_before, with_the_rest  # noqa: PLC0415 - an import that only runs need
+
+        with suppress(StoreError, StopIteration):
+            earlier = runs_before(self.id, self.zoo, self.store.runs)
+            return with_the_rest(next(earlier), earlier)
+        return None
 
     @cached_property
     def results(self) -> ResultsFolder:

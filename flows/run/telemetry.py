@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from threading import RLock, Thread
@@ -46,14 +45,11 @@ class Telemetry(ZooObserver):
         self._open: dict[_Path, Any] = {}  # spans
         self._lock = RLock()
         if self._provider:
-            from opentelemetry import trace  # noqa: PLC0415 - only where it is asked for
+            from opentelemetry import context, trace  # noqa: PLC0415 - only where it is asked for
 
             self._trace, self._tracer = trace, self._provider.get_tracer("pteforge", __version__)
-            self._opened((), time.time())
+            context.attach(trace.set_span_in_context(self._opened((), time.time())))  # for Prefect, if it starts here
         say("run_started", f"{session.zoo}: {len(session.models)} models", **self._run, models=len(session.models))
-
-    def as_parent(self) -> AbstractContextManager[Any]:
-        return self._trace.use_span(self._open[()]) if self._provider else nullcontext()
 
     def started(self, call: StageCall) -> None:
         self._starts[call.slot] = time.time()

@@ -26,6 +26,7 @@ from pteforge.flows.run.examine import ModelDiagnosis
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.diagnosis import Attempt, Diagnosis, Finding
+from pteforge.tests.flows.conftest import open_run
 
 HOSTILE = "x[/b]y\x1b]0;title\x07\x1b[2J\u202eevil\u2066\u200b\x9b\rz"
 FORBIDDEN = {"\x07", "\u202e", "\u2066", "\u200b", "\x9b"}
@@ -193,9 +194,13 @@ def test_outcome(lowered, capfd):
     assert f"RuntimeError: {printable(HOSTILE)}" in said.err
 
 
-def test_prefects_page(lowered):
+def test_prefects_page(lowered, workers):
     """Prefect's page about a zoo has text of others as text, as the page in the folder of results has."""
-    text = "\n".join(_summary(lowered[1], ReleaseOutcome(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), held_back=True)))
+    project, outcome = lowered
+    with open_run(project, workers) as session:
+        session.outcomes |= {model.model: model for model in outcome.models}
+        session.release = ReleaseOutcome(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), held_back=True)
+        text = "\n".join(_summary(session))
     check(text)
     assert "\x1b" not in text
     assert r"x\[/b\]y\\x1b\]0;title" in text

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pteforge.artifacts.runs import StageOutcome
+from pteforge.artifacts.runs import RunRecord, StageOutcome
 from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
 from pteforge.flows.cli import progress
@@ -156,7 +156,10 @@ def zoo(tmp_path):
         for number in range(150)
         for recipe in ("fat", "portable-fp32")
     ]  # fmt: skip
-    before = {(made.model, made.recipe): made for made in every}
+    files = {f"net{number}": {} for number in range(150)}
+    for made in every:
+        files[made.model][made.recipe] = made.to_json()
+    before = RunRecord("0", "zoo", "2026-01-02T03:04:05+00:00", 1.0, {}, files=files)
 
     def make(**changes):
         recipes = [replace(made, **changes.get(made.model, {})) for made in every]
@@ -179,8 +182,9 @@ def test_a_good_night_is_short(zoo, capsys):
 def test_long_summaries_list_what_changed(zoo, capsys, monkeypatch):
     """Files that failed, changed or are new have rows, in that order, with what is different; --verbose lists all."""
     make, before = zoo
-    del before["net9", "fat"]
-    before["net8", "fat"] = Delivered("net8", "fat", "failed", failure=Failure("edge", "no", "", bad_input=False))
+    del before.files["net9"]["fat"]
+    broken = Delivered("net8", "fat", "failed", failure=Failure("edge", "no", "", bad_input=False))
+    before.files["net8"]["fat"] = broken.to_json()
     failed = {"status": "failed", "failure": Failure("verify/fat", "no", "", bad_input=False), "path": None}
     changed = {"status": "made", "size": 1100, "digests": {"pte": "0" * 64}}
     outcome = make(net7=failed, net20=changed, net30=changed | {"size": 1000})
@@ -207,6 +211,15 @@ def test_the_first_night_fits_a_screen(zoo, capsys):
     failed = {"status": "failed", "failure": Failure("verify/fat", "no", "", bad_input=False), "path": None}
     print_summary(make(**{f"net{number}": failed for number in range(20)}))
     assert capsys.readouterr().out.count("failed at verify") == 40
+
+
+def test_quiet_runs(warm, pteforge):
+    """--quiet prints one line about a run without failures, and no rows."""
+    assert "last run" not in pteforge(warm, "export", "zoo.yaml").out  # nothing differs
+    said = pteforge(warm, "export", "zoo.yaml", "--quiet")
+    assert said.err == ""
+    (line,) = said.out.splitlines()
+    assert line.startswith("4 files verified in out; 0 stages run, 26 cached")
 
 
 def shown(table):

@@ -74,7 +74,8 @@ def adopt_orphans(control: Callable[[int, int], None]) -> None:
 _MESSAGE_LIMIT = 4000
 _ORPHANS_LIMIT = 3.0  # seconds at the server's end for what calls left behind
 _ORPHANS_PAUSE = 0.005
-_KEPT_MEMORY = 32 << 20  # bytes that a process may hold while it waits for its next call
+# bytes that a process may hold while it waits for its next call; where another one is not forked, it is worth more
+_KEPT_MEMORY = 32 << 20 if sys.platform == "linux" else 256 << 20
 _LINUX_OOM_PREFERENCE = Path("/proc/self/oom_score_adj")
 _STAGE_PROGRAM = """\
 import sys

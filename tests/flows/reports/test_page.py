@@ -187,7 +187,7 @@ def test_what_matters_is_first(made, record):
     assert page.values("data-state")[:6] == ["failed", "failed", "changed", "changed", "new", "as before"]
     assert "failed again" in page.of_class("bad")
     opened = [dict(attrs)["id"] for tag, attrs in page.elements if tag == "details" and "open" in dict(attrs)]
-    assert opened == ["failed", "changed"]
+    assert opened == ["failed", "changed", "new"]
     for count in ("3 failed", "2 changed", "1 new", "30 as before"):
         assert count in page.text
 

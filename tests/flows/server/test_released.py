@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from uuid import UUID
 
 import pteforge
 import pytest
@@ -117,6 +118,7 @@ def test_deployed_nights(project, prefect, on_server, recorded):
         assert (run["status"], run["release"]["release"]) == ("completed", releases.find("latest"))
         assert releases.find("latest") in artifact.replace("\\", "")
         assert releases.find("latest") in page
+        assert f"/runs/flow-run/{UUID(run['id'])}" in page
     good, bad = releases.names()
     releases.roll_back("latest")
     for _ in range(2):

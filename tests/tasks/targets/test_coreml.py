@@ -50,6 +50,10 @@ def test_where_it_can_be_made(monkeypatch, python, system, machine, expected):
     assert ("pip install" in reason) == ("this is" not in reason)
 
 
+needs_coremltools = pytest.mark.skipif(type(find_target("coreml")).available() is not None, reason="no coremltools")
+
+
+@needs_coremltools
 @pytest.mark.parametrize(
     ("options", "specs"),
     [
@@ -69,6 +73,7 @@ def test_options_are_compile_specs(options, specs, compile_specs):
     assert compile_specs("coreml", **options) == DEFAULTS | specs
 
 
+@needs_coremltools
 def test_options_of_the_partitioner():
     """The others are arguments of the partitioner; operators go by the names of both dialects."""
     options = {"skip_operators": ["aten.add.Tensor", "aten.relu"], "take_over_mutable_buffers": False}
@@ -99,6 +104,7 @@ def test_compiled_models_need_a_mac():
             find_target("coreml", {"model_type": "compiled_model"})
 
 
+@needs_coremltools
 @pytest.mark.slow
 def test_options_change_the_payload(lower_apart, operators, tmp_path, monkeypatch):
     """Weights take twice as much in float32, and skipped operators run on the CPU, as do those that Core ML lacks."""
@@ -143,6 +149,7 @@ PRESETS = {
 }
 
 
+@needs_coremltools
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This API and all of its related functionality")  # ExecuTorch's, of its recipes
 @pytest.mark.parametrize("name", PRESETS)
@@ -189,6 +196,7 @@ class Scaled(torch.nn.Module):
 """
 
 
+@needs_coremltools
 @pytest.mark.slow
 def test_source_is_not_in_the_payload(lower_for, operators, tmp_path, monkeypatch):
     """The same model from another file, with other lines before it, gives the same bytes; all of it is delegated."""

@@ -12,14 +12,17 @@ from pteforge.errors import TargetError
 from pteforge.tasks.targets import base, find_target
 from pteforge.tasks.targets.base import missing_packages
 
+INSTALL = "pip install 'pteforge"
+NO_WHEELS = "no wheels for Python 3.1[4-9]"
+
 # name, required module or program, part of the reason
 VENDORS = [
     ("cuda", "nvidia-smi", "the program nvidia-smi.*Nvidia GPU and the CUDA toolkit"),
-    ("ethos_u", "ethosu", r"ethosu.*pip install 'pteforge\[ethos-u\]'"),
+    ("ethos_u", "ethosu", rf"ethosu.*({INSTALL}\[ethos-u\]'|{NO_WHEELS})"),
     ("mediatek", "mtk_converter", "the Python module mtk_converter.*NeuroPilot Express SDK"),
     ("metal", "xcrun", "macOS and the program xcrun; .*mlx and coreml"),
     ("nxp", "eiq_neutron_sdk", "the Python module eiq_neutron_sdk; pip install .*eiq-neutron-sdk"),
-    ("vgf", "model_converter", r"model_converter.*pip install 'pteforge\[vgf\]'"),
+    ("vgf", "model_converter", rf"model_converter.*({INSTALL}\[vgf\]'|{NO_WHEELS})"),
 ]
 
 

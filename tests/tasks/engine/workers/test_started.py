@@ -55,11 +55,11 @@ def test_preload_modules_are_imported_in_it(run):
 
 
 @pytest.mark.parametrize(
-    ("body", "argument", "error"),
-    [("die", signal.SIGSEGV, StageCrashed), ("fail", "shapes differ", StageFailed), ("hang", None, StageTimedOut)],
+    ("body", "argument", "timeout", "error"),
+    [("die", signal.SIGSEGV, 60, StageCrashed), ("fail", "no", 60, StageFailed), ("hang", None, 1, StageTimedOut)],
 )
-def test_failures_are_those_of_forked_ones(run, body, argument, error):
+def test_failures_are_those_of_forked_ones(run, body, argument, timeout, error):
     """A crash, an exception and a hang have the same errors and logs, and the pool goes on."""
     with pytest.raises(error):
-        run(body, argument, timeout=2)
+        run(body, argument, timeout=timeout)
     assert run("echo", 1).result == 1
