@@ -27,7 +27,7 @@ BEGIN, END = "<!-- made by benchmarks/gallery.py -->", "<!-- end -->"
 
 ABOUT = {  # name in the zoo: title, weights, page
     "keyword-spotting": ("Keyword spotting (DS-CNN)", "random", "tutorials/into-an-app.md"),
-    "mobilenet-v2": ("MobileNet V2", "random", "how-to/fat-files.md"),
+    "mobilenet-v2": ("MobileNet V2, without its classifier", "random", "how-to/fat-files.md"),
     "yolos-tiny": ("Detector (YOLOS tiny)", "random", "how-to/models-by-name.md"),
     "minilm": ("Sentences (all-MiniLM-L6-v2)", "trained", "../examples/embedder/README.md"),
     "whisper-tiny": ("Speech (Whisper tiny)", "random", "how-to/models-by-name.md"),

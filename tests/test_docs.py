@@ -258,3 +258,15 @@ def test_links_lead_somewhere():
                 if not linked.exists() or (anchor and anchor not in headings(linked)):
                     wrong.append(f"{page.relative_to(ROOT)}: {link}")
     assert wrong == []
+
+
+def test_the_gallery_shows_its_zoo():
+    """The page has a row for each model of the gallery, and its recipes and models are the zoo's, word for word."""
+    page, zoo = (ROOT / "docs" / "gallery.md").read_text(), (ROOT / "benchmarks" / "gallery.yaml").read_text()
+    loaded = load_zoo(ROOT / "benchmarks" / "gallery.yaml").zoo
+    assert {f"`{recipe}`" for name in loaded.models for recipe in loaded.recipes_of(name)} == {
+        line.split("|")[3].strip() for line in page.splitlines() if line.startswith("| ") and "`" in line
+    }
+    for block in blocks(page, "yaml"):
+        head, _, content = block.partition("\n")
+        assert content in zoo.partition(f"\n{head}\n")[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,14 @@ def test_nothing_to_quantize_is_final(tmp_path):
     options = ("--only", "abs", "--cases", "1", "--flows", "xnnpack-int8-dynamic", "--retry", "--folder", tmp_path)
     assert "| xnnpack-int8-dynamic | 1 | 1 | 0 | 0 | 0 | 0 |" in run("upstream_suite", *options)
     assert [path.name for path in tmp_path.iterdir()] == ["xnnpack-int8-dynamic, ours.json"]
+
+
+def test_gallery(tmp_path):
+    """A model of the gallery becomes a row, from a file that was made; a second run lowers nothing."""
+    options = ("--only", "keyword-spotting", "--folder", tmp_path)
+    rows = [run("gallery", *options).splitlines()[2] for _ in range(2)]
+    cells = [cell.strip() for cell in rows[0].split("|")[1:-1]]
+    assert cells[:3] == ["Keyword spotting (DS-CNN)", "random", "`microphone`"]
+    assert re.fullmatch(r"\d+\.\d KiB", cells[3])
+    assert re.fullmatch(r"SQNR \d+\.\d dB", cells[4])
+    assert rows[1].split("|")[1:7] == rows[0].split("|")[1:7]
