@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import FileFormatError, InputError, convert_os_errors, printable
-from ...runtime.quiet import quiet
 from ..reports.figures_text import format_size
 from . import completion
 from .options import (
@@ -189,6 +188,7 @@ def _without_metadata(source: _Source, path: Path) -> _Source:
     """The plain file without metadata, which is the fat file's; `path` is where to write it."""
     from ...formats.nfat.contents import BYTE_ALIGNMENT
     from ...formats.pte.reader import map_file, read_pte
+    from ...runtime.quiet import quiet
 
     if not source.pte.metadata:
         return source
@@ -289,6 +289,8 @@ def _write_fat_file(packed: PackedContainer, signature: Buffer, path: Path, data
 
     The weights go to `data_path`, a `.ptd` file, if there is one, and otherwise into the file.
     """
+    from ...runtime.quiet import quiet
+
     with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
         from ...tasks.lower.file_programs import write_fat
 
@@ -300,6 +302,7 @@ def _carry_metadata(source: Path, path: Path, alignment: int) -> None:
     from ...configs.metadata import PROVENANCE
     from ...formats.pte.metadata import read_metadata, returning_methods
     from ...formats.pte.reader import open_pte
+    from ...runtime.quiet import quiet
 
     metadata = read_metadata(source)
     returned = bool(returning_methods(open_pte(source), metadata))

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
-from ...runtime.quiet import quiet
 from ...tasks.results.tables import format_sqnr
 from ..reports.figures_text import timing_text
 from . import completion
@@ -69,6 +68,7 @@ def run_file(  # noqa: PLR0913 - one parameter per option
     from ...formats.nfat.container import is_fat
     from ...formats.pte.reader import open_pte
     from ...runtime import load
+    from ...runtime.quiet import quiet
 
     pte = open_pte(file)
     check_output(output)
@@ -222,6 +222,8 @@ def verify_files(
     The inputs and eager's outputs come from the store that the files were made with. One that fails does not keep the
     others from being verified.
     """
+    from ...runtime.quiet import quiet
+
     try:
         command = shlex.split(device)
     except ValueError as error:
@@ -293,6 +295,7 @@ def bench_files(
     random inputs of the largest sizes.
     """
     from ...configs.places import HOST
+    from ...runtime.quiet import quiet
     from ...tasks.results.delivered import Delivered
 
     expanded = _expanded(files)
@@ -444,6 +447,8 @@ def _verify_all(
     made: Sequence[_Made], store: Store, command: Sequence[str], *, show: bool
 ) -> tuple[dict[str, Figures], dict[str, str]]:
     """Figures of files that pass, and messages of those that do not, by name; says so of each as soon as it ends."""
+    from ...runtime.quiet import quiet
+
     verified: dict[str, Figures] = {}
     failed: dict[str, str] = {}
     for each in made:
