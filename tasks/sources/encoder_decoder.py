@@ -106,8 +106,8 @@ class Decoder(torch.nn.Module):
         parts = [part.unsqueeze(0) for part in encoded.chunk(2 * self.layers)]
         for layer, keys, values in zip(cross.layers, parts[::2], parts[1::2], strict=True):
             layer.update(keys, values)
-        states = BaseModelOutput(last_hidden_state=encoded[:1])  # type: ignore[arg-type]  # only its size is read
-        states.attention_mask = None  # type: ignore[attr-defined]  # Moonshine's encoder returns one
+        states = BaseModelOutput(last_hidden_state=encoded[:1])  # only its size is read
+        states.attention_mask = None  # Moonshine's encoder returns one
         own = self.cache.at(start + torch.arange(tokens.shape[1]), 0)
         cache = EncoderDecoderCache(own, cross)
         made = self.model(encoder_outputs=states, decoder_input_ids=tokens, cache=cache, use_cache=True)
@@ -140,8 +140,7 @@ def model(
     place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
     loaded, configuration = load_model(place, task, config)
     if not configuration.is_encoder_decoder:
-        given = {"batch": batch, "sequence": sequence, "outputs": outputs}
-        return Model(name, revision, task, config, **{key: value for key, value in given.items() if value is not None})
+        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs)
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models with an encoder and a decoder have none")
     encoder, decoder, example, prompt = _with_caches(loaded, place, configuration, sequence or 512)
