@@ -2,7 +2,8 @@
 
 Networks of the shape of Whisper and T5, with random weights, are lowered for XNNPACK in three forms: with the methods
 `encoder` and `text_decoder`; with a `text_decoder` that takes the encoder's states and projects them to keys and values
-for each token; and with one method that takes all tokens. Then the files take turns to continue by one token.
+for each token; and with one method that takes all tokens. Then the files take turns to continue by one token. With
+`--eager`, nothing is lowered: PyTorch runs the modules with one thread, and CPU time is measured.
 """
 
 from __future__ import annotations
@@ -60,14 +61,50 @@ def projecting(**fields: Any) -> Any:
     return replace(definition, methods=changed, sequences=())
 
 
-def lower(folder: Path, shape: str, layers: int, vocabulary: int, context: int) -> list[Path]:
-    """Lowers all forms; returns their files."""
-    task, sizes = SHAPES[shape]
+def configuration(shape: str, layers: int, vocabulary: int) -> dict[str, Any]:
+    """Fields of the network's configuration."""
     depths = {"t5": {"num_layers": layers}}.get(shape, {"encoder_layers": layers, "decoder_layers": layers})
-    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1)
-    start = {} if shape == "t5" else {"decoder_start_token_id": 2, "begin_suppress_tokens": []}
-    config = {**sizes, **depths, **special, **start, "vocab_size": vocabulary}
-    named = {"huggingface": shape, "task": task, "sequence": context, "config": config}
+    special = dict.fromkeys(("pad_token_id", "eos_token_id"), 1)
+    start = {} if shape == "t5" else {"bos_token_id": 1, "decoder_start_token_id": 2, "begin_suppress_tokens": []}
+    return {**SHAPES[shape][1], **depths, **special, **start, "vocab_size": vocabulary}
+
+
+def measure_eager(
+    shape: str, config: dict[str, Any], context: int, tokens: int, length: int
+) -> list[tuple[float, float]]:
+    """As `measure`, of the modules in PyTorch."""
+    import torch
+    from pteforge.tasks.sources.encoder_decoder import model
+
+    torch.set_num_threads(1)
+    fields = {"name": shape, "task": SHAPES[shape][0], "sequence": context, "config": config}
+    forms = [(model(**fields), False), (projecting(**fields), False), (model(**fields), True)]
+    ids = torch.randint(5, 100, (1, context // 2))
+    found = []
+    for definition, whole in forms:
+        encoder, decoder = (definition.methods[name].module for name in ("encoder", "text_decoder"))
+        (example,) = definition.methods["encoder"].example_inputs[0]
+        sound = torch.randn(example.shape) if example.dim() == 3 else torch.randint(5, 100, (1, length))
+        each: list[float] = []
+        with torch.no_grad():
+            began = time.process_time()
+            encoded = None if whole else encoder(sound)
+            before = time.process_time() - began
+            for number in range(2 if whole else tokens):
+                began = time.process_time()
+                if whole:
+                    net = encoder.model
+                    net(**{net.main_input_name: sound}, decoder_input_ids=ids, use_cache=False)
+                else:
+                    decoder(ids[:, :1], encoded, torch.tensor([ids.shape[1] + number]))
+                each.append(time.process_time() - began)
+        found.append((before, median(each)))
+    return found
+
+
+def lower(folder: Path, shape: str, config: dict[str, Any], context: int) -> list[Path]:
+    """Lowers all forms; returns their files."""
+    named = {"huggingface": shape, "task": SHAPES[shape][0], "sequence": context, "config": config}
     projected = {"name": shape, **{name: named[name] for name in ("task", "sequence", "config")}}
     sources: list[Mapping[str, Any]] = [
         named,
@@ -121,12 +158,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--tokens", type=int, default=20, help="to generate")
+    parser.add_argument("--eager", action="store_true", help="measure the modules in PyTorch, and lower nothing")
     arguments = parser.parse_args()
     print(f"{'':<42}{'encoder':>12}{'time per token':>18}{'ratio':>8}")
     for shape in arguments.shapes:
-        with temporary_folder() as folder:
-            files = lower(folder, shape, arguments.layers, arguments.vocabulary, arguments.context)
-            measured = measure(files, arguments.context, arguments.tokens, arguments.length)
+        config = configuration(shape, arguments.layers, arguments.vocabulary)
+        sizes = arguments.context, arguments.tokens, arguments.length
+        if arguments.eager:
+            measured = measure_eager(shape, config, *sizes)
+        else:
+            with temporary_folder() as folder:
+                measured = measure(lower(folder, shape, config, arguments.context), *sizes)
         for form, (before, each) in zip(FORMS, measured, strict=True):
             name, ratio = f"{shape}: {form}", each / measured[-1][1]
             print(f"{name:<42}{1000 * before:>9.2f} ms{1000 * each:>15.2f} ms{ratio:>8.3f}")
