@@ -56,7 +56,8 @@ class HuggingFaceSource(FrozenModel):
     sequence: Annotated[int, Strict()] | None = Field(
         None,
         ge=2,
-        description="Most tokens of an input; of a model that generates text, of prompt and answer together.",
+        description="Most tokens of an input; of a model that generates text, of prompt and answer together, or, "
+        "if it has an encoder, of each.",
     )
     outputs: tuple[str, ...] | None = Field(None, description="Names of the outputs to keep.")
     attention: Literal["custom_sdpa"] | None = Field(

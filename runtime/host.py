@@ -131,11 +131,15 @@ class LoadedProgram:
         return TimedRun(outputs, ready - began, ended - ready)
 
     def _past_context(self, inputs: Sequence[Any]) -> str:
-        """Says so if the file is a language model, and its tokens [1, tokens] do not fit in from their start [1] on."""
-        if _CONTEXT not in self._programs or [len(getattr(value, "shape", ())) for value in inputs] != [2, 1]:
+        """Says so if the file is a language model, and its tokens [1, tokens] do not fit in from their start [1] on.
+
+        Between these two, a decoder takes the encoder's output.
+        """
+        ranks = [len(getattr(value, "shape", ())) for value in inputs]
+        if _CONTEXT not in self._programs or ranks not in ([2, 1], [2, 3, 1]):
             return ""
         (context,) = self._programs[_CONTEXT].load_method(_CONTEXT).execute([])
-        tokens, start = inputs[0].shape[1], int(inputs[1][0])
+        tokens, start = inputs[0].shape[1], int(inputs[-1][0])
         if 0 <= start <= context - tokens:
             return ""
         return f"{tokens} tokens from position {start} on do not fit into its context of {context} tokens ({_CONTEXT})"

@@ -52,7 +52,8 @@ HEAVY = (
     *("api", "evaluators", "native", "tasks.codecs", "tasks.engine.workers.entry", "tasks.lowering.preload"),
     *("tasks.explain", "tasks.export", "tasks.lower.", "tasks.quantize", "tasks.upstream", "tasks.usercode"),
     "tasks.verify",
-    *(f"tasks.sources.{name}" for name in ("executorch_attention", "huggingface", "image_models", "text_generation")),
+    *(f"tasks.sources.{name}" for name in ("encoder_decoder", "executorch_attention", "huggingface", "image_models")),
+    "tasks.sources.text_generation",
 )
 
 PARTS = ("", ".artifacts", ".configs", ".formats", ".flows", ".flows.cli", ".runtime", ".tasks")

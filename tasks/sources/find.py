@@ -23,7 +23,7 @@ from ...configs.sources import (
 )
 from ...errors import SourceError, first_line
 
-_READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
+_READ = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "README.md")
 """Files of a repository that a model and its processors read; its card names the licence."""
 
 _OLD_WEIGHTS = "pytorch_model*.bin"
@@ -99,13 +99,26 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     architectures = described.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
-    _check_fields(source, generates=generates)
+    _check_fields(source, ("batch", "outputs") if generates else ("attention", "cache"), generates=generates)
+    if not generates and _has_decoder(source, described):
+        return "encoder_decoder:model"
     return "text_generation:model" if generates else "huggingface:Model"
 
 
-def _check_fields(source: HuggingFaceSource, *, generates: bool) -> None:
-    """Raises SourceError for fields that models of the other kind have."""
-    wrong = ("batch", "outputs") if generates else ("attention", "cache")
+def _has_decoder(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
+    """Whether a model has an encoder, and a decoder that generates; without a configuration, whether it may."""
+    if source.task is None:
+        named = [str(name) for name in described.get("architectures") or ()]
+        return bool(described.get("is_encoder_decoder")) and any(name.endswith(_GENERATES) for name in named)
+    return source.task in _GENERATING_TASKS and described.get("is_encoder_decoder", not described)
+
+
+_GENERATING_TASKS = ("automatic-speech-recognition", "text2text-generation")
+_GENERATES = ("ForConditionalGeneration", "MTModel")  # in the names of such architectures
+
+
+def _check_fields(source: HuggingFaceSource, wrong: tuple[str, ...], *, generates: bool) -> None:
+    """Raises SourceError for fields that models of another kind have."""
     if given := [name for name in wrong if getattr(source, name) is not None]:
         kind = "that generate text have none" if generates else "that generate text (`task: text-generation`) have one"
         raise SourceError(f"huggingface: {source.huggingface}: leave `{given[0]}` out: models {kind}")

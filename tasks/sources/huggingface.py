@@ -22,7 +22,14 @@ import_torchvision()
 import transformers
 from huggingface_hub import ModelCard
 from torch.export import Dim
-from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PretrainedConfig,
+)
 from transformers.exporters.exporter_dynamo import reset_model_state
 from transformers.exporters.utils import apply_patches
 from transformers.pipelines import SUPPORTED_TASKS
@@ -31,6 +38,8 @@ from transformers.utils import cached_file
 TEXT = "The quick brown fox jumps over the lazy dog, and a few more words follow until the line is long enough. "
 SAMPLING_RATE = 16_000  # of the example sound, in Hz
 
+_TASKS = {name: described["pt"] for name, described in SUPPORTED_TASKS.items()}
+_TASKS["text2text-generation"] = (AutoModelForSeq2SeqLM,)  # without a pipeline since transformers 5
 _NO_OUTPUTS = {"cache", "past_key_values", "encoder_hidden_states", "hidden_states", "attentions"}
 
 
@@ -83,7 +92,7 @@ class Model:
         if "pixel_values" in self._inputs:
             described["image"] = _image_preprocessing(self._place)
         if self._inputs.keys() & {"input_values", "input_features"}:
-            described["audio"] = _audio_preprocessing(self._place)
+            described["audio"] = audio_metadata(self._place)
         if "input_ids" in self._inputs:
             described["tokenizer"] = tokenizer_metadata(self._place, self.config)
         labels = self.config.id2label or {}
@@ -108,7 +117,7 @@ class Model:
             found |= {name: value for name, value in self._image(batch).items() if name in names}
         for name in ("input_values", "input_features"):
             if name in names and name == self.model.main_input_name:
-                found[name] = self._sound(name, batch)
+                found[name] = example_sound(self._place, self.config, name, batch)
         if found.keys() >= {"input_ids", "pixel_values"}:
             self._name_images(found)
         if "decoder_input_ids" in names and self.config.is_encoder_decoder:
@@ -160,19 +169,6 @@ class Model:
         put = {"input_ids": images, "attention_mask": images * 0 + 1, "token_type_ids": images * 0}
         found |= {name: torch.cat([put[name], found[name]], dim=1) for name in put.keys() & found.keys()}
         self._batch = self._sequence = 1  # each text has the tokens of its images, so no size varies
-
-    def _sound(self, name: str, batch: int) -> torch.Tensor:
-        tone = torch.sin(torch.arange(SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
-        with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
-            extractor = AutoFeatureExtractor.from_pretrained(**self._place)
-            made = extractor([tone.numpy()] * batch, sampling_rate=extractor.sampling_rate, return_tensors="pt")
-            return torch.as_tensor(made[name])
-        if name == "input_values":
-            return (tone + 0.01 * torch.randn(batch, SAMPLING_RATE)).to(torch.float32)
-        mel_bins = getattr(self.config, "num_mel_bins", getattr(self.config, "input_feat_per_channel", 80))
-        frames = 2 * getattr(self.config, "max_source_positions", 1500)
-        whisper = hasattr(self.config, "max_source_positions") and not hasattr(self.config, "input_feat_per_channel")
-        return torch.randn(batch, mel_bins, frames) if whisper else torch.randn(batch, 100, mel_bins)
 
 
 def describe(place: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
@@ -249,11 +245,26 @@ _RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box"
 """Names of PIL.Image.Resampling."""
 
 
-def _audio_preprocessing(place: Mapping[str, Any]) -> dict[str, Any]:
+def audio_metadata(place: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"sampling_rate": AutoFeatureExtractor.from_pretrained(**place).sampling_rate}
     except (OSError, ValueError, KeyError, ImportError, AttributeError):
         return {}
+
+
+def example_sound(place: Mapping[str, Any], config: PretrainedConfig, name: str, batch: int) -> torch.Tensor:
+    """A tone of one second, as the model's feature extractor prepares it for the input `name`, or random values."""
+    tone = torch.sin(torch.arange(SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
+    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+        extractor = AutoFeatureExtractor.from_pretrained(**place)
+        made = extractor([tone.numpy()] * batch, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        return torch.as_tensor(made[name])
+    if name == "input_values":
+        return (tone + 0.01 * torch.randn(batch, SAMPLING_RATE)).to(torch.float32)
+    mel_bins = getattr(config, "num_mel_bins", getattr(config, "input_feat_per_channel", 80))
+    frames = 2 * getattr(config, "max_source_positions", 1500)
+    whisper = hasattr(config, "max_source_positions") and not hasattr(config, "input_feat_per_channel")
+    return torch.randn(batch, mel_bins, frames) if whisper else torch.randn(batch, 100, mel_bins)
 
 
 def example_tokens(place: Mapping[str, Any], vocabulary: int, length: int) -> torch.Tensor:
@@ -297,9 +308,11 @@ def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
             yield from _parts(value)
 
 
-def positions_of(config: PretrainedConfig) -> int:
+TEXT_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
+
+
+def positions_of(config: PretrainedConfig, names: tuple[str, ...] = (*TEXT_POSITIONS, "max_source_positions")) -> int:
     """Tokens that the position embeddings have room for; very many if there are none."""
-    names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions")
     text = config.get_text_config()
     known = [getattr(text, name) for name in names if isinstance(getattr(text, name, None), int)]
     return min((number for number in known if number > 0), default=1 << 20)
@@ -358,9 +371,9 @@ def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) 
 def _classes(config: PretrainedConfig, task: str | None) -> tuple[Any, ...]:
     """Classes that may load the model, the likeliest first."""
     if task is not None:
-        if task not in SUPPORTED_TASKS:
-            raise SourceError(f"transformers knows no task {task!r}; it knows {', '.join(sorted(SUPPORTED_TASKS))}")
-        return tuple(SUPPORTED_TASKS[task]["pt"])
+        if task not in _TASKS:
+            raise SourceError(f"transformers knows no task {task!r}; it knows {', '.join(sorted(_TASKS))}")
+        return tuple(_TASKS[task])
     named = [getattr(transformers, name, None) for name in config.architectures or ()]
     return (*filter(None, named), transformers.AutoModel)
 

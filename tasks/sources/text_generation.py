@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,18 @@ def tokenizer_files(place: Mapping[str, Any]) -> dict[str, bytes]:
     BPE, and SentencePiece's ``tokenizer.model`` with any. Where there is neither, the first one is made from what
     transformers reads.
     """
-    found = {name: path.read_bytes() for name in (JSON, SENTENCE_PIECE, *_SETTINGS) if (path := _find(place, name))}
+    found = files_of(place, (JSON, SENTENCE_PIECE, *_SETTINGS))
     if JSON not in found and SENTENCE_PIECE not in found:
         made = _convert(place)
         return {**found, JSON: made} if made else {}
     if JSON in found and _is_bpe(found[JSON]):
         found.pop(SENTENCE_PIECE, None)
     return found
+
+
+def files_of(place: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
+    """The content of those files that the model's repository or folder has."""
+    return {name: path.read_bytes() for name in names if (path := _find(place, name))}
 
 
 def _find(place: Mapping[str, Any], name: str) -> Path | None:
@@ -150,7 +155,7 @@ def model(
     tokens = Dim("tokens", min=1, max=context)
     return ModelDefinition(
         {"forward": MethodDefinition(cached, [first, *later], ({1: tokens}, None))},
-        constant_methods=_constants(loaded, text, context, own_attention=attention is not None),
+        constant_methods=constants(loaded, text, context, own_attention=attention is not None),
         assets=tokenizer_files(place),
         sequences=[[MethodCall("forward", call) for call in (first, *later)]],
         metadata={
@@ -173,7 +178,7 @@ def _with_cache(
 
     Raises ValueError if it has none that the runner can use, or does not compute with it what it computes without any.
     """
-    shapes = cache_shapes(loaded, prompt)
+    shapes = cache_shapes(loaded, {"input_ids": prompt})
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
     if attention is None:
@@ -188,17 +193,22 @@ def _with_cache(
         before = cached(prompt[:, :-1], torch.tensor([0]))
         after = cached(prompt[:, -1:], torch.tensor([prompt.shape[1] - 1]))
     cached.cache.clear()
-    if (torch.cat([before, after]) - wanted).abs().max() > _TOLERANCES[cache] * wanted.abs().max():
-        name = loaded.config.get_text_config(decoder=True).model_type
-        raise SourceError(
-            f"{name!r} computes other logits with a cache of static size than without, because its code does not take "
-            "positions and masks from transformers' cache: ExecuTorch's text runner cannot use it; with "
-            "`task: feature-extraction` it is exported without a cache"
-        )
+    check_logits(torch.cat([before, after]), wanted, loaded, _TOLERANCES[cache])
     return cached
 
 
-def _constants(loaded: Any, text: PretrainedConfig, context: int, *, own_attention: bool) -> dict[str, Any]:
+def check_logits(found: torch.Tensor, wanted: torch.Tensor, loaded: Any, tolerance: float = _TOLERANCES[None]) -> None:
+    """Raises SourceError if a model with a cache computes other logits than without."""
+    if (found - wanted).abs().max() > tolerance * wanted.abs().max():
+        name = loaded.config.get_text_config(decoder=True).model_type
+        raise SourceError(
+            f"{name!r} computes other logits with a cache of static size than without, because its code does not take "
+            "positions and masks from transformers' cache: ExecuTorch's runners cannot use it; with "
+            "`task: feature-extraction` it is exported without a cache"
+        )
+
+
+def constants(loaded: Any, text: PretrainedConfig, context: int, *, own_attention: bool) -> dict[str, Any]:
     """What ExecuTorch's text runner asks a file for (extension/llm/runner/constants.h)."""
     known: dict[str, Any] = {
         "get_max_seq_len": context,
@@ -230,8 +240,8 @@ Shapes = Sequence[tuple[torch.Size, torch.Size] | None]
 _KEPT = {cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer, cache_utils.DummyLayer}
 
 
-def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
-    """The shapes of what a model puts into its cache for tokens [1, tokens].
+def cache_shapes(model: Any, inputs: Mapping[str, torch.Tensor]) -> Shapes:
+    """The shapes of what a model puts into its cache for inputs; of its decoder's own attention, if it has an encoder.
 
     Raises ValueError if it keeps other state than keys and values, or none.
     """
@@ -243,7 +253,8 @@ def cache_shapes(model: Any, tokens: torch.Tensor) -> Shapes:
             "ExecuTorch's text runner cannot go on from; with `task: feature-extraction` it is exported without a cache"
         )
     with torch.no_grad():
-        filled = getattr(model(input_ids=tokens, use_cache=True), "cache", None)
+        filled = getattr(model(**inputs, use_cache=True), "cache", None)
+    filled = getattr(filled, "self_attention_cache", filled)
     layers = filled.layers if isinstance(filled, cache_utils.DynamicCache) else None
     if layers is None:
         raise SourceError(

@@ -223,6 +223,170 @@ def test_architectures_talk(project, tmp_path):
             assert (tokens, said) == (tokens, wanted)
 
 
+# A Whisper with random weights and one second of sound, in the hub's layout.
+LISTENER = """
+import sys, torch
+from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+torch.manual_seed(0)
+layers = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in
+          {"layers": 2, "attention_heads": 4, "ffn_dim": 64}.items()}
+ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "decoder_start_token_id": 2}
+config = WhisperConfig(**layers, **ids, d_model=32, vocab_size=60, num_mel_bins=8, max_source_positions=50,
+                       max_target_positions=96, init_std=0.4, begin_suppress_tokens=[9])
+net = WhisperForConditionalGeneration(config)
+settings = {"suppress_tokens": [7, 8], "begin_suppress_tokens": [9], "no_timestamps_token_id": 5}
+net.generation_config = GenerationConfig(**ids, **settings, lang_to_id={"<|en|>": 3}, task_to_id={"transcribe": 4})
+net.save_pretrained(sys.argv[1])
+WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(sys.argv[1])
+"""
+
+# The likeliest tokens by the methods of a file, and those of eager's `generate`, for several inputs: as JSON.
+TRANSCRIBE = """
+import json, sys, torch
+from executorch.runtime import Runtime
+from pteforge.tasks.sources.encoder_decoder import model
+from pteforge.tasks.usercode.model_source import seed_everything
+from transformers import AutoFeatureExtractor, GenerationMixin
+from transformers.generation.logits_process import (
+    LogitsProcessorList, SuppressTokensAtBeginLogitsProcessor, WhisperTimeStampLogitsProcessor
+)
+
+torch.set_num_threads(1)
+
+def continued(program, inputs, prompt, processors, count=64):
+    encoder, decoder = program.load_method("encoder"), program.load_method("text_decoder")
+    for _ in range(2):  # the second time, the cache is full of the first
+        (encoded,), tokens, start = encoder.execute([inputs]), list(prompt), 0
+        while len(tokens) < len(prompt) + count:
+            (logits,) = decoder.execute([torch.tensor([tokens[start:]]), encoded, torch.tensor([start])])
+            start = len(tokens)
+            tokens.append(int(processors(torch.tensor([tokens]), logits).argmax()))
+    return tokens[len(prompt) :]
+
+for file, source in json.load(sys.stdin):
+    program = Runtime.get().load_program(file)
+    constants = {name: [*map(int, program.load_method(name).execute([]))] for name in program.method_names
+                 if name.endswith(("_id", "_ids", "_tokens", "_len", "_length"))}
+    seed_everything(0)
+    definition = model(source["huggingface"], None, source.get("task"), source.get("config"))
+    net, settings = definition.methods["encoder"].module.model, None
+    settings, (example,) = net.generation_config, definition.methods["encoder"].example_inputs[0]
+    (first,) = constants["decoder_start_token_id"]
+    settings.forced_eos_token_id, settings.decoder_start_token_id = None, first
+    asked = [([first], LogitsProcessorList())]
+    inputs = [torch.randint(5, 60, (1, length)) for length in (1, 20, 90)]
+    if example.dim() == 2 and example.dtype is torch.float32:
+        inputs = [torch.randn(1, length) for length in (3000, 16000, 40000)]
+    if example.dim() == 3:
+        extractor = AutoFeatureExtractor.from_pretrained(sys.argv[1])
+        sounds = [torch.randn(length).numpy() for length in (2000, 16000)]
+        inputs = [extractor(sound, sampling_rate=16000, return_tensors="pt").input_features for sound in sounds]
+        (silent,), begin = constants["no_timestamps_token_id"], constants["begin_suppress_tokens"]
+        for prompt in [first, 3, 4, silent], [first, 3, 4]:
+            rules = [SuppressTokensAtBeginLogitsProcessor(begin, len(prompt))]
+            if silent not in prompt:
+                rules.append(WhisperTimeStampLogitsProcessor(settings, begin_index=len(prompt)))
+            asked.append((prompt, LogitsProcessorList(rules)))
+    for each in inputs:
+        for prompt, processors in asked:
+            made = GenerationMixin.generate(
+                net, each, decoder_input_ids=torch.tensor([prompt]), logits_processor=processors,
+                max_new_tokens=64, do_sample=False, num_beams=1, eos_token_id=-1,
+                suppress_tokens=settings.suppress_tokens, begin_suppress_tokens=None,
+            )
+            said = continued(program, each, prompt, processors)
+            print("RESULT", json.dumps([constants, said, made[0].tolist()[len(prompt) :]]), flush=True)
+"""
+
+
+def transcribe(settings, *models):
+    """For each file with its source, and each input: the constants, what the file says, and what eager says."""
+    given = json.dumps([[str(file), source] for file, source in models])
+    command = [sys.executable, "-c", TRANSCRIBE, settings]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+
+
+def test_a_model_listens(project):
+    """Whisper says what eager says: from its first token on, with a language and a task, and with timestamps.
+
+    In int8, it is within its gate.
+    """
+    subprocess.run([sys.executable, "-c", LISTENER, project.folder / "tiny"], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", LETTERS, project.folder / "tiny"], check=True, capture_output=True)
+    made = project.run("export", "hf:./tiny", "--recipe", "xnnpack-fp32", "--recipe", "xnnpack-int8-dynamic")
+    assert made.code == 0, made.err
+    folder = project.out / "tiny"
+    names = {"tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "generation_config.json"}
+    assert names <= {path.name for path in folder.iterdir()}
+    methods = {method.name: method for method in open_pte(folder / "xnnpack-fp32.pte").methods}
+    assert [tensor.shape for tensor in methods["encoder"].inputs] == [(1, 8, 100)]
+    assert [tensor.shape for tensor in methods["text_decoder"].inputs] == [(1, 96), (16, 50, 8), (1,)]
+    results = transcribe(folder, (folder / "xnnpack-fp32.pte", {"huggingface": str(project.folder / "tiny")}))
+    assert len(results) == 2 * 3
+    for constants, said, wanted in results:
+        assert said == wanted
+        assert not {7, 8} & {*said}
+        assert (constants["get_max_context_len"], constants["max_hidden_seq_length"]) == ([96], [50])
+    assert all(said[0] > 5 for _, said, _ in results[2::3])  # a timestamp
+    assert max(len({*said}) for _, said, _ in results) > 4
+
+    np.savez(project.folder / "past.npz", np.ones((1, 2), np.int64), np.ones((16, 50, 8), np.float32), np.array([95]))
+    past = project.run("run", str(folder / "xnnpack-fp32.pte"), "--method", "text_decoder", "--input", "past.npz")
+    assert past.code == 2
+    assert "2 tokens from position 95 on do not fit into its context of 96 tokens" in past.err
+
+
+HALF = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
+QUARTER = {"hidden_layers": 2, "attention_heads": 4, "key_value_heads": 4}
+WRITERS = {
+    "t5": {
+        "vocab_size": 60,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "initializer_factor": 4.0,
+    },
+    "bart": {
+        **{f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in HALF.items()},
+        "vocab_size": 60,
+        "d_model": 32,
+        "max_position_embeddings": CONTEXT,
+        "init_std": 1.0,
+        "pad_token_id": 1,
+        "decoder_start_token_id": 2,
+    },
+    "moonshine": {
+        **{f"{part}_num_{name}": size for part in ("encoder", "decoder") for name, size in QUARTER.items()},
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "initializer_range": 0.3,
+        "max_position_embeddings": CONTEXT,
+    },
+}
+
+
+def test_encoders_with_decoders(project):
+    """Text and sounds of several lengths: the file says for 64 tokens what eager says."""
+    tasks = dict.fromkeys(WRITERS, "text2text-generation") | {"moonshine": "automatic-speech-recognition"}
+    sources = {name: {"huggingface": name, "config": config, "task": tasks[name]} for name, config in WRITERS.items()}
+    exact = ("portable-fp32", "xnnpack-fp32")
+    project.write_zoo({name: {"source": source} for name, source in sources.items()}, exact)
+    done = project.export()
+    assert done.code == 0, done.err
+    files = [(project.out / name / f"{recipe}.pte", source) for name, source in sources.items() for recipe in exact]
+    results = transcribe(project.folder, *files)
+    assert len(results) == 3 * len(files)
+    for _, said, wanted in results:
+        assert said == wanted
+    assert max(len({*said}) for _, said, _ in results) > 4
+
+
 def test_a_changed_checkpoint(project, language_model):
     """New weights are noticed, and a moved folder is not."""
     shutil.copytree(language_model, project.folder / "tiny")

@@ -24,9 +24,9 @@ def hub(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def write_model(folder: Path, architecture: str) -> None:
+def write_model(folder: Path, architecture: str, **fields: bool) -> None:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture]}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture], **fields}))
     (folder / "model.safetensors").write_bytes(b"weights")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "README.md").write_text("names the licence")
@@ -52,6 +52,27 @@ def test_a_folder_is_named_relative_to_the_zoo(tmp_path):
     assert found.kwargs == {"name": "./small", "sequence": 64}
     other = find_source(source.model_copy(update={"task": "feature-extraction"}), tmp_path / "zoo")
     assert other.builder == "pteforge.tasks.sources.huggingface:Model"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "decodes", "task", "builder"),
+    [
+        ("WhisperForConditionalGeneration", True, None, "encoder_decoder:model"),
+        ("MarianMTModel", True, None, "encoder_decoder:model"),
+        ("T5ForConditionalGeneration", True, "text2text-generation", "encoder_decoder:model"),
+        ("T5ForConditionalGeneration", True, "feature-extraction", "huggingface:Model"),
+        ("T5EncoderModel", True, None, "huggingface:Model"),
+        ("Wav2Vec2ForCTC", False, "automatic-speech-recognition", "huggingface:Model"),
+        ("LlavaForConditionalGeneration", False, None, "huggingface:Model"),
+    ],
+)
+def test_models_with_a_decoder(tmp_path, architecture, decodes, task, builder):
+    """An encoder and a decoder that was made to generate get a builder of their own, unless the task is another one."""
+    write_model(tmp_path / "small", architecture, is_encoder_decoder=decodes)
+    (tmp_path / "small" / "source.spm").write_bytes(b"pieces")
+    found = find_source(HuggingFaceSource(huggingface=str(tmp_path / "small"), task=task), tmp_path)
+    assert found.builder == f"pteforge.tasks.sources.{builder}"
+    assert "source.spm" in [path.name for path in found.files]
 
 
 def test_old_weights(hub):

@@ -1,0 +1,257 @@
+"""Models of an encoder and a decoder that generates text: speech recognition, translation, summaries.
+
+Their files have the methods that ExecuTorch's runner of such models calls (extension/asr/runner/seq2seq_runner.cpp):
+`encoder`, with one output, and `text_decoder`, which takes tokens, that output, and the number of tokens before them.
+The runner hands the output over without a look at it. So it holds what the decoder's attention makes of the encoder's
+states, keys and values, which are the same for every token: they are computed once, by `encoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import Dim
+from transformers import PretrainedConfig
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
+from ...errors import SourceError, first_line
+from .huggingface import (
+    TEXT_POSITIONS,
+    Model,
+    audio_metadata,
+    describe,
+    example_sound,
+    example_tokens,
+    load_model,
+    positions_of,
+    random_tokens,
+    tokenizer_metadata,
+)
+from .text_generation import KvCache, cache_shapes, check_logits, constants, files_of, tokenizer_files
+
+_SECONDS = 30
+"""Longest sound of a model that takes any length; Whisper's is as long."""
+
+_FILES = (
+    *("preprocessor_config.json", "processor_config.json", "generation_config.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "normalizer.json", "spiece.model", "sentencepiece.bpe.model"),
+    *("source.spm", "target.spm", "vocab.json"),
+)
+"""Settings of feature extractors and of generation, and tokenizers that are no `tokenizer.json`, as Marian's."""
+
+_TOKENS = ("decoder_start_token_id", "forced_bos_token_id", "no_timestamps_token_id", "begin_suppress_tokens")
+"""Settings of generation that the file says under their own names."""
+
+
+class _Layer(DynamicLayer):
+    """Keys and values [1, heads, frames, head size] of one layer, which are there once they are computed."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        self.keys, self.values, self.is_initialized = key_states, value_states, True
+        return key_states, value_states
+
+
+class Encoder(torch.nn.Module):
+    """Computes keys and values of the decoder's attention to the encoder's states."""
+
+    def __init__(self, model: Any, layers: int) -> None:
+        super().__init__()
+        self.model = model
+        self.layers = layers
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Encodes a sound or a text.
+
+        Args:
+            inputs: of the model: a sound's samples or features, or tokens; batch 1.
+
+        Returns:
+            [2 * layers * heads, frames, head size]: keys and values of the first layer, of the second, and so on.
+        """
+        own, cross = (Cache([_Layer() for _ in range(self.layers)]) for _ in range(2))
+        given = {self.model.main_input_name: inputs, "decoder_input_ids": torch.zeros(1, 1, dtype=torch.int64)}
+        # Of the decoder, no more than its keys and values remains when this is exported.
+        self.model(**given, cache=EncoderDecoderCache(own, cross), use_cache=True)
+        return torch.cat([part.squeeze(0) for layer in cross.layers for part in (layer.keys, layer.values)])
+
+
+class Decoder(torch.nn.Module):
+    """Goes on from the tokens in its cache. At start 0, whatever is in the cache is forgotten."""
+
+    suppressed: torch.Tensor | None
+
+    def __init__(self, model: Any, cache: KvCache, layers: int, suppressed: torch.Tensor | None) -> None:
+        super().__init__()
+        self.model = model
+        self.cache = cache
+        self.layers = layers
+        self.register_buffer("suppressed", suppressed)
+
+    def forward(self, tokens: torch.Tensor, encoded: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """Computes the logits after the last token. Suppressed tokens have the least of all.
+
+        Args:
+            tokens: [1, tokens], int64.
+            encoded: what `encoder` returns.
+            start: [1], int64: number of tokens before them.
+
+        Returns:
+            [1, vocabulary].
+        """
+        cross = Cache([_Layer() for _ in range(self.layers)])
+        parts = [part.unsqueeze(0) for part in encoded.chunk(2 * self.layers)]
+        for layer, keys, values in zip(cross.layers, parts[::2], parts[1::2], strict=True):
+            layer.update(keys, values)
+        states = BaseModelOutput(last_hidden_state=encoded[:1])  # only its size is read
+        states.attention_mask = None  # Moonshine's encoder returns one
+        own = self.cache.at(start + torch.arange(tokens.shape[1]), 0)
+        cache = EncoderDecoderCache(own, cross)
+        made = self.model(encoder_outputs=states, decoder_input_ids=tokens, cache=cache, use_cache=True)
+        logits = made.logits[:, -1].float()
+        if self.suppressed is None:
+            return logits
+        return torch.where(self.suppressed, logits.amin(dim=-1, keepdim=True), logits)
+
+
+def model(
+    name: str,
+    revision: str | None = None,
+    task: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+    sequence: int | None = None,
+    outputs: list[str] | None = None,
+) -> ModelDefinition | Model:
+    """A model whose methods are `encoder` and `text_decoder`, or one without a decoder that has the same task.
+
+    Args:
+        name: of a repository in the hub's cache, a folder, or, with a configuration, a ``model_type``.
+        revision: the repository's commit.
+        task: automatic-speech-recognition, text2text-generation; None: what the configuration names.
+        config: fields of the configuration that replace its own. The weights are random then.
+        batch: of models without a decoder.
+        sequence: tokens of a text to encode, and tokens to generate, at most; left out: 512.
+        outputs: of models without a decoder.
+    """
+    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
+    loaded, configuration = load_model(place, task, config)
+    if not configuration.is_encoder_decoder:
+        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs)
+    if batch is not None or outputs is not None:
+        raise SourceError("leave `batch` and `outputs` out: models with an encoder and a decoder have none")
+    encoder, decoder, example, prompt = _with_caches(loaded, place, configuration, sequence or 512)
+    sizes = _sizes(example, configuration, sequence or 512, place)
+    with torch.no_grad():
+        encoded = encoder(example)
+        longest = encoder(example.new_zeros(_largest(example, sizes))).shape[1]
+    parts = ((0, _LEAST - 2), (_LEAST - 2, _LEAST - 1), (_LEAST - 1, _LEAST))
+    calls = [(prompt[:, start:end], encoded, torch.tensor([start])) for start, end in parts]
+    tokens = {1: Dim("tokens", min=1, max=decoder.cache.context)}
+    frames = {1: Dim("frames", min=1, max=longest)} if sizes else None
+    sound = {} if example.dtype is torch.int64 else {"audio": audio_metadata(place)}
+    return ModelDefinition(
+        {
+            "encoder": MethodDefinition(encoder, [(example,)], (sizes,)),
+            "text_decoder": MethodDefinition(decoder, calls, (tokens, frames, None)),
+        },
+        constant_methods=_constants(loaded, configuration, decoder, longest),
+        assets=tokenizer_files(place) | files_of(place, _FILES),
+        sequences=[[MethodCall("encoder", (example,)), *(MethodCall("text_decoder", call) for call in calls)]],
+        metadata={
+            **describe(place, configuration),
+            **sound,
+            "tokenizer": tokenizer_metadata(place, configuration),
+            "context_length": decoder.cache.context,
+        },
+    )
+
+
+def _with_caches(
+    loaded: Any, place: Mapping[str, Any], config: PretrainedConfig, sequence: int
+) -> tuple[Encoder, Decoder, torch.Tensor, torch.Tensor]:
+    """Both modules, an input of the encoder, and tokens [1, 6] of the decoder.
+
+    Raises ValueError if they do not compute what the model computes without a cache.
+    """
+    context = min(sequence, positions_of(config, TEXT_POSITIONS))
+    if context < _LEAST:
+        raise SourceError(f"room for {context} tokens is too little: let `sequence` be {_LEAST} or more")
+    name = loaded.main_input_name
+    if name == "input_ids":
+        example = example_tokens(place, config.vocab_size, min(16, sequence))
+    elif name in ("input_features", "input_values"):
+        example = example_sound(place, config, name, batch=1)
+    else:
+        raise SourceError(f"{config.model_type!r} encodes `{name}`: inputs of that kind are not known")
+    prompt = random_tokens(config.vocab_size, 1, _LEAST)
+    prompt[0, 0] = _start(loaded)
+    given = {name: example, "decoder_input_ids": prompt}
+    shapes = cache_shapes(loaded, given)
+    encoder = Encoder(loaded, len(shapes))
+    decoder = Decoder(loaded, KvCache(shapes, context), len(shapes), None)
+    with torch.no_grad():
+        wanted = loaded(**given, use_cache=False).logits[0, -2:].float()
+        try:
+            encoded = encoder(example)
+            before = decoder(prompt[:, :-1], encoded, torch.tensor([0]))
+            after = decoder(prompt[:, -1:], encoded, torch.tensor([_LEAST - 1]))
+        except (TypeError, RuntimeError) as error:
+            raise SourceError(
+                f"{config.model_type!r} cannot run with a cache of static size ({first_line(error)}); with "
+                "`task: feature-extraction` it is exported without a cache"
+            ) from error
+    check_logits(torch.cat([before, after]), wanted, loaded)
+    decoder.cache.clear()
+    decoder.suppressed = _suppressed(loaded, before.shape[-1])
+    return encoder, decoder, example, prompt
+
+
+_LEAST = 6  # tokens of a context that the examples fit into
+
+
+def _start(loaded: Any) -> int:
+    known = (loaded.generation_config.decoder_start_token_id, getattr(loaded.config, "decoder_start_token_id", None))
+    return next((int(token) for token in known if token is not None), 0)
+
+
+def _suppressed(loaded: Any, vocabulary: int) -> torch.Tensor | None:
+    """Which tokens `generate` never takes, [vocabulary]; None: it may take any."""
+    settings = loaded.generation_config
+    words = [word[0] for word in settings.bad_words_ids or () if len(word) == 1]
+    tokens = [*(getattr(settings, "suppress_tokens", None) or ()), *words]
+    if not tokens:
+        return None
+    return torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, torch.tensor(tokens), value=True)
+
+
+def _sizes(
+    example: torch.Tensor, config: PretrainedConfig, sequence: int, place: Mapping[str, Any]
+) -> dict[int, Any] | None:
+    """Dimension 1 of the encoder's input, unless it is fixed: tokens, or a sound's samples."""
+    if example.dtype is torch.int64:
+        return {1: Dim("length", min=1, max=min(sequence, positions_of(config)))}
+    if example.dim() == 2:
+        rate = audio_metadata(place).get("sampling_rate", example.shape[1])
+        return {1: Dim.AUTO(min=rate // 10, max=_SECONDS * rate)}
+    return None
+
+
+def _largest(example: torch.Tensor, sizes: Mapping[int, Any] | None) -> list[int]:
+    return [sizes[at].max if sizes and at in sizes else size for at, size in enumerate(example.shape)]
+
+
+def _constants(loaded: Any, config: PretrainedConfig, decoder: Decoder, longest: int) -> dict[str, Any]:
+    """What the runners of ExecuTorch and optimum-executorch ask a file for, and how `generate` begins."""
+    settings = loaded.generation_config
+    known = {name: getattr(settings, name, None) for name in _TOKENS}
+    return {
+        **constants(loaded, config.get_text_config(decoder=True), decoder.cache.context, own_attention=False),
+        "get_n_layers": decoder.layers,
+        "max_hidden_seq_length": longest,
+        **{name: value for name, value in known.items() if value is not None},
+        "decoder_start_token_id": _start(loaded),
+    }
