@@ -50,7 +50,7 @@ LOADED_PACKAGES = frozenset(
     {
         *("annotated_types", "colorama", "executorch", "filelock", "flatbuffers", "functorch", "mpmath", "networkx"),
         *("numpy", "psutil", "pteforge", "pydantic", "pydantic_core", "ruamel", "sympy", "tabulate", "torch"),
-        *("torchao", "torchgen", "tqdm", "typing_extensions", "typing_inspection", "yaml"),
+        *("torchao", "torchgen", "tqdm", "typing_extensions", "typing_inspection", "wcwidth", "yaml"),
     }
 )
 """Top-level modules of other distributions than Python that a worker loads: a user's file cannot have their names."""

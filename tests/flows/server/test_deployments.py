@@ -200,8 +200,7 @@ def test_what_a_failed_deployment_prints(project, prefect, on_server):
     assert "NoneType: None" not in worker.stdout
     lines = [line for line in worker.stdout.splitlines() if "| ERROR" in line and "no such width" in line]
     assert sorted(line.partition("| ERROR   | ")[2].partition(" - ")[0] for line in lines) == [
-        "Flow run 'export zoo.yaml'",
-        "Flow run 'export zoo.yaml'",
+        *["Flow run 'export zoo.yaml'"] * 3,  # when the model ended, and as the flow's exception
         "Task run 'bad export'",
         "Task run 'model bad'",
     ]
