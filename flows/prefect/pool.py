@@ -49,7 +49,7 @@ _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
 # seconds of stages, as expected
 ALONE = 60.0  # from which a model has a flow run of its own
-MOST, LEAST = 180.0, 10.0  # of a run that models share; no more runs than workers have as little as the least
+MOST, LEAST = 300.0, 10.0  # of a run that models share; no more runs than workers have as little as the least
 _NEW = 4.0  # of a model that never ran, besides one for each MiB of its files
 
 
