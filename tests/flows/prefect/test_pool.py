@@ -31,7 +31,7 @@ def test_no_run_keeps_others_waiting(seconds, workers):
 
 @pytest.mark.parametrize(
     ("count", "each", "workers", "runs"),
-    [(100, 4.0, 2, 3), (27, 4.0, 2, 2), (20, 1.0, 8, 2), (3, 1.0, 8, 1), (2, ALONE, 1, 2), (6, MOST / 4, 1, 2)],
+    [(100, 4.0, 2, 2), (27, 4.0, 2, 2), (20, 1.0, 8, 2), (3, 1.0, 8, 1), (2, ALONE, 1, 2), (7, MOST / 6, 1, 2)],
 )
 def test_small_models_share_runs(count, each, workers, runs):
     """There is a run for each worker if it has enough to do, and as many as it takes to end in time."""
