@@ -46,10 +46,13 @@ def __getattr__(name: str) -> Any:
     if name == "configs":
         return importlib.import_module(".configs", __name__)
     if name in _LAZY:
+        module = f".{_LAZY[name]}"
+        if not module.startswith(".api."):  # builders of models need no more than configs.model
+            return getattr(importlib.import_module(module, __name__), name)
         from .runtime.quiet import quiet  # noqa: PLC0415 - for these only
 
         with quiet():  # torchao and others talk while they are imported
-            return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+            return getattr(importlib.import_module(module, __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
