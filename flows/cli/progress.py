@@ -28,7 +28,7 @@ from ...tasks.results.causes import awaits_diagnosis
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text, without_advice
 from ..releases.records import Published
-from ..reports.changes import Compared, State
+from ..reports.changes import Compared, State, compare
 from ..reports.figures_text import cells, column_choices, ladders_table, notes, open_table, places_of, relative
 from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..run.pace import PAUSE, Pace, Throttle, samples_done
@@ -53,8 +53,7 @@ def print_summary(
     """
     console = open_console()
     if not quiet:
-        last = [Delivered.of_run(before, made.model, made.recipe) if before else None for made in outcome.recipes]
-        _print_files([*map(Compared, outcome.recipes, last)], outcome, console)
+        _print_files(compare(outcome.recipes, before), outcome, console)
     files = outcome.files
     where = f" in {relative(files[0].parent.parent)}" if files else ""
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""

@@ -28,9 +28,9 @@ from prefect.runtime import flow_run
 
 from ...errors import first_line, printable
 from ...tasks.lowering.bisection import Bisection
-from ...tasks.results.delivered import Delivered, Failure
+from ...tasks.results.delivered import Failure
 from ...tasks.results.diagnosis import as_text
-from ..reports.changes import Compared
+from ..reports.changes import Compared, compare
 from ..reports.figures_text import cells, markdown, markdown_table, model_tables, relative
 from ..reports.page import NAME
 from ..run.outcome import ModelOutcome
@@ -140,7 +140,7 @@ def _summary(session: Session) -> Iterator[str]:
     rows = []
     for name in (model.name for model in session.models):
         done, run = session.outcomes.get(name), session.flow_runs.get(name)
-        files = _compared(session, done) if done else []
+        files = compare(done.recipes if done else (), session.previous)
         told = {file.result.recipe: _cell(session, file) for file in files}
         worse = any(file.state == "failed" for file in files)
         changed = any(file.state in ("changed", "new") for file in files)
@@ -162,12 +162,6 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
             yield f"{markdown(finding.problem)}\n"
             yield from (f"- {markdown(remedy)}" for remedy in finding.remedies)
             yield ""
-
-
-def _compared(session: Session, outcome: ModelOutcome) -> list[Compared]:
-    before = session.previous
-    earlier = [Delivered.of_run(before, file.model, file.recipe) if before else None for file in outcome.recipes]
-    return [*map(Compared, outcome.recipes, earlier)]
 
 
 def _cell(session: Session, file: Compared) -> str:
@@ -245,7 +239,9 @@ def _log_outcome(session: Session, outcome: ModelOutcome, position: int) -> None
     """Logs what came of a model: each file with its changes, and the seconds of its stages that ran."""
     failed = [recipe.failure for recipe in outcome.recipes if recipe.failure]
     seconds = sum(stage.seconds for stage in outcome.stages if stage.status == "ran")
-    files = "; ".join(f"{file.result.recipe} {_cell(session, file)}" for file in _compared(session, outcome))
+    files = "; ".join(
+        f"{file.result.recipe} {_cell(session, file)}" for file in compare(outcome.recipes, session.previous)
+    )
     problem = f": {first_line(failed[0].problem)}" if failed else ""
     level, where = logging.ERROR if failed else logging.INFO, f"{position}/{len(session.models)} {outcome.model}"
     get_run_logger().log(level, "%s", printable(f"{where} ({outcome.ran} stages, {seconds:.1f} s): {files}{problem}"))

@@ -56,6 +56,14 @@ class Compared:
         return said or ("other bytes" if state == "changed" else "")
 
 
+def compare(results: Iterable[Delivered], before: RunRecord | None) -> list[Compared]:
+    """What came of recipes, each with what a run before made of it, if it did."""
+    return [
+        Compared(result, Delivered.of_run(before, result.model, result.recipe) if before else None)
+        for result in results
+    ]
+
+
 def _content(result: Delivered) -> tuple[Any, ...]:
     """What has to be equal of equal files; their provenance may differ."""
     digests = {ending: digest for ending, digest in result.digests.items() if ending != "json"}
