@@ -179,6 +179,17 @@ def backend_problem(backend: str) -> str | None:
     return None
 
 
+def missing_operators(pte: PteFile) -> str:
+    """Which operators of a program have no kernel in this process, and what may have some; empty if all have one."""
+    load_runtime()
+    from executorch.runtime import Runtime  # noqa: PLC0415 - takes seconds
+
+    here = Runtime.get().operator_registry.operator_names
+    missing = [name for name in pte.operators if name not in here]
+    modules = "".join(f"; `import {module}` loads some" for module in pte.kernel_modules)
+    return f"this runtime has no kernel for {', '.join(missing)}{modules}" if missing else ""
+
+
 def load_program(file: Path, data_file: Path | None = None) -> Any:
     """An `executorch.runtime.Program`, with all of ExecuTorch's checks; raises RuntimeError if it is rejected."""
     load_runtime()
