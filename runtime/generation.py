@@ -24,7 +24,10 @@ Kind = Literal["language model", "encoder-decoder", "multimodal"]
 
 VISION, AUDIO = "vision_encoder", "audio_encoder"
 
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "vocab.json")
+TOKENIZERS = (
+    *("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("source.spm", "vocab.json", "tokenizer_config.json"),
+)
 """Any of these is a tokenizer, or a part of one."""
 
 
@@ -136,8 +139,9 @@ def generate(request: GenerationRequest, stream: Callable[[str], None] | None = 
         f"from {__package__}.runners import answer; answer({theirs.fileno()})"
     )
     with ours, TemporaryFile() as log:
+        command, far_end = [sys.executable, "-c", program], theirs.fileno()
         process = subprocess.Popen(  # noqa: S603 - this Python, and a program of our own
-            [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[far_end]
         )
         theirs.close()
         try:
@@ -174,14 +178,14 @@ def _check(request: GenerationRequest) -> None:
     """Raises InputError for what can be known before anything is loaded."""
     pte = open_pte(request.file)
     kind, names = kind_of(request.file, pte), {method.name for method in pte.methods}
-    for path in (*request.images, request.audio):
-        if isinstance(path, str | Path) and not Path(path).is_file():
-            raise InputError(f"there is no file {path}")
     if request.images and VISION not in names:
         raise InputError(f"{request.file} takes no images: it has no method {VISION}")
     listens = AUDIO in names or (kind == "encoder-decoder" and encodes_sound(pte))
     if request.audio is not None and not listens:
         raise InputError(f"{request.file} takes no sound: it has no encoder of sounds")
+    for path in (*request.images, request.audio):
+        if isinstance(path, str | Path) and not Path(path).is_file():
+            raise InputError(f"there is no file {path}")
     if kind == "encoder-decoder" and listens and (request.audio is None or request.prompt):
         raise InputError(f"{request.file} transcribes a sound: give it one, and no prompt")
     if not (request.prompt or request.audio is not None or request.images):

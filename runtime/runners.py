@@ -22,12 +22,11 @@ from ..formats.pte.reader import open_pte
 from .generation import AUDIO, VISION, Generated, GenerationRequest, constants_of, encodes_sound, kind_of
 from .host import LoadedProgram, load
 from .prompts import Part, from_folder, multimodal_prompt, sound_features, text_prompt
-from .quiet import load_runtime
-from .selection import backend_problem, missing_operators
+from .selection import missing_operators
 
 
 def answer(descriptor: int) -> None:
-    """Receives a request; sends each part of the text in a tuple, and at the end the result, or an error or its text."""
+    """Receives a request, and sends each part of the text in a tuple, then the result, an error, or an error's text."""
     with Connection(descriptor) as connection:
         try:
             connection.send(_Generation(connection.recv(), lambda text: connection.send((text,))).run())
@@ -178,15 +177,16 @@ class _Generation:
         return self.tokenizer.all_special_ids  # type: ignore[no-any-return]  # transformers is untyped here
 
     def _prepare(self) -> None:
-        """Loads kernels; raises InputError or PteforgeError if the runtime has not what the file needs."""
-        load_runtime()
-        for module in self.pte.kernel_modules:
+        """Loads kernels; raises InputError if this runtime lacks a backend or a kernel of the file."""
+        for module in ("torch", "executorch.kernels.quantized", *self.pte.kernel_modules):
             importlib.import_module(module)
-        for backend in self.pte.backends:
-            if problem := backend_problem(backend):
-                raise InputError(f"{self.request.file} cannot run here: {problem}")
-        if missing := missing_operators(self.pte):
-            raise PteforgeError(f"{self.request.file} cannot run here: {missing}")
+        from executorch.extension.pybindings import _C  # noqa: PLC0415 - takes seconds
+
+        here = _C._get_registered_backend_names()  # noqa: SLF001 - `portable_lib` has it, too, but imports all of exir
+        missing = [backend for backend in self.pte.backends if backend not in here]
+        problem = f"this runtime has no {', '.join(missing)}" if missing else missing_operators(self.pte.operators)
+        if problem:
+            raise InputError(f"{self.request.file} cannot run here: {problem}")
 
     def _by_loop(self, parts: Sequence[Part], most: int) -> Generated:
         call = self._loaded()
@@ -199,6 +199,7 @@ class _Generation:
 
     def _loaded(self) -> Callable[..., Any]:
         """A function that calls a method and returns its first output."""
+        importlib.import_module("executorch.runtime")  # takes seconds that are not the file's
         self.text.begin()
         program: LoadedProgram = load(self.request.file, data_files=[self.request.data] if self.request.data else [])
         self.load_seconds = time.perf_counter() - self.text.began

@@ -179,15 +179,14 @@ def backend_problem(backend: str) -> str | None:
     return None
 
 
-def missing_operators(pte: PteFile) -> str:
-    """Which operators of a program have no kernel in this process, and what may have some; empty if all have one."""
-    load_runtime()
-    from executorch.runtime import Runtime  # noqa: PLC0415 - takes seconds
+def missing_operators(operators: Iterable[str]) -> str:
+    """Says which operators have no kernel in this process; empty if all have one."""
+    import torch  # noqa: F401, PLC0415 - has the libraries that the next one needs
+    from executorch.extension.pybindings import _C  # noqa: PLC0415 - as above
 
-    here = Runtime.get().operator_registry.operator_names
-    missing = [name for name in pte.operators if name not in here]
-    modules = "".join(f"; `import {module}` loads some" for module in pte.kernel_modules)
-    return f"this runtime has no kernel for {', '.join(missing)}{modules}" if missing else ""
+    here = set(_C._get_operator_names())  # noqa: SLF001 - `portable_lib` has it, too, but imports all of exir
+    missing = [name for name in operators if name not in here]
+    return f"this runtime has no kernel for {', '.join(missing)}" if missing else ""
 
 
 def load_program(file: Path, data_file: Path | None = None) -> Any:
