@@ -103,7 +103,7 @@ def _parts(
     special: Mapping[str, int],
     tokens: Mapping[str, int],
 ) -> list[Part]:
-    image_processor = getattr(processor, "image_processor", None)
+    image_processor: Any = getattr(processor, "image_processor", None)
     for option in _PIECES:
         if hasattr(image_processor, option):
             setattr(image_processor, option, False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import importlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -338,7 +338,7 @@ class _EndedError(Exception):
     """The model has ended its text."""
 
 
-def _some(languages: Sequence[str]) -> str:
+def _some(languages: Iterable[str]) -> str:
     return f"it knows {', '.join(sorted(name.strip('<|>') for name in languages))}" if languages else "it knows none"
 
 
