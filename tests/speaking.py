@@ -1,4 +1,4 @@
-"""A small language model that has learned a text by heart, so that its likeliest tokens are clear ones, and eager's text."""
+"""Small models that generate text, in folders of Hugging Face's layout. One has learned a text by heart."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def write_singer(folder: Path) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    letters = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    letters = [*names.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
     made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     made.add_special_tokens(letters[:2])
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **names)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -56,13 +57,14 @@ def write_reader(folder: Path) -> Path:
     from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
     special = ["<pad>", "</s>", "<unk>"]
+    names = dict(zip(("pad_token", "eos_token", "unk_token"), special, strict=True))
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     made.train_from_iterator(
-        [SONG] * 5, trainers.UnigramTrainer(vocab_size=48, special_tokens=special, unk_token="<unk>")
+        [SONG] * 5, trainers.UnigramTrainer(vocab_size=48, special_tokens=special, unk_token=special[2])
     )
     made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **names)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(3)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "initializer_factor": 4.0}

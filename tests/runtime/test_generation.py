@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_files_that_generate_no_text(lower, tmp_path):
 
 
 def test_characters_of_several_tokens():
-    """Text is passed on by whole characters, whether it comes as tokens or as bytes; what stays incomplete, at the end."""
+    """Text is passed on by whole characters, whether it comes as tokens or as bytes."""
     from pteforge.runtime.runners import _Text
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -110,7 +111,7 @@ def results(singer, tmp_path_factory) -> dict[str, pteforge.Exported]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("form", "runner"), [("plain", "TextLLMRunner"), ("fat", "pteforge")])
 def test_results_generate(results, singer, form, runner):
-    """The text is eager's, in whole characters, and comes while the model generates; it ends where the model ends it."""
+    """The text is eager's, in whole characters; it comes while the model generates, and ends where eager's does."""
     said: list[tuple[str, float]] = []
     generated = results[form].generate(PROMPT, stream=lambda text: said.append((text, time.perf_counter())))
     wanted, tokens = eager_text(singer, PROMPT)
@@ -192,9 +193,8 @@ def _tokens():
 
 def test_importing_the_command_is_cheap():
     """What the command line imports before a process starts leaves torch and transformers out."""
-    program = "import sys, pteforge.flows.cli.main, pteforge.runtime.generation; print({'torch', 'transformers'} & {*sys.modules})"
-    import sys
-
+    modules = "pteforge.flows.cli.main, pteforge.runtime.generation"
+    program = f"import sys, {modules}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
     assert run_process(sys.executable, "-c", program).stdout.strip() == "set()"
 
 
@@ -226,7 +226,7 @@ def test_translations(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_speech(tmp_path):
-    """A Whisper says what eager says, in the language that is asked for or that it finds, with timestamps and without."""
+    """A Whisper says what eager says, in a language that is given or found, with timestamps and without."""
     import numpy as np
     import soundfile
     import torch
@@ -253,9 +253,15 @@ def test_speech(tmp_path):
         if timestamps:
             processors.append(rules.WhisperTimeStampLogitsProcessor(settings, begin_index=len(ids)))
         made = GenerationMixin.generate(
-            net, features, decoder_input_ids=torch.tensor([ids]), logits_processor=rules.LogitsProcessorList(processors),
-            max_new_tokens=24, do_sample=False, num_beams=1, begin_suppress_tokens=None,
-        )  # fmt: skip
+            net,
+            features,
+            decoder_input_ids=torch.tensor([ids]),
+            logits_processor=rules.LogitsProcessorList(processors),
+            max_new_tokens=24,
+            do_sample=False,
+            num_beams=1,
+            begin_suppress_tokens=None,
+        )
         wanted = tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True)
         text = result.generate(
             audio=tmp_path / "a.wav", language=language, timestamps=timestamps, max_new_tokens=24
