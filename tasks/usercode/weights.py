@@ -35,7 +35,7 @@ class TensorFiles:
         path = self.folder / f"tensor-{next(self._numbers)}"
         storage = torch.UntypedStorage.from_file(str(path), shared=True, nbytes=size)
         path.unlink()
-        return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[no-any-return]  # untyped
+        return torch.empty(0, dtype=dtype).set_(storage, 0, shape)
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor in a file; a traceable subclass with its inner tensors there."""
@@ -59,5 +59,5 @@ class TensorFiles:
 def rebuilt(like: torch.Tensor, inner: dict[str, Any], context: Any, shape: torch.Size) -> torch.Tensor:
     """A tensor of a traceable subclass with other inner tensors."""
     stride = torch.empty(shape, device="meta").stride()
-    made: torch.Tensor = type(like).__tensor_unflatten__(inner, context, shape, stride)  # type: ignore[attr-defined]
+    made: torch.Tensor = type(like).__tensor_unflatten__(inner, context, shape, stride)
     return made
