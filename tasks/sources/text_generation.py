@@ -23,6 +23,7 @@ from .huggingface import (
     example_tokens,
     load_model,
     load_tokenizer,
+    place_of,
     positions_of,
     random_tokens,
     tokenizer_metadata,
@@ -127,6 +128,8 @@ def model(
     sequence: int = 512,
     attention: str | None = None,
     cache: str | None = None,
+    *,
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition:
     """A language model whose one method, `forward`, takes a prompt or a token, and whose file says how to run it.
 
@@ -138,9 +141,10 @@ def model(
         sequence: room in the cache: tokens of prompt and answer together, at most.
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
+        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
-    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task or "text-generation", config)
+    place = place_of(name, revision, weights)
+    loaded, configuration = load_model(place, task or "text-generation", config, weights)
     text = configuration.get_text_config(decoder=True)
     context = min(sequence, positions_of(configuration))
     if context < _LEAST:
