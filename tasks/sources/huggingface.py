@@ -355,7 +355,9 @@ def _load(
             settings["attn_implementation"] = attention
             try:
                 if changes is None:
-                    made = auto.from_pretrained(**{**place, **settings})
+                    made, loaded = auto.from_pretrained(**{**place, **settings}, output_loading_info=True)
+                    if "gguf_file" in place and loaded["missing_keys"]:
+                        raise _unread(place, f"it finds no {min(loaded['missing_keys'])}")
                 else:
                     made = _random(auto, config, attention)
             except ValueError as error:
@@ -390,13 +392,18 @@ def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) 
         made = make()
     except ValueError as error:
         if "gguf_file" in place:
-            raise SourceError(f"transformers cannot read {name}/{place['gguf_file']}: {first_line(error)}") from error
+            raise _unread(place, first_line(error)) from error
         raise
     for field in changes or ():
         if field not in _UNDECLARED and not hasattr(made, field):
             known = did_you_mean(field, [*made.to_dict()])
             raise SourceError(f"config: {type(made).__name__} has no field {field!r}{known}")
     return make(**changes) if changes else made
+
+
+def _unread(place: Mapping[str, Any], problem: str) -> SourceError:
+    name = Path(place["pretrained_model_name_or_path"]) / place["gguf_file"]
+    return SourceError(f"transformers cannot read {name}: {problem}")
 
 
 def _classes(config: PretrainedConfig, task: str | None) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def tokenizer_files(place: Mapping[str, Any]) -> dict[str, bytes]:
     found = files_of(place, (JSON, SENTENCE_PIECE, *_SETTINGS))
     if JSON not in found and SENTENCE_PIECE not in found:
         made = _convert(place)
-        return {**found, JSON: made} if made else {}
+        return {**found, **made} if JSON in made else {}
     if JSON in found and _is_bpe(found[JSON]):
         found.pop(SENTENCE_PIECE, None)
     return found
@@ -77,9 +78,16 @@ def _is_bpe(content: bytes) -> bool:
     return bool(kind == "BPE")
 
 
-def _convert(place: Mapping[str, Any]) -> bytes | None:
-    backend = getattr(load_tokenizer(place), "backend_tokenizer", None)
-    return backend.to_str(pretty=True).encode() if backend is not None else None
+def _convert(place: Mapping[str, Any]) -> dict[str, bytes]:
+    tokenizer = load_tokenizer(place)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return {}
+    if "gguf_file" not in place:
+        return {JSON: backend.to_str(pretty=True).encode()}
+    with TemporaryDirectory() as folder:  # a GGUF file has special tokens and the template, too
+        tokenizer.save_pretrained(folder)
+        return files_of({**place, "pretrained_model_name_or_path": folder}, (JSON, *_SETTINGS))
 
 
 class CachedModel(torch.nn.Module):
