@@ -50,8 +50,13 @@ class HuggingFaceSource(FrozenModel):
     adapter: str | None = Field(
         None,
         min_length=1,
-        description="An adapter in PEFT's layout, which is merged into the weights: a repository of the Hugging Face "
-        "hub, or a folder, which begins with ./, ../ or /.",
+        description="An adapter in PEFT's layout: a repository of the Hugging Face hub, or a folder, which begins with "
+        "./, ../ or /.",
+    )
+    merge: Annotated[bool, Strict()] = Field(
+        True,
+        description="Whether the adapter is merged into the weights. false: the file computes with both; the adapter's "
+        "weights are called *.lora_A and *.lora_B, and `external_data` can keep them outside.",
     )
     adapter_revision: str | None = Field(
         None, description="Branch, tag or commit of the adapter's repository; left out: main."

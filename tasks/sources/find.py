@@ -100,6 +100,10 @@ def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
         source = source.model_copy(update={"task": source.task or _task_of(adapter)})
         kwargs["task"] = source.task
         files |= {path for pattern in (*_READ, *_ADAPTER) for path in adapter.glob(pattern)}
+        if not source.merge:
+            weights["adapter"]["merge"] = False
+    elif not source.merge:
+        raise SourceError(f"huggingface: {source.huggingface}: `merge: false` needs an `adapter`")
     kwargs["weights"] = weights or None
     return _built(_builder(source, described), {**named, **kwargs}, tuple(sorted(files)))
 

@@ -337,12 +337,13 @@ def load_model(
     config = _configuration(place, changes)
     if weights is None or "adapter" not in weights:
         return _load(place, task, changes, config)
-    from .adapters import adapter_folder, merge_adapter, size_head  # noqa: PLC0415 - another extra
+    from .adapters import adapter_folder, size_head, with_adapter  # noqa: PLC0415 - another extra
 
     folder = adapter_folder(weights["adapter"])
     size_head(config, folder)
     loaded, config = _load(place, task, changes, config)
-    return merge_adapter(loaded, folder).requires_grad_(requires_grad=False), config
+    adapted = with_adapter(loaded, folder, merge=weights["adapter"].get("merge", True))
+    return adapted.requires_grad_(requires_grad=False), config
 
 
 def _load(
