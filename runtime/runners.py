@@ -217,12 +217,12 @@ class _Generation:
 
         if method:
             inputs = torch.tensor([values]) if isinstance(values, list) else values
-            return call("text_decoder", call(method, inputs), torch.tensor([start])).flatten()
+            return _last(call("text_decoder", call(method, inputs), torch.tensor([start])))
         (longest,) = self.ids("get_max_seq_len")
         name = "forward" if "forward" in self.methods else "decode" if start and len(values) == 1 else "prefill"
         for at in range(0, len(values), longest):
             logits = call(name, torch.tensor([values[at : at + longest]]), torch.tensor([start + at]))
-        return logits.flatten()
+        return _last(logits)
 
     def _loop(
         self,
@@ -266,7 +266,7 @@ class _Generation:
         encoded = call("encoder", inputs)
 
         def step(tokens: Sequence[int], start: int) -> Any:
-            return call("text_decoder", torch.tensor([tokens]), encoded, torch.tensor([start])).flatten()
+            return _last(call("text_decoder", torch.tensor([tokens]), encoded, torch.tensor([start])))
 
         prompt, forced = self._decoder_prompt(lambda tokens: step(tokens, 0))
         most, rules = self._most(len(prompt)), self._rules(prompt, forced)
@@ -336,6 +336,11 @@ _TIME_STEP = 0.02  # seconds, of Whisper
 
 class _EndedError(Exception):
     """The model has ended its text."""
+
+
+def _last(logits: Any) -> Any:
+    """Logits [vocabulary] after the last token, of [1, vocabulary] or [1, tokens, vocabulary]."""
+    return logits.reshape(-1, logits.shape[-1])[-1]
 
 
 def _some(languages: Iterable[str]) -> str:
