@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from executorch.devtools.backend_debug import get_delegation_info
 from torch.export import ExportedProgram
@@ -20,7 +20,7 @@ from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import StageOutcome
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
-from ..runtime.generation import Generated, GenerationRequest, generate
+from ..runtime.generation import Generated, GenerationOptions, generate
 from ..runtime.host import LoadedProgram, load
 from ..runtime.quiet import quiet
 from ..runtime.selection import scratch_folder
@@ -212,57 +212,18 @@ class Exported:
             flat = self._flat_examples(called)[0] if called in self.methods else []
         return self.load().run(method, flat)
 
-    def generate(  # noqa: PLR0913 - one argument per field of the request
+    def generate(
         self,
         prompt: str = "",
         *,
-        images: Sequence[Any] = (),
-        audio: Any = None,
-        max_new_tokens: int | None = None,
-        temperature: float = 0.0,
-        chat: bool = False,
-        language: str = "",
-        timestamps: bool = False,
-        tokenizer: str | Path | None = None,
         stream: Callable[[str], None] | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> Generated:
-        """Generates text with the file, in a process of its own, as `pteforge generate` does.
-
-        Args:
-            prompt: a text to continue, to translate, or to answer; nothing where a sound is transcribed.
-            images: paths, or images of Pillow.
-            audio: a path, or samples [samples] and their rate in hertz.
-            max_new_tokens: by default until the model ends its text, or the context is full.
-            temperature: from 0, which always takes the likeliest token, to 1.
-            chat: put the prompt into the tokenizer's chat template.
-            language: of the sound, or to translate to, as the tokenizer names it; by default the model decides.
-            timestamps: whether the text of a sound has them.
-            tokenizer: folder of the tokenizer and of processors' settings; by default the model's assets.
-            stream: called with each part of the text as soon as it is complete.
-
-        Returns:
-            The text, and how long it took; `str` of it is the text.
-
-        Raises:
-            InputError: the file generates no text, or not from these arguments; a package is missing.
-            PteforgeError: ExecuTorch's runtime fails or crashes.
-        """
+        """Generates text with the file, in a process of its own; arguments are those of `pteforge.runtime.generate`."""
         with scratch_folder() as folder:
             file = self.save(folder / f"{self.recipe}.pte")
-            request = GenerationRequest(
-                file=file,
-                prompt=prompt,
-                tokenizer=Path(tokenizer) if tokenizer else None,
-                data=file.with_suffix(".ptd") if self._file("data") else None,
-                images=tuple(images),
-                audio=audio,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                chat=chat,
-                language=language,
-                timestamps=timestamps,
-            )
-            return generate(request, stream)
+            data = file.with_suffix(".ptd") if self._file("data") else None
+            return generate(file, prompt, data=data, stream=stream, **options)
 
     def example_inputs(self, method: str = "forward") -> tuple[tuple[Any, ...], ...]:
         """The examples that a method was exported with; the first one was traced."""

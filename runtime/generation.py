@@ -9,12 +9,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from ..errors import InputError, PteforgeError, runtime_reasons
 from ..formats.pte.contents import PteFile, ScalarSpec, TensorSpec
@@ -31,37 +31,49 @@ TOKENIZERS = (
 """Any of these is a tokenizer, or a part of one."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """What to generate, and from what.
+class GenerationOptions(TypedDict, total=False):
+    """What `generate` takes besides a prompt.
 
     Attributes:
-        tokenizer: folder of the tokenizer and of the settings of processors; None: that of the file.
-        data: a `.ptd` file with the weights; None: the file has its own.
         images: paths, or images of Pillow.
         audio: a path, or samples [samples] and their rate in hertz.
-        max_new_tokens: None: until the model ends its text, or the context is full.
-        temperature: from 0, which always takes the likeliest token, to 1.
-        chat: the prompt is a user's message, for the tokenizer's chat template.
-        language: of speech, or to translate to, as the tokenizer names it; empty: the model decides.
+        max_new_tokens: by default until the model ends its text, or the context is full.
+        temperature: from 0, the default, which always takes the likeliest token, to 1.
+        chat: put the prompt into the chat template, as a user's message.
+        language: of speech, or to translate to, as the tokenizer names it; by default the model decides.
         timestamps: of speech.
+        tokenizer: folder of the tokenizer and of processors' settings; by default that of the file.
     """
 
+    images: Sequence[Any]
+    audio: Any
+    max_new_tokens: int | None
+    temperature: float
+    chat: bool
+    language: str
+    timestamps: bool
+    tokenizer: str | Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A file, its `.ptd` file if it has one, a prompt, and the `GenerationOptions`."""
+
     file: Path
-    prompt: str = ""
-    tokenizer: Path | None = None
-    data: Path | None = None
-    images: tuple[Any, ...] = ()
+    data: Path | None
+    prompt: str
+    images: Sequence[Any] = ()
     audio: Any = None
     max_new_tokens: int | None = None
     temperature: float = 0.0
     chat: bool = False
     language: str = ""
     timestamps: bool = False
+    tokenizer: str | Path | None = None
 
     @property
     def folder(self) -> Path:
-        return self.tokenizer or self.file.parent
+        return Path(self.tokenizer or self.file.parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +136,29 @@ def kind_of(file: Path, pte: PteFile) -> Kind:
     )
 
 
-def generate(request: GenerationRequest, stream: Callable[[str], None] | None = None) -> Generated:
-    """Generates text. Each part of it is passed to `stream` as soon as it is complete.
+def generate(
+    file: str | Path,
+    prompt: str = "",
+    *,
+    data: Path | None = None,
+    stream: Callable[[str], None] | None = None,
+    **options: Unpack[GenerationOptions],
+) -> Generated:
+    """Generates text with a file. Each part of it is passed to `stream` as soon as it is complete.
+
+    Args:
+        file: the `.pte` file, fat or plain.
+        prompt: a text to continue, to translate, or to answer; nothing where a sound is transcribed.
+        data: the `.ptd` file with its weights, if they are not in it.
+        stream: called with each part of the text.
+        options: see `GenerationOptions`.
 
     Raises:
         InputError: the file cannot be read, or generates no text, or not from what is given; there is no tokenizer; the
             prompt does not fit into the context; a package is missing.
         PteforgeError: ExecuTorch's runtime fails or crashes.
     """
+    request = GenerationRequest(Path(file), data, prompt, **options)
     _check(request)
     ours, theirs = Pipe()
     program = (

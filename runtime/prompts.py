@@ -107,13 +107,17 @@ def _parts(
     for option in _PIECES:
         if hasattr(image_processor, option):
             setattr(image_processor, option, False)
-    made = processor(text=text, **given, return_tensors="pt")
+    first = getattr(processor.tokenizer, "bos_token", None)
+    given |= {"text": text, "return_tensors": "pt"}
+    if first and text.startswith(first):  # from a chat template, which has it
+        given["add_special_tokens"] = False
+    made = processor(**given)
     values: dict[str, list[Any]] = {}
     if "images" in given:
         size = _input(methods[VISION]).shape[-2:]
         if tuple(made["pixel_values"].shape[-2:]) != size:  # patches, or an image of another size
             given["images"] = [image.resize(size[::-1], image_processor.resample) for image in given["images"]]
-            made = processor(text=text, **given, return_tensors="pt")
+            made = processor(**given)
             values[VISION] = [_normalized(image, image_processor) for image in given["images"]]
         else:
             values[VISION] = list(made["pixel_values"].reshape(-1, 1, 3, *size))

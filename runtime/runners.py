@@ -47,10 +47,10 @@ class _Text:
         self._send = send
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._context = self._shown = 0  # how many tokens are before those that are decoded again, and are passed on
-        self.began = self.first = self.last = time.perf_counter()
+        self.begin()
 
     def begin(self) -> None:
-        """The prompt's time begins."""
+        """The time of loading, and then of the prompt, begins."""
         self.began = self.first = self.last = time.perf_counter()
 
     def tick(self) -> None:
@@ -149,7 +149,7 @@ class _Generation:
 
         kind = llm.TextLLMRunner if prompt else llm.MultimodalRunner
         make = {VISION: llm.make_image_input, AUDIO: llm.make_audio_input, "token_embedding": llm.make_token_input}
-        ends, hidden = ({*self.tokenizer.convert_ids_to_tokens([*ids])} for ids in (self.ends, self._special_ids()))
+        ends, hidden = {*self.tokenizer.convert_ids_to_tokens([*self.ends])}, {*self.tokenizer.all_special_tokens}
         stats: list[Any] = []
         path, bos = reading
 
@@ -172,9 +172,6 @@ class _Generation:
             )
         self.load_seconds = made + sum(each.model_load_end_ms - each.model_load_start_ms for each in stats) / 1000
         return self._done(kind.__name__, sum(part.tokens for part in parts))
-
-    def _special_ids(self) -> Sequence[int]:
-        return self.tokenizer.all_special_ids  # type: ignore[no-any-return]  # transformers is untyped here
 
     def _prepare(self) -> None:
         """Loads kernels; raises InputError if this runtime lacks a backend or a kernel of the file."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ...errors import InputError
 from .options import AS_JSON, argument, check_found, data_files, option
 from .terminal import print_json
-
-if TYPE_CHECKING:
-    from ...runtime.generation import Generated
 
 
 def generate_text(  # noqa: PLR0913 - one parameter per option
@@ -47,42 +44,36 @@ def generate_text(  # noqa: PLR0913 - one parameter per option
     A language model continues a prompt, an encoder-decoder translates it or transcribes a sound, and a multimodal model
     answers with the images or the sound in view.
     """
-    from ...runtime.generation import GenerationRequest, generate
+    from ...runtime.generation import generate
 
     if not file.is_file():
         raise InputError(f"there is no file {file}")
     weights = data_files(file, [data] if data else None)
     check_found(file, () if data else weights)
-    request = GenerationRequest(
-        file=file,
-        prompt=prompt,
-        tokenizer=tokenizer,
+    generated = generate(
+        file,
+        prompt,
         data=next(iter(weights), None),
-        images=tuple(image or ()),
+        stream=None if as_json else lambda text: typer.echo(text, nl=False),
+        images=image or (),
         audio=audio,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         chat=chat,
         language=language,
         timestamps=timestamps,
+        tokenizer=tokenizer,
     )
-    generated = generate(request, None if as_json else lambda text: typer.echo(text, nl=False))
+    rates = {"prompt": generated.prompt_rate, "generation": generated.generation_rate}
     if as_json:
-        print_json({**asdict(generated), "tokens_per_second": _rates(generated)})
+        print_json({**asdict(generated), "tokens_per_second": rates})
         return
     typer.echo()
     if not quiet:
-        typer.echo(_summary(generated), err=True)
-
-
-def _rates(generated: Generated) -> dict[str, float]:
-    return {"prompt": generated.prompt_rate, "generation": generated.generation_rate}
-
-
-def _summary(generated: Generated) -> str:
-    return (
-        f"prompt: {generated.prompt_tokens} tokens, {generated.prompt_rate:.1f} per second; "
-        f"generated: {generated.generated_tokens} tokens, {generated.generation_rate:.1f} per second; "
-        f"first token after {generated.prompt_seconds:.3f} s, loaded in {generated.load_seconds:.3f} s, "
-        f"by {generated.runner}"
-    )
+        typer.echo(
+            f"prompt: {generated.prompt_tokens} tokens, {rates['prompt']:.1f} per second; "
+            f"generated: {generated.generated_tokens} tokens, {rates['generation']:.1f} per second; "
+            f"first token after {generated.prompt_seconds:.3f} s, loaded in {generated.load_seconds:.3f} s, "
+            f"by {generated.runner}",
+            err=True,
+        )

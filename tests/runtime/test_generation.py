@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pteforge
 import pytest
 from pteforge.errors import InputError, PteforgeError
 from pteforge.formats.pte.reader import open_pte
-from pteforge.runtime.generation import GenerationRequest, constants_of, generate, kind_of
+from pteforge.runtime.generation import constants_of, generate, kind_of
 from pteforge.tests.conftest import run_process
 from pteforge.tests.speaking import CONTEXT, PROMPT, SONG, eager_text, write_listener, write_reader, write_singer
 
@@ -21,7 +20,7 @@ def test_files_that_generate_no_text(lower, tmp_path):
     file = tmp_path / "net.pte"
     file.write_bytes(lower("builders:mlp", {"specializations": [{"target": "portable"}]}).file)
     with pytest.raises(InputError, match=r"generates no text: it has forward; .*get_max_seq_len.*text_decoder"):
-        generate(GenerationRequest(file, "a"))
+        generate(file, "a")
 
 
 def test_characters_of_several_tokens():
@@ -160,7 +159,6 @@ def test_the_command(results, singer, run_here, tmp_path):
 def test_what_fails_while_it_generates(results, tmp_path, monkeypatch):
     """A crash of the process is an error with the signal, and an error of the caller's function ends the process."""
     file = results["plain"].save(tmp_path / "singer.pte")
-    request = GenerationRequest(file, PROMPT)
     assert kind_of(file, open_pte(file)) == "language model"
     assert constants_of(open_pte(file))["get_max_context_len"] == CONTEXT
 
@@ -168,11 +166,11 @@ def test_what_fails_while_it_generates(results, tmp_path, monkeypatch):
         raise LookupError(text)
 
     with pytest.raises(LookupError):
-        generate(request, stop)
+        generate(file, PROMPT, stream=stop)
     content = file.read_bytes().replace(b"aten::embedding", b"aten::embeddong")
     (tmp_path / "other.pte").write_bytes(content)
     with pytest.raises(InputError, match="this runtime has no kernel for aten::embeddong"):
-        generate(replace(request, file=tmp_path / "other.pte"))
+        generate(tmp_path / "other.pte", PROMPT, tokenizer=tmp_path)
     with pytest.raises(PteforgeError, match="this runtime has no kernel for aten::embeddong"):
         pteforge.runtime.load(tmp_path / "other.pte").run("forward", _tokens())
     (tmp_path / "sitecustomize.py").write_text(
@@ -182,7 +180,7 @@ def test_what_fails_while_it_generates(results, tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(PteforgeError, match=r"crashed \(SIGABRT\)"):
-        generate(request)
+        generate(file, PROMPT)
 
 
 def _tokens():
