@@ -195,7 +195,7 @@ GENERATES = {
     "kind",
     [pytest.param("t5", marks=pytest.mark.slow), *(pytest.param(kind, marks=pytest.mark.nightly) for kind in GENERATES if kind != "t5")],
 )
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_what_models_say(project, lower, kind):
     """A file says what `generate` says, and passes; one with other weights says something else, and is rejected."""
     metric, perfect, options = GENERATES[kind]
