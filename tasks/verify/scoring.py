@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ...configs.model import ModelDefinition
 from ...errors import PteforgeError, SourceError
+from ...formats.pte.buckets import Bucket, fit_bucket
 from ..usercode.model_source import seed_everything, user_code_error
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def _imported(name: str) -> Callable[..., Any]:
     return function
 
 
-def loaded_predict(payload: Loadable, what: str) -> Predict:
-    """Runs a payload, each method loaded once, as on a device.
+def loaded_predict(payload: Loadable, what: str, buckets: Mapping[str, Sequence[Bucket]]) -> Predict:
+    """Runs a payload, each method loaded once, as on a device, and of methods with `buckets` the one that inputs fit.
 
     Raises PteforgeError if the runtime cannot load it; `predict` raises it where the runtime cannot run it.
     """
@@ -89,6 +90,11 @@ def loaded_predict(payload: Loadable, what: str) -> Predict:
     methods: dict[str, Method] = {}
 
     def predict(*inputs: Any, method: str = "forward") -> Any:
+        if method in buckets:
+            flat = pytree.tree_leaves(inputs)
+            bucket, padded = fit_bucket(buckets[method], flat)
+            outputs = predict(*padded, method=bucket.name)
+            return _as_returned(bucket.cut(flat, outputs if isinstance(outputs, tuple) else [outputs]))
         if method not in program.method_names:
             raise SourceError(f"the evaluator runs the method {method!r}; {what} has {sorted(program.method_names)}")
         try:
