@@ -30,6 +30,8 @@ def open_files(url: str) -> RemoteFiles:
 class _Copy(str):
     """The name of a file that is copied."""
 
+    __slots__ = ()
+
 
 def _size(content: Any) -> int:
     return content.stat().st_size if isinstance(content, Path) else len(content)
@@ -86,7 +88,9 @@ class HubFiles(RemoteFiles):
         """
         self._call("created", lambda: self._api.create_repo(**self._repository, exist_ok=True))
         if self._branch:
-            self._call("written", lambda: self._api.create_branch(**self._repository, branch=self._branch, exist_ok=True))
+            self._call(
+                "written", lambda: self._api.create_branch(**self._repository, branch=self._branch, exist_ok=True)
+            )
         self._fs.invalidate_cache()
         head = self._call("read", lambda: self._api.repo_info(**self._repository, revision=self._branch)).sha
         self._committing = True

@@ -1,4 +1,4 @@
-"""What people see of a release in a repository of the Hugging Face Hub: files under their own names, and a model card."""
+"""The front of a release in a repository of the Hugging Face Hub: files under their own names, and a model card."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _facts(file: ReleasedFile) -> Iterator[tuple[str, str]]:
         yield "license", license_name
     if (source := str(metadata.get("general.source", ""))).startswith("hf:"):
         yield "base_model", source.removeprefix("hf:")
-    methods = {method for method in file.result.methods}
+    methods = set(file.result.methods)
     kinds = {
         "automatic-speech-recognition": "encoder" in methods and "audio.sampling_rate" in metadata,
         "image-text-to-text": "vision_encoder" in methods,

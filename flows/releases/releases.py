@@ -7,8 +7,8 @@
 ``channels/<name>.json``      a `Channel`: the release that people get
 ============================  ==========================================================================================
 
-In a repository of the Hugging Face Hub, a change is one commit. Elsewhere, whatever a file names is written before it, and removed after it. So whoever follows a channel finds a whole release,
-at whatever point a writer stops.
+In a repository of the Hugging Face Hub, a change is one commit. Elsewhere, whatever a file names is written before it,
+and removed after it. So whoever follows a channel finds a whole release, at whatever point a writer stops.
 """
 
 from __future__ import annotations

@@ -65,9 +65,11 @@ def test_somebody_else_commits(hub):
     with files.commit("First"):
         files.write("a", b"1")
     hub.before_commit = lambda: hub.push("org/name", "b", b"2")
-    with pytest.raises(StoreUnusable, match="412.*somebody else has changed the repository meanwhile"):
-        with files.commit("Second"):
-            files.write("a", b"3")
+    with (
+        pytest.raises(StoreUnusable, match=r"412.*somebody else has changed the repository meanwhile"),
+        files.commit("Second"),
+    ):
+        files.write("a", b"3")
     assert hub.files("org/name") == {".gitattributes": b"*.pte filter=lfs\n", "a": b"1", "b": b"2"}
     assert files.read("a") == b"1"
 
@@ -75,10 +77,9 @@ def test_somebody_else_commits(hub):
 def test_an_error_within_a_commit(hub):
     """Nothing is committed."""
     files = HubFiles("hf://org/name")
-    with pytest.raises(RuntimeError, match="on the way"):
-        with files.commit("Add"):
-            files.write("a", b"1")
-            raise RuntimeError("on the way")
+    with pytest.raises(RuntimeError, match="on the way"), files.commit("Add"):
+        files.write("a", b"1")
+        raise RuntimeError("on the way")
     assert hub.messages == []
     assert files.read("a") is None
 
@@ -89,12 +90,14 @@ def test_errors(hub, monkeypatch):
     assert files.read("a") is None
     with pytest.raises(StoreUnusable, match=r"org/none.* \(repository not found\).*your token may not see it"):
         files.names("a")
-    with pytest.raises(StoreUnusable, match="403.*create one with the permission to write"):
-        with HubFiles("hf://forbidden/name").commit("Add"):
-            raise AssertionError("not reached")
+    with (
+        pytest.raises(StoreUnusable, match=r"403.*create one with the permission to write"),
+        HubFiles("hf://forbidden/name").commit("Add"),
+    ):
+        raise AssertionError("not reached")
     with pytest.raises(StoreUnusable, match="org/none is a repository, where each change is a commit"):
         files.write("a", b"1")
-    with pytest.raises(StoreUnusable, match="Repository id must be 'namespace/name'.*write hf://ORG/NAME"):
+    with pytest.raises(StoreUnusable, match=r"Repository id must be 'namespace/name'.*write hf://ORG/NAME"):
         open_files("hf://name")
     with files.commit("Make it"):
         pass
@@ -102,13 +105,13 @@ def test_errors(hub, monkeypatch):
         HubFiles("hf://org/none@missing").names("a")
     assert TOKEN not in files._describe(ValueError(f"sent {TOKEN}"))
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(StoreUnusable, match="401.*hf auth login") as refused:
-        with HubFiles("hf://org/name").commit("Add"):
-            raise AssertionError("not reached")
+    with pytest.raises(StoreUnusable, match=r"401.*hf auth login") as refused, HubFiles("hf://org/name").commit("Add"):
+        raise AssertionError("not reached")
     assert "hf_wrong" not in str(refused.value)
 
 
-def test_buckets_are_stores(hub):
+@pytest.mark.usefixtures("hub")
+def test_buckets_are_stores():
     """A bucket has no commits."""
     assert type(open_files("hf://buckets/org/name/folder")) is RemoteFiles
     assert type(open_files("hf://org/name")) is HubFiles

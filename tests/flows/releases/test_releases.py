@@ -105,7 +105,7 @@ def test_published_and_fetched(made, pteforge):
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # the hub's own client
 def test_a_repository_of_the_hub(made, grown, hub, pteforge):
-    """A release is one commit, with files under their own names and a card; `fetch` and `rollback` work as elsewhere."""
+    """A release is one commit, with files under their own names and a card; `fetch` and `rollback` work, too."""
     for name in ("apart", "portable-fp32"):
         described = json.loads((made.out / "net" / f"{name}.json").read_text())
         described["metadata"] = {"general.license": "mit", "general.source": "hf:org/base", "context.length": 8}
