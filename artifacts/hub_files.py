@@ -40,7 +40,7 @@ def _size(content: Any) -> int:
 def check_login(url: str) -> None:
     """Raises InputError if nobody is logged in to write there, StoreUnusable if the URL or the package is wrong."""
     files = open_files(url)
-    if isinstance(files, HubFiles) and not files.has_token():
+    if isinstance(files, HubFiles) and not files.token:
         raise InputError(f"there is no token for {files.url}: {_ADVICE[401].partition(';')[0]}")
 
 
@@ -53,8 +53,8 @@ class HubFiles(RemoteFiles):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        from huggingface_hub import HfApi, parse_hf_uri  # noqa: PLC0415 - an extra
-        from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415 - an extra
+        from huggingface_hub import HfApi, get_token, parse_hf_uri  # noqa: PLC0415 - an extra
+        from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415 - an extra
 
         if not sys.stderr.isatty():
             disable_progress_bars()
@@ -63,22 +63,14 @@ class HubFiles(RemoteFiles):
         except ValueError as error:
             raise StoreUnusable(f"{url} is no address of a repository: {error}; write hf://ORG/NAME") from error
         options = self._fs.storage_options
-        self._api = HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
+        self._api: Any = HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
+        self.token = options.get("token") or get_token()
         self._repository = {"repo_id": place.id, "repo_type": place.type}
         self._branch = place.revision
         self._folder = f"{place.path_in_repo.rstrip('/')}/".lstrip("/")
-        self._secrets = tuple(filter(None, (*self._secrets, self._token())))
+        self._secrets = (*self._secrets, *filter(None, [self.token]))
         self._staged: dict[str, bytes | Path | _Copy | None] = {}  # by name; None: it is deleted
         self._committing = False
-
-    def has_token(self) -> bool:
-        return self._token() is not None
-
-    def _token(self) -> str | None:
-        from huggingface_hub import get_token  # noqa: PLC0415 - an extra
-
-        token = self._fs.storage_options.get("token")
-        return token if isinstance(token, str) else get_token()
 
     @contextlib.contextmanager
     def commit(self, message: str) -> Iterator[None]:

@@ -65,7 +65,7 @@ def vqa_accuracy(predict: Predict, **options: Any) -> float:
     return sum(scores) / len(scores)
 
 
-def _by_rank(references: list[list[str]]) -> list[list[str | None]]:
+def _by_rank(references: list[list[str]]) -> list[list[Any]]:
     """The first reference of each sample, the second, and so on; None where a sample has fewer."""
     most = max(map(len, references))
     return [[answers[at] if at < len(answers) else None for answers in references] for at in range(most)]
@@ -263,7 +263,7 @@ def _sound(path: Path, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     if own != rate and len(sound):  # resampled by its spectrum
         count = round(len(sound) * rate / own)
         sound = torch.fft.irfft(torch.fft.rfft(sound), n=count) * (count / len(sound))
-    return sound.numpy()
+    return np.asarray(sound)
 
 
 def _constants(predict: Predict, name: str) -> list[int]:

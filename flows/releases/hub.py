@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from ...artifacts.hub_files import HubFiles
-from .records import Manifest, ReleasedFile
+from .records import Content, Manifest, ReleasedFile
 
 _CARD = "README.md"
 _MARK = "<!-- Written by `pteforge publish`, again with each release. Remove this line to keep the card as it is. -->"
@@ -22,7 +22,7 @@ def show_release(files: HubFiles, manifest: Manifest) -> None:
 
     A card that somebody else has written stays.
     """
-    names = {}
+    names: dict[str, Content] = {}
     for model, released in manifest.models.items():
         names |= {f"{model}/{name}": content for name, content in released.assets.items()}
     for name, file in manifest.files:

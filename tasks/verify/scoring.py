@@ -24,8 +24,8 @@ Predict = Callable[..., Any]
 """``predict(*inputs, method="forward")``: runs a method with the arguments of the eager module.
 
 Returns the output of a method that has one, and otherwise a flat tuple of all outputs. State that a method keeps
-carries over from call to call. The attribute `methods` has the shape of the first input of each method, with upper bounds
-of sizes that vary, by the method's name; it is empty for methods without inputs.
+carries over from call to call. The attribute `methods` has the shape of the first input of each method by name, with
+upper bounds of sizes that vary; it is empty for methods without inputs.
 """
 
 

@@ -77,14 +77,20 @@ def test_somebody_else_commits(hub):
 def test_an_error_within_a_commit(hub):
     """Nothing is committed."""
     files = HubFiles("hf://org/name")
-    with pytest.raises(RuntimeError, match="on the way"), files.commit("Add"):
-        files.write("a", b"1")
-        raise RuntimeError("on the way")
+
+    def fail() -> None:
+        with files.commit("Add"):
+            files.write("a", b"1")
+            raise RuntimeError("on the way")
+
+    with pytest.raises(RuntimeError, match="on the way"):
+        fail()
     assert hub.messages == []
     assert files.read("a") is None
 
 
-def test_errors(hub, monkeypatch):
+@pytest.mark.usefixtures("hub")
+def test_errors(monkeypatch):
     """They say what to do, and never the token."""
     files = HubFiles("hf://org/none")
     assert files.read("a") is None

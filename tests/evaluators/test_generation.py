@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import MappingProxyType
 
 import jiwer
 import numpy as np
@@ -21,7 +22,7 @@ WORDS = ["<end>", "the", "cat", "sat", "on", "mat", "dog", "ran", "home", "<imag
 class Parrot:
     """A language model with a word for each token, whose answer to a word is the text that begins with it."""
 
-    methods = dict.fromkeys(("forward", "get_max_seq_len", "get_eos_ids"), ())
+    methods = MappingProxyType(dict.fromkeys(("forward", "get_max_seq_len", "get_eos_ids"), ()))
 
     def __init__(self, *texts: str) -> None:
         self.texts = [[WORDS.index(word) for word in text.split()] for text in texts]
@@ -193,7 +194,7 @@ def test_models_that_do_not_fit(folder):
     classifier.methods = {"forward": (1, 4)}
     with pytest.raises(SourceError, match=r"generates no text.*it has forward"):
         evaluators.bleu(classifier, **options)
-    with pytest.raises(SourceError, match="no processor or tokenizer 'nowhere'"):
+    with pytest.raises(SourceError, match=r"no processor or tokenizer 'nowhere'"):
         evaluators.bleu(Parrot(), **{**options, "processor": "nowhere"})
     sound(folder / "a.wav")
     with pytest.raises(SourceError, match="takes text only"):
@@ -228,23 +229,24 @@ def test_sounds_at_other_rates(tmp_path):
     heard = _sound(tmp_path / "a.flac", 16000)
     assert heard == pytest.approx(0.5 * np.sin(2 * np.pi * 440 * np.arange(16000) / 16000), abs=1e-3)
     (tmp_path / "b.wav").write_text("no sound")
-    with pytest.raises(SourceError, match="b.wav cannot be read"):
+    with pytest.raises(SourceError, match=r"b.wav cannot be read"):
         _sound(tmp_path / "b.wav", 16000)
 
 
 class Seeing(Parrot):
     """Says "cat" for each image that is rather bright, and "dog" for another; embeddings are one-hot."""
 
-    methods = {
+    methods = MappingProxyType({
         **dict.fromkeys(("get_max_seq_len", "get_eos_ids", "token_embedding", "text_decoder"), ()),
         "vision_encoder": (1, 3, 8, 8),
-    }
+    })  # fmt: skip
+    tokens = 4
 
     def __call__(self, *inputs, method="forward"):
         if method == "vision_encoder":
             assert inputs[0].shape == (1, 3, 8, 8)
             self.bright = bool(inputs[0].mean() > 0)
-            return torch.zeros(1, 4, len(WORDS))
+            return torch.zeros(1, self.tokens, len(WORDS))
         if method == "token_embedding":
             return torch.nn.functional.one_hot(inputs[0], len(WORDS)).float()
         if method == "text_decoder":
@@ -257,7 +259,7 @@ class Seeing(Parrot):
 
 @pytest.mark.parametrize("size", [8, 12], ids=["the processor's", "the file's"])
 def test_images(folder, size):
-    """Each part of a prompt is embedded by its method, and decoded in a call of its own, as ExecuTorch's runner does."""
+    """Each part of a prompt is embedded and decoded in calls of its own, as ExecuTorch's runner does."""
     from PIL import Image
     from transformers import AutoTokenizer, CLIPImageProcessor, LlavaProcessor
 
@@ -273,10 +275,11 @@ def test_images(folder, size):
     model = Seeing()
     assert evaluators.exact_match(model, **options) == 1.0
     assert model.calls[:4] == [([1.0], [0]), ([0.0] * 4, [1]), ([1.0], [5]), ([1.0], [6])]
-    with pytest.raises(
-        SourceError, match=r"vision_encoder returns \(1, 4, 10\) for .*white.png, and the prompt has 0 tokens"
-    ):
+    with pytest.raises(SourceError, match=r"0 <image> tokens and 1 images.*; `chat: true` or a `prompt`"):
         evaluators.exact_match(model, **{**options, "chat": False})
+    model.tokens = 3
+    with pytest.raises(SourceError, match=r"returns \(1, 3, 10\), and the prompt has 4 image tokens"):
+        evaluators.exact_match(model, **options)
 
 
 SEEN = (("white", "a cat"), ("black", "dog"))
