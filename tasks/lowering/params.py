@@ -34,11 +34,12 @@ ORIGIN_FORMAT = 1
 
 def export_params(run: StageCalls, method: str | None, watch_name: str) -> Export.Params:
     """Params of `export`; a model in memory has no source, and its key is completed by whoever exports it."""
-    model = run.model
+    model, bucket = run.model, run.model.bucket(method)
     watched = run.store.ledger.watched(watch_name) if model.source else ()
     return Export.Params(
         source=fields_of(run, model.source, watched) if model.source else {},
-        method=method,
+        method=bucket.method if bucket else method,
+        bucket=bucket,
         seed=model.seed,
         strict=model.strict,
         dynamic_shapes=model.dynamic_shapes,

@@ -104,10 +104,15 @@ class Model:
         return described
 
     def _dims(self, tensor: torch.Tensor) -> dict[int, Any]:
-        dims: dict[int, Any] = {0: Dim.AUTO(min=1, max=self._batch)} if self._batch > 1 else {}
+        dims: dict[int, Any] = {0: named_hint("batch", self._batch)} if self._batch > 1 else {}
         if self._sequence > 1 and tensor.dtype is torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1:
-            dims[1] = Dim.AUTO(min=1, max=self._sequence)
+            dims[1] = named_hint("sequence", self._sequence)
         return dims
+
+    def get_padding(self) -> dict[str, float]:
+        """What inputs may be padded with at their ends, in so far as the model heeds its mask."""
+        token = getattr(self.config.get_text_config(decoder=True), "pad_token_id", None) or 0
+        return {name: token if name.endswith("input_ids") else 0 for name in self._inputs}
 
     def _examples(self) -> dict[str, torch.Tensor]:
         """Inputs that the model's own processors make of a text, an image and a sound, or random ones."""
@@ -172,6 +177,13 @@ class Model:
         put = {"input_ids": images, "attention_mask": images * 0 + 1, "token_type_ids": images * 0}
         found |= {name: torch.cat([put[name], found[name]], dim=1) for name in put.keys() & found.keys()}
         self._batch = self._sequence = 1  # each text has the tokens of its images, so no size varies
+
+
+def named_hint(name: str, most: int) -> Any:
+    """A dimension of 1 or more that torch.export may fix, with a name that buckets refer to."""
+    hint = Dim.AUTO(min=1, max=most)
+    hint.__name__ = name
+    return hint
 
 
 def describe(place: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
