@@ -9,7 +9,7 @@ import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import Dim
@@ -234,8 +234,18 @@ def constants(loaded: Any, text: PretrainedConfig, context: int, *, own_attentio
 START = "executorch_start"
 """The keyword by which a model hands its attention the number of tokens in the cache, if that takes one."""
 
-Shapes = Sequence[tuple[torch.Size, torch.Size] | None]
-"""Of keys and values of each layer, [1, heads, tokens, head size]; None for layers that have none."""
+
+class LayerShape(NamedTuple):
+    """Shapes of a layer's keys and values, [1, heads, tokens, head size], and how many tokens each token sees."""
+
+    keys: torch.Size
+    values: torch.Size
+    window: int | None
+    """With itself; None: all before it."""
+
+
+Shapes = Sequence[LayerShape | None]
+"""Of each layer; None for layers that have no keys and values."""
 
 _KEPT = {cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer, cache_utils.DummyLayer}
 
@@ -264,21 +274,26 @@ def cache_shapes(model: Any, inputs: Mapping[str, torch.Tensor]) -> Shapes:
     return [
         None
         if isinstance(layer, cache_utils.DummyLayer) or not layer.is_initialized
-        else (layer.keys.shape, layer.values.shape)
+        else LayerShape(layer.keys.shape, layer.values.shape, getattr(layer, "sliding_window", None))
         for layer in layers
     ]
 
 
 class KvCache(torch.nn.Module):
-    """Keys and values of every layer for all positions of the context, each [1, heads, context, head size]."""
+    """Keys and values of every layer, each [1, heads, tokens, head size].
+
+    Layers with a sliding window keep the tokens before the next one that it sees, in their order; others keep those of
+    all positions of the context.
+    """
 
     def __init__(self, shapes: Shapes, context: int) -> None:
         super().__init__()
         self.context = context
+        self._windows = [shape and self._window(shape) for shape in shapes]
         self._stored = [shape is not None for shape in shapes]
         for number, shape in enumerate(shapes):
             if shape is not None:
-                self._add_layer(number, *shape)
+                self._add_layer(number, shape)
 
     def clear(self) -> None:
         for buffer in self.buffers():
@@ -293,27 +308,38 @@ class KvCache(torch.nn.Module):
             ]
         )
 
-    def _add_layer(self, number: int, keys: torch.Size, values: torch.Size) -> None:
-        for what, (_, heads, _, size) in (("keys", keys), ("values", values)):
-            self.register_buffer(f"{what}_{number}", torch.zeros(1, heads, self.context, size))
+    def _window(self, shape: LayerShape) -> int | None:
+        return shape.window if shape.window and shape.window < self.context else None
+
+    def _tokens(self, shape: LayerShape) -> int:
+        """How many a layer keeps."""
+        window = self._window(shape)
+        return max(window - 1, 1) if window else self.context
+
+    def _add_layer(self, number: int, shape: LayerShape) -> None:
+        for what, (_, heads, _, size) in (("keys", shape.keys), ("values", shape.values)):
+            self.register_buffer(f"{what}_{number}", torch.zeros(1, heads, self._tokens(shape), size))
 
     def _layer(self, number: int, positions: torch.Tensor, start: int) -> StaticCacheLayer:
         del start
-        return _Layer(self.context, positions, self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}"))
+        kept = self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}")
+        return (_WindowLayer if self._windows[number] else _Layer)(positions, *kept)
 
 
 class StaticCacheLayer(cache_utils.StaticLayer):
-    """One layer at certain positions. Sliding windows are masks: what they do not see is kept."""
+    """One layer at certain positions [tokens], which keeps a number of tokens."""
 
-    def __init__(self, context: int, positions: torch.Tensor) -> None:
-        super().__init__(context)
+    def __init__(self, tokens: int, positions: torch.Tensor) -> None:
+        super().__init__(tokens)
         self.cumulative_length = positions[:1]
         self.is_initialized = True
 
 
 class _Layer(StaticCacheLayer):
-    def __init__(self, context: int, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__(context, positions)
+    """All positions of the context."""
+
+    def __init__(self, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__(keys.shape[2], positions)
         self.keys, self.values = keys, values
         self._positions = positions
 
@@ -325,3 +351,38 @@ class _Layer(StaticCacheLayer):
             self.keys.index_copy_(2, self._positions, key_states),
             self.values.index_copy_(2, self._positions, value_states),
         )
+
+
+_HIDDEN = 1 << 30
+"""The position of empty places: causal masks hide it from all tokens."""
+
+
+class WindowCacheLayer(StaticCacheLayer):
+    """The last tokens before certain positions."""
+
+    is_sliding = True
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
+        """The number of kept and new tokens, and by how much their positions differ from their indices."""
+        indices = torch.arange(self.max_cache_len + query_length)
+        positions = self.cumulative_length - self.max_cache_len + indices
+        return indices.shape[0], torch.where(positions < 0, _HIDDEN, positions) - indices
+
+
+def append(kept: torch.Tensor, new: torch.Tensor, axis: int) -> torch.Tensor:
+    """The kept and the new tokens on an axis; the last of them are kept."""
+    joined = torch.cat([kept, new.contiguous()], axis)
+    kept.copy_(joined.narrow(axis, new.shape[axis], kept.shape[axis]))
+    return joined
+
+
+class _WindowLayer(WindowCacheLayer):
+    def __init__(self, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__(keys.shape[2], positions)
+        self.keys, self.values = keys, values
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the keys and values of kept and new tokens."""
+        return append(self.keys, key_states, 2), append(self.values, value_states, 2)
