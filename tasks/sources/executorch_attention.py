@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ...errors import SourceError
-from .text_generation import START, KvCache, LayerShape, Shapes, StaticCacheLayer, WindowCacheLayer, append
+from .text_generation import START, KvCache, LayerShape, Shapes, StaticCacheLayer, WindowCacheLayer
 
 NAME = "executorch"
 """Of the attention in transformers."""
@@ -37,10 +37,10 @@ def switch_attention(model: Any) -> None:
 class SequenceCache(KvCache):
     """Keys and values of every layer, each [1, context, heads, head size], as the operators take them."""
 
-    def __init__(self, shapes: Shapes, context: int) -> None:
+    def __init__(self, shapes: Shapes, context: int, sinks: int = 0) -> None:
         if any(shape and shape.keys != shape.values for shape in shapes):
             raise SourceError("attention: custom_sdpa needs keys and values of one shape, and this model's differ")
-        super().__init__(shapes, context)
+        super().__init__(shapes, context, sinks)
 
     def _add_layer(self, number: int, shape: LayerShape) -> None:
         _, heads, _, size = shape.keys
@@ -49,7 +49,9 @@ class SequenceCache(KvCache):
 
     def _layer(self, number: int, positions: torch.Tensor, start: int) -> StaticCacheLayer:
         kept = self._kept(number)
-        return _SequenceWindowLayer(positions, kept) if self._windows[number] else _SequenceLayer(positions, start, kept)
+        if self._windows[number]:
+            return _SequenceWindowLayer(positions, self.sinks, kept)
+        return _SequenceLayer(positions, start, kept)
 
     def _kept(self, number: int) -> tuple[_Kept, _Kept]:
         return _Kept(self.get_buffer(f"keys_{number}")), _Kept(self.get_buffer(f"values_{number}"))
@@ -82,14 +84,10 @@ class _Kept:
     zeros: torch.Tensor | None = None
 
     def write(self, states: torch.Tensor, start: int) -> None:
-        for cache, new in self._parts(states):
+        for cache, new in self.parts(states):
             torch.ops.llama.update_cache(new, cache, start)
 
-    def append(self, states: torch.Tensor) -> _Kept:
-        """The kept and the new tokens; the last of them are kept."""
-        return _Kept(*(append(cache, new, 1) for cache, new in self._parts(states)))
-
-    def _parts(self, states: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def parts(self, states: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """What is kept, and the same of new states."""
         if self.scales is None or self.zeros is None:
             return [(self.states, states)]
@@ -111,14 +109,17 @@ class _SequenceLayer(StaticCacheLayer):
 
 
 class _SequenceWindowLayer(WindowCacheLayer):
-    def __init__(self, positions: torch.Tensor, kept: tuple[_Kept, _Kept]) -> None:
-        super().__init__(kept[0].states.shape[1], positions)
+    def __init__(self, positions: torch.Tensor, sinks: int, kept: tuple[_Kept, _Kept]) -> None:
+        super().__init__(kept[0].states.shape[1], positions, sinks)
         self._kept = kept
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Returns the keys and values of kept and new tokens, for `_attention` only."""
-        keys, values = self._kept
-        return keys.append(key_states.transpose(1, 2)), values.append(value_states.transpose(1, 2))
+        keys, values = (
+            _Kept(*(self.append(cache, new, 1) for cache, new in kept.parts(states.transpose(1, 2))))
+            for kept, states in zip(self._kept, (key_states, value_states), strict=True)
+        )
+        return keys, values
 
 
 def _quantized(states: torch.Tensor) -> _Kept:
