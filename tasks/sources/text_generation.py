@@ -145,7 +145,7 @@ def model(
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
         sinks: first tokens that are kept, with the last ones, `sequence` in all; 0: all tokens, up to `sequence`.
-        prefill: two methods in place of one: `prefill` takes a prompt, and `decode` a token.
+        prefill: two methods in place of one: `prefill` takes a prompt, and `decode_step` a token.
     """
     place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
     loaded, configuration = load_model(place, task or "text-generation", config)
@@ -169,12 +169,12 @@ def model(
     if prefill:
         methods = {
             "prefill": MethodDefinition(cached, [first], (tokens, None)),
-            "decode": MethodDefinition(cached, later),
+            STEP: MethodDefinition(cached, later),
         }
     endless = {"get_max_context_len": _ENDLESS} if sinks else {}
 
     def method(call: tuple[torch.Tensor, ...]) -> str:
-        return "forward" if not prefill else "decode" if call[0].shape[1] == 1 else "prefill"
+        return "forward" if not prefill else STEP if call[0].shape[1] == 1 else "prefill"
 
     return ModelDefinition(
         methods,
@@ -198,6 +198,13 @@ def _calls(*prompts: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
             start += tokens.shape[1]
     return calls
 
+
+STEP = "decode_step"
+"""The method that takes one token.
+
+ExecuTorch's text runner (executorch 1.5.1) takes `prefill` for prompts and tokens. It would run a method `decode`
+without the cache that `prefill` has filled, because its module gives each method memory of its own.
+"""
 
 _ENDLESS = 2**31 - 1
 """The largest number of tokens that ExecuTorch's text runner counts to.
