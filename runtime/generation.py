@@ -128,7 +128,7 @@ def kind_of(file: Path, pte: PteFile) -> Kind:
         return "multimodal"
     if {"encoder", "text_decoder"} <= names:
         return "encoder-decoder"
-    if ("forward" in names or {"prefill", "decode"} <= names) and "get_max_seq_len" in constants_of(pte):
+    if ("forward" in names or {"prefill", "decode_step"} <= names) and "get_max_seq_len" in constants_of(pte):
         return "language model"
     raise InputError(
         f"{file} generates no text: it has {', '.join(sorted(names)) or 'no methods'}; a language model has `forward` "

@@ -216,7 +216,7 @@ class _Generation:
             inputs = torch.tensor([values]) if isinstance(values, list) else values
             return _last(call("text_decoder", call(method, inputs), torch.tensor([start])))
         (longest,) = self.ids("get_max_seq_len")
-        name = "forward" if "forward" in self.methods else "decode" if start and len(values) == 1 else "prefill"
+        name = "forward" if "forward" in self.methods else "decode_step" if start and len(values) == 1 else "prefill"
         for at in range(0, len(values), longest):
             logits = call(name, torch.tensor([values[at : at + longest]]), torch.tensor([start + at]))
         return _last(logits)
