@@ -1,10 +1,13 @@
 """Buckets: methods of one model with static sizes, from the zoo's words to the file's."""
 
+import re
 from pkgutil import resolve_name
 
+import numpy as np
 import pytest
 import torch
 from pteforge.errors import InputError, SourceError
+from pteforge.flows.reports.figures_text import format_size
 from pteforge.formats.pte.buckets import Bucket
 from pteforge.formats.pte.reader import read_pte
 from pteforge.runtime import load
@@ -118,7 +121,7 @@ def saved(lowered, path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made_with", [PORTABLE, XNNPACK], ids=["portable", "xnnpack"])
-def test_three_sizes_of_images(lower, tmp_path, made_with):
+def test_three_sizes_of_images(lower, run_here, tmp_path, made_with):
     """Buckets share weights, plan memory for their own size, and are chosen by it; padding is left to the caller."""
     one = lower("builders:heights", made_with, **buckets(height=[16]))
     three = lower("builders:heights", made_with, **buckets(height=[16, 32, 64]))
@@ -139,6 +142,13 @@ def test_three_sizes_of_images(lower, tmp_path, made_with):
         program.run("forward", [torch.randn(1, 3, 31, 16)])
     with pytest.raises(InputError, match="has no buckets of 'encode'"):
         program.choose_bucket("encode", images)
+    said = run_here(tmp_path, "inspect", "net.pte").out
+    for name, size in planned.items():
+        assert re.search(rf"{name} \(height {name[8:]}\): planned memory {re.escape(format_size(size))}\n", said)
+    assert "smaller inputs are padded by the caller" in said
+    assert "forward_16" in run_here(tmp_path, "run", "net.pte").err
+    np.savez(tmp_path / "x.npz", *images)
+    assert run_here(tmp_path, "run", "net.pte", "--input", "x.npz", "--json").json["method"] == "forward_32"
 
 
 @pytest.mark.slow
@@ -147,7 +157,8 @@ def test_padded_in_a_fat_file(lower, tmp_path):
     from pteforge.tasks.usercode.model_source import seed_everything
 
     sizes = buckets(batch=[1, 4], length=[8, 32])
-    lowered = lower("builders:masked_mean", recipe("xnnpack", "portable"), **sizes)
+    accuracy = {"evaluator": "evaluators:lengths", "max_drop": 1e-3}  # which runs `forward`
+    lowered = lower("builders:masked_mean", recipe("xnnpack", "portable", accuracy=accuracy), **sizes)
     program = saved(lowered, tmp_path / "net.pte")
     seed_everything(0)
     net = resolve_name("builders:masked_mean")().methods["forward"].module
