@@ -1056,7 +1056,7 @@ def keeps_count(*, called: bool = False):
 
 def heights():
     """Images of several heights; nearly all of a file are weights."""
-    rest = (nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 512), nn.Linear(512, 256))
+    rest = (nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 512, 1), nn.Conv2d(512, 256, 1), nn.Flatten())
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *rest)
     shapes = ({2: Dim("height", min=8, max=64)},)
     return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(1, 3, 24, 16),)], shapes)})

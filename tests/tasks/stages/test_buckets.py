@@ -128,7 +128,8 @@ def test_three_sizes_of_images(lower, run_here, tmp_path, made_with):
     assert len(three.file) / len(one.file) <= 1.05
     pte = read_pte(memoryview(three.file))
     planned = {method.name: sum(method.planned_memory) for method in pte.methods}
-    assert 2 * planned["forward_16"] < planned["forward_32"] < planned["forward_64"] / 2
+    assert planned["forward_16"] < planned["forward_32"] < planned["forward_64"] < 5 * planned["forward_16"]
+    assert planned["forward_64"] > 2.5 * planned["forward_16"]
     assert {figures["cases"] > 0 for figures in three.figures["methods"].values()} == {True}
     program = saved(three, tmp_path / "net.pte")
     assert program.methods == ("forward_16", "forward_32", "forward_64")
@@ -174,7 +175,9 @@ def test_what_is_said_of_the_method(lower):
     """Recipes name the model's method for all of its buckets, and a bucket for itself."""
     options = {"target": "xnnpack", "methods": {"forward": {"delegate": False}}}
     quantize = {"quantizer": "xnnpack", "methods": ["forward"]}
-    lowered = lower("builders:heights", recipe(options, quantize=quantize), **buckets(height=[16, 32]))
+    lowered = lower(
+        "builders:heights", recipe(options, quantize=quantize, verify={"min_sqnr_db": 20}), **buckets(height=[16, 32])
+    )
     assert {step for step in lowered.steps if step.startswith(("quantize", "partition"))} == {
         "quantize/forward_16",
         "quantize/forward_32",
