@@ -475,7 +475,7 @@ async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Pay
             form=output.form,
             methods=tuple(exports.methods),
             backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
-            external_data=output.external_data,
+            external_data=bool(output.external_data),
             metadata=metadata_params(run, payloads, described=described) if described or sizes or buckets else None,
         ),
         Serialize.Inputs(

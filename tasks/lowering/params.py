@@ -162,7 +162,7 @@ def compile_params(run: RecipeRun, spec: PlannedSpecialization, methods: Collect
         edge=_common([edge_params(recipe, spec, method) for method in methods]),
         methods={method: options.model_copy(update=own.layout) for method, own in spec.methods.items() if own.layout},
         state_order=tuple(methods) if options.share_mutable_buffers else (),
-        external_data=recipe.recipe.output.payload_is_split,
+        external_data=recipe.recipe.output.split_weights,
         edge_manager_passes=manager_pass_params(run, Compile.name),
         emission_passes=tuple(
             EmissionPassParams(source=fields_of(run, own.source), takes_module=own.takes_module)

@@ -77,6 +77,7 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     from ..quantize.pt2e import export_for_any_batch
     from ..quantize.reached import Asked, quantization_of
     from ..usercode.modules import is_prepared
+    from ..usercode.weights import TensorFiles
 
     model, name, shapes, _ = choose_method(model, params)
     if model.program is not None:
@@ -92,7 +93,8 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
         return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))
     quantizing = [made for made in params.transforms if isinstance(made, TorchaoParams)]
     kept = layers_used_otherwise(model, name) if quantizing else frozenset()
-    module, matched = transformed(method.module, params.transforms, kept)
+    with store.scratch() as folder:  # the files have no names once they are mapped
+        module, matched = transformed(method.module, params.transforms, kept, TensorFiles(folder))
     check_all_match(model, name, params.transforms, matched)
     state = " after source_transforms" if params.transforms else ""
     method = dataclasses.replace(method, module=module)

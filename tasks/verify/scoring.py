@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ Predict = Callable[..., Any]
 """``predict(*inputs, method="forward")``: runs a method with the arguments of the eager module.
 
 Returns the output of a method that has one, and otherwise a flat tuple of all outputs. State that a method keeps
-carries over from call to call.
+carries over from call to call. The attribute `methods` has the names of all methods, constant ones included.
 """
 
 
@@ -107,7 +107,7 @@ def loaded_predict(payload: Loadable, what: str, buckets: Mapping[str, Sequence[
             ) from error
         return _as_returned(outputs)
 
-    return predict
+    return _with_methods(predict, program.method_names)
 
 
 def eager_predict(definition: ModelDefinition) -> Predict:
@@ -129,4 +129,9 @@ def eager_predict(definition: ModelDefinition) -> Predict:
             ) from error
         return _as_returned(pytree.tree_leaves(outputs))
 
+    return _with_methods(predict, (*definition.methods, *definition.constant_methods))
+
+
+def _with_methods(predict: Predict, names: Iterable[str]) -> Predict:
+    predict.methods = frozenset(names)  # type: ignore[attr-defined]
     return predict
