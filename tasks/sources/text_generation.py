@@ -132,7 +132,7 @@ class CachedModel(torch.nn.Module):
         return first  # type: ignore[no-any-return]  # a number, symbolic while it is traced
 
 
-def model(
+def model(  # noqa: PLR0913 - fields of a source
     name: str,
     revision: str | None = None,
     task: str | None = None,

@@ -42,7 +42,8 @@ def comparable_strides() -> AbstractContextManager[object]:
 
     For torch 2.13, whose `Min` of sizes (torch/utils/_sympy/functions.py) compares multiples of a product only. The
     stride of collapsed dimensions is such a minimum (`_collapse_view_helper` in torch/_prims). A view of heads and
-    tokens, where tokens are those of a cache and `n` more, then has a guard that torch cannot prove. Delete once it can.
+    tokens, where tokens are those of a cache and `n` more, then has a guard that torch cannot prove.
+    Delete once it can.
     """
     compare = MinMaxBase._collapse_known_multiplicative_terms  # noqa: SLF001 - the function that compares
 
