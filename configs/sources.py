@@ -77,7 +77,8 @@ class HuggingFaceSource(FrozenModel):
     prefill: Annotated[bool, Strict()] | None = Field(
         None,
         description="Whether a model that generates text has two methods, `prefill` for prompts and `decode_step` "
-        "for one token, in place of `forward`. They share a cache: the recipe needs `compile: {share_mutable_buffers: true}`.",
+        "for one token, in place of `forward`. They share a cache: the recipe needs "
+        "`compile: {share_mutable_buffers: true}`.",
     )
 
     @model_validator(mode="after")
