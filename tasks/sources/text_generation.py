@@ -132,11 +132,12 @@ class CachedModel(torch.nn.Module):
         return first  # type: ignore[no-any-return]  # a number, symbolic while it is traced
 
 
-def model(  # noqa: PLR0913 - fields of a source
+def model(  # noqa: PLR0913 - the fields of a name
     name: str,
     revision: str | None = None,
     task: str | None = None,
     config: Mapping[str, Any] | None = None,
+    *,
     sequence: int = 512,
     attention: str | None = None,
     cache: str | None = None,
@@ -226,6 +227,7 @@ Where a file takes fewer tokens at once, the runner does not stop at its context
 
 
 _LEAST = 4  # tokens of a context that the examples fit into
+_CHECKED = 1026  # tokens at most, with which a cache is compared to the model without one: a window and more
 _TOLERANCES = {None: 1e-4, "int8": 0.2}
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
@@ -240,6 +242,10 @@ def _with_cache(
     shapes = cache_shapes(loaded, {"input_ids": prompt})
     if sinks:
         _check_sinks(loaded, shapes)
+    windows = [shape.window for shape in shapes if shape and shape.window and shape.window < context]
+    if (more := min(max(windows, default=0) + 2, _CHECKED) - prompt.shape[1]) > 0:
+        vocabulary = loaded.config.get_text_config(decoder=True).vocab_size
+        prompt = torch.cat([prompt, random_tokens(vocabulary, 1, min(more, context - prompt.shape[1]))], dim=1)
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
     if attention is None:
@@ -263,9 +269,7 @@ def _check_sinks(loaded: Any, shapes: Shapes) -> None:
     text = loaded.config.get_text_config(decoder=True)
     rotary = getattr(text, "rope_parameters", None) and not getattr(text, "alibi", False)
     if not rotary or "position_ids" not in inspect.signature(loaded.forward).parameters:
-        raise SourceError(
-            f"sinks: {text.model_type!r} has no rotary position embeddings, which sinks need; leave it out"
-        )
+        raise SourceError(f"sinks: {text.model_type!r} has no rotary position embeddings; leave it out")
     if any(shape and shape.window for shape in shapes):
         raise SourceError(f"sinks: layers of {text.model_type!r} have sliding windows of their own; leave it out")
 
