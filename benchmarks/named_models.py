@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,28 +92,16 @@ EXPORT_LLM = {"llama", "phi4", "qwen2", "qwen3", "smollm"}
 
 RESNET = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 16, 32], "depths": [1, 1, 1, 1]}
 WINDOWS = ["sliding_attention", "full_attention"]
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
-SMALL |= {"num_key_value_heads": 2, "vocab_size": 128}
-VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 32,
-}
-VISION |= {"patch_size": 8}
-FRAMES = {"input_dim": 16, "output_dim": 12, "context_size": 20}
+LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {**LAYERS, "head_dim": 8, "num_key_value_heads": 2, "vocab_size": 128}
 FIELDS: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8, "n_head": 4},  # its code splits heads in four parts
-    "detr": {
-        "backbone_config": {**RESNET, "out_features": ["stage4"]},
-        "num_queries": 8,
-    },
     "cvt": {"embed_dim": [16, 32, 32], "num_heads": [1, 2, 2]},
+    "detr": {"backbone_config": {**RESNET, "out_features": ["stage4"]}, "num_queries": 8},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 64},
     "gemma3": {
         "text_config": {**SMALL, "model_type": "gemma3_text", "sliding_window": 8, "layer_types": WINDOWS},
-        "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+        "vision_config": {**LAYERS, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8},
         "mm_tokens_per_image": 4,
         "image_token_id": 99,
     },
@@ -120,10 +109,13 @@ FIELDS: dict[str, dict[str, Any]] = {
     "granite_speech": {
         "text_config": {**SMALL, "model_type": "granite"},
         "encoder_config": {
-            **dict.fromkeys(("hidden_dim", "max_pos_emb"), 32),
-            "num_heads": 4,
+            "input_dim": 16,
+            "output_dim": 12,
+            "hidden_dim": 32,
+            "context_size": 20,
+            "max_pos_emb": 32,
             "num_layers": 2,
-            **FRAMES,
+            "num_heads": 4,
         },
         "projector_config": {**SMALL, "model_type": "blip_2_qformer", "encoder_hidden_size": 32},
         "audio_token_index": 128,
@@ -151,11 +143,8 @@ def sources(only: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for name, kind in models.items():
             if not fnmatchcase(name, only):
                 continue
-            config = (
-                FIELDS[kind]
-                if "-text-to-text" in task
-                else shrunk(CONFIG_MAPPING[kind]().to_dict()) | FIELDS.get(kind, {})
-            )
+            sizes = {} if task.endswith("-text-to-text") else shrunk(CONFIG_MAPPING[kind]().to_dict())
+            config = {**sizes, **FIELDS.get(kind, {})}
             length = {"sequence": CONTEXT} if task in GENERATORS else {}
             frames = {"audio_frames": 50} if kind == "granite_speech" else {}
             yield task, name, {"huggingface": kind, "task": task, "config": config, **length, **frames}
@@ -261,31 +250,29 @@ def part_steps(program: Any, source: Mapping[str, Any]) -> Steps:
     made = (multimodal if is_image else audio_text).model(source["huggingface"], **fields)
     name, token = ("vision_encoder", "image_token_id") if is_image else ("audio_encoder", "audio_token_id")
     encoder, special = made.methods[name].module, made.constant_methods[token]
-    methods = {method: program.load_method(method) for method in ("token_embedding", name, "text_decoder")}
-    for length in LENGTHS:
-        texts = [torch.randint(5, 90, (1, length)) for _ in range(2)]
+    taken = inspect.signature(encoder.model.forward).parameters
+    embed, decoder = program.load_method("token_embedding"), program.load_method("text_decoder")
+    for length in SHORT:
+        text, prompt = (torch.randint(5, 90, (1, length)) for _ in range(2))
         values = torch.randn_like(made.methods[name].example_inputs[0][0])
-        (rows,) = methods[name].execute([values])
-        ids = torch.cat([texts[0], torch.full((1, rows.shape[1]), special), texts[1]], dim=1)
+        before = [embed.execute([text])[0], program.load_method(name).execute([values])[0]]
+        ids = torch.cat([text, torch.full((1, before[1].shape[1]), special), prompt], dim=1)
         given = {**encoder.inputs.of(values), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        for types in {"token_type_ids", "mm_token_type_ids"} & inspect.signature(
-            encoder.model.forward
-        ).parameters.keys():
-            given[types] = (ids == special).long()
-        said = encoder.model.generate(**given, eos_token_id=-1, **GREEDY)[0, ids.shape[1] :].tolist()
-        first = [methods["token_embedding"].execute([text])[0] for text in texts]
-        before = [first[0], rows]
-
-        def step(tokens: Any, start: Any, before: list[Any] = before) -> Any:
-            offset = sum(part.shape[1] for part in before) if int(start) else 0
-            for part in (*([] if int(start) else before), methods["token_embedding"].execute([tokens])[0]):
-                (logits,) = methods["text_decoder"].execute([part, start + offset])
-                offset += part.shape[1]
-            return logits
-
-        yield step, said, texts[1]
+        given |= dict.fromkeys({"token_type_ids", "mm_token_type_ids"} & taken.keys(), (ids == special).long())
+        said = encoder.model.generate(**given, eos_token_id=-1, **GREEDY)[0, ids.shape[1] :]
+        yield partial(after_parts, embed, decoder, before), said.tolist(), prompt
 
 
+def after_parts(embed: Any, decoder: Any, before: list[Any], tokens: Any, start: Any) -> Any:
+    """The logits after tokens whose start is counted from the end of the parts before them."""
+    at = start + sum(part.shape[1] for part in before) if start else start
+    for part in (*(() if start else before), embed.execute([tokens])[0]):
+        (logits,) = decoder.execute([part, at])
+        at = at + part.shape[1]
+    return logits
+
+
+SHORT = (1, 5, 9)  # texts around an image or a sound
 LENGTHS = (1, 7, 23)  # of prompts
 GREEDY = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS, "do_sample": False}
 GENERATORS = {
