@@ -71,7 +71,7 @@ def _require(package: str, extra: str, what: str) -> None:
 
 def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
     kwargs: dict[str, JsonValue] = source.model_dump(
-        mode="json", include={"task", "config", "batch", "sequence", "outputs", "attention", "cache"}
+        mode="json", include={"task", "config", "batch", "sequence", "outputs", *_GENERATION}
     )
     if source.config is not None and "/" not in source.huggingface and not is_folder(source.huggingface):
         return _built(_builder(source, {}), {"name": source.huggingface, **kwargs})
@@ -179,11 +179,14 @@ _HEADS = {
 }
 
 
+_GENERATION = ("attention", "cache", "sinks", "prefill")  # fields of models that generate text
+
+
 def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     architectures = described.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
-    _check_fields(source, ("batch", "outputs") if generates else ("attention", "cache"), generates=generates)
+    _check_fields(source, ("batch", "outputs") if generates else _GENERATION, generates=generates)
     if not generates and _has_decoder(source, described):
         return "encoder_decoder:model"
     return "text_generation:model" if generates else "huggingface:Model"

@@ -289,9 +289,10 @@ TALKING = {
     "pad_token_id": 1,
 }
 GROUPED = {**TALKING, "num_key_value_heads": 2, "head_dim": 8}
+WINDOW = 12
 LETTERED = {
     "qwen3": {**GROUPED, "tie_word_embeddings": True},
-    "gemma3_text": {**GROUPED, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {**GROUPED, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": CONTEXT, "eos_token_id": 1},
     "opt": {**{k: v for k, v in TALKING.items() if k != "intermediate_size"}, "ffn_dim": 64, "word_embed_proj_dim": 32},
 }
@@ -319,6 +320,116 @@ def test_architectures_talk(project, tmp_path):
             assert said.startswith("error: ")
         else:
             assert (tokens, said) == (tokens, wanted)
+
+
+TEXT_OF_LETTERS = "TheQuickBrownFoxJumpsOverTheLazyDog" * 3
+
+
+def test_windows_talk(project, tmp_path):
+    """Layers keep their windows only; the runner says what eager says over several, also for prompts beyond one."""
+    subprocess.run([sys.executable, "-c", LETTERS, tmp_path / "letters"], check=True, capture_output=True)
+    source = {"huggingface": "mistral", "task": "text-generation", "config": {**GROUPED, "sliding_window": WINDOW}}
+    own = {**source, "attention": "custom_sdpa"}
+    project.write_zoo({"plain": {"source": source}, "own": {"source": own}}, ("xnnpack-fp32",))
+    done = project.export()
+    assert done.code == 0, done.err
+    files = [project.out / name / "xnnpack-fp32.pte" for name in ("plain", "own")]
+    prompts = [TEXT_OF_LETTERS[:length] for length in (1, WINDOW, 40, CONTEXT - 1)]
+    results = talk(*((file, tmp_path / "letters", source, prompts) for file in files))
+    assert len(results) == 2 * len(prompts)
+    for tokens, said, wanted in results:
+        assert (tokens, said) == (tokens, wanted)
+
+
+# What files say: one with sinks by the runner, far beyond its context, and others with two methods by the runtime. As
+# JSON, with what passes of eager over all tokens say, which see the first tokens and the last ones.
+STREAM = """
+import json, sys, torch
+import executorch.extension.llm.custom_ops.custom_ops, executorch.kernels.quantized
+from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
+from executorch.runtime import Runtime
+from pteforge.tasks.usercode.model_source import seed_everything
+from pteforge.tasks.sources.text_generation import model
+from transformers import AutoTokenizer
+
+def eager(ids, count, sinks, window):
+    tokens, index = ids, torch.arange(ids.shape[1] + count)
+    places = torch.where(index < sinks, index, sinks + (index - sinks) % (2 * window))
+    seen = (index <= index[:, None]) & ((index < sinks) | (index[:, None] - index < window))
+    while tokens.shape[1] < len(index):
+        size = tokens.shape[1]
+        made = net(input_ids=tokens, attention_mask=seen[None, None, :size, :size], position_ids=places[None, :size])
+        tokens = torch.cat([tokens, made.logits[:, -1:].argmax(-1)], 1)
+    said = tokens[0, ids.shape[1] :].tolist()
+    return said[: said.index(1)] if 1 in said else said
+
+def stepped(file, ids, count):
+    program = Runtime.get().load_program(file)
+    prefill, step = program.load_method("prefill"), program.load_method("decode_step")
+    (logits,), said = prefill.execute([ids, torch.tensor([0])]), []
+    while int(logits.argmax()) != 1:
+        said.append(int(logits.argmax()))
+        if len(said) == count:
+            break
+        (logits,) = step.execute([torch.tensor([said[-1:]]), torch.tensor([ids.shape[1] + len(said) - 1])])
+    return tokenizer.decode(said)
+
+folder, source, models, prompts = json.load(sys.stdin)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+seed_everything(0)
+net = model(source["huggingface"], None, source["task"], source["config"]).methods["forward"].module.model
+with torch.no_grad():
+    for file, sinks, window, count, prefill in models:
+        runner = TextLLMRunner(file, folder)
+        for prompt in prompts:
+            ids, said = tokenizer(prompt, return_tensors="pt").input_ids, []
+            runner.reset()
+            runner.generate(prompt, GenerationConfig(max_new_tokens=count, temperature=0.0, echo=False), said.append)
+            by_host = stepped(file, ids, count) if prefill else None
+            wanted = tokenizer.decode(eager(ids, count, sinks, window))
+            print("\\nRESULT", json.dumps([ids.shape[1], "".join(said), by_host, wanted]), flush=True)
+"""
+
+
+def stream(folder, source, prompts, *models):
+    """For each model and prompt: its tokens, what the runner says, what two methods say, and what eager says."""
+    given = json.dumps([str(folder), source, models, prompts])
+    done = subprocess.run([sys.executable, "-c", STREAM], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+
+
+def test_sinks_and_steps_talk(project, tmp_path):
+    """With sinks, the runner continues over four contexts; with two methods, a host that calls both says the same."""
+    letters, context = tmp_path / "letters", 24
+    subprocess.run([sys.executable, "-c", LETTERS, letters], check=True, capture_output=True)
+    source = {"huggingface": "llama", "task": "text-generation", "config": GROUPED}
+    fields = {
+        "sinks": {"sinks": 4, "sequence": context},
+        "sinks_own": {"sinks": 4, "sequence": context, "attention": "custom_sdpa"},
+        "steps": {"prefill": True},
+        "steps_own": {"prefill": True, "attention": "custom_sdpa"},
+    }
+    project.write_zoo(
+        {name: {"source": {**source, **own}} for name, own in fields.items()},
+        ("chat",),
+        {"chat": {"extends": "xnnpack-fp32", "compile": {"share_mutable_buffers": True}}},
+    )
+    done = project.export()
+    assert done.code == 0, done.err
+    files = {name: str(project.out / name / "chat.pte") for name in fields}
+    beyond = [TEXT_OF_LETTERS[:length] for length in (1, 20, context, 60)]
+    sinks = [(files[name], 4, context - 4, 4 * context, False) for name in ("sinks", "sinks_own")]
+    results = stream(letters, source, beyond, *sinks)
+    assert len(results) == 2 * len(beyond)
+    for tokens, said, _, wanted in results:
+        assert (tokens, said) == (tokens, wanted)
+
+    within = [TEXT_OF_LETTERS[:length] for length in (1, 30, CONTEXT - 8)]
+    results = stream(letters, source, within, *((files[name], 0, CONTEXT, 8, True) for name in ("steps", "steps_own")))
+    assert len(results) == 2 * len(within)
+    for tokens, said, by_host, wanted in results:
+        assert (tokens, said, by_host) == (tokens, wanted, wanted)
 
 
 # A Whisper with random weights and one second of sound, in the hub's layout.

@@ -104,6 +104,8 @@ def test_fields_of_the_other_kind(tmp_path):
     for fields, problem in (
         ({"task": "text-generation", "batch": 2}, "leave `batch` out: models that generate text have none"),
         ({"task": "fill-mask", "attention": "custom_sdpa"}, "leave `attention` out"),
+        ({"task": "fill-mask", "sinks": 4}, "leave `sinks` out"),
+        ({"task": "fill-mask", "prefill": True}, "leave `prefill` out"),
     ):
         source = HuggingFaceSource(huggingface="bert", config={}, **fields)
         with pytest.raises(SourceError, match=problem):
