@@ -4,6 +4,9 @@ import inspect
 
 import pytest
 import torch
+from pteforge.errors import SourceError
+from pteforge.tasks.sources import multimodal
+from pteforge.tasks.sources.huggingface import load_model
 from pteforge.tasks.sources.multimodal import model
 
 CONTEXT, IMAGE = 96, 99  # tokens of the context, and the one that stands for a part of an image
@@ -16,7 +19,6 @@ TEXT = {
     "head_dim": 8,
     "vocab_size": 100,
     "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.3,
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,
@@ -28,7 +30,6 @@ VISION = {
     "num_attention_heads": 4,
     "image_size": 32,
     "patch_size": 8,
-    "initializer_range": 0.3,
 }
 PATCHES = {
     "depth": 2,
@@ -38,7 +39,6 @@ PATCHES = {
     "intermediate_size": 64,
     "patch_size": 8,
     "spatial_merge_size": 2,
-    "initializer_range": 0.3,
 }
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
@@ -63,7 +63,7 @@ SAM = {"output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 4, 
 ARCHITECTURES = {
     "llava": sizes("llama", CLIP),
     "smolvlm": sizes("llama", {"model_type": "smolvlm_vision", **VISION}, scale_factor=2),
-    "gemma3": sizes("gemma3_text", SIGLIP, WINDOWS, mm_tokens_per_image=4, initializer_range=0.3),
+    "gemma3": sizes("gemma3_text", SIGLIP, WINDOWS, mm_tokens_per_image=4),
     "qwen2_vl": sizes("qwen2_vl_text", {"model_type": "qwen2_vl", **QWEN2}, ROPE),
     "idefics3": sizes("llama", {"model_type": "idefics3_vision", **VISION}, scale_factor=2),
     "idefics2": sizes(
@@ -87,12 +87,30 @@ SIZED = {"qwen2_vl", "qwen2_5_vl", "glm4v", "mistral3", "lighton_ocr"}
 """Architectures that take images of any size."""
 
 
-def made(kind: str, **fields):
+def made(kind: str, config: dict | None = None, **fields):
     """The definition of a small model with random weights."""
     torch.manual_seed(0)
     size = [32, 64] if kind in SIZED else None
     options = {"sequence": CONTEXT, "image_size": size, **fields}
-    return model(kind, task="image-text-to-text", config=ARCHITECTURES[kind], **options)
+    return model(kind, task="image-text-to-text", config=config or ARCHITECTURES[kind], **options)
+
+
+@pytest.fixture(autouse=True)
+def varied(monkeypatch):
+    """Large random weights: tokens and images make a difference then."""
+
+    def load(*arguments):
+        net, config = load_model(*arguments)
+        for name, values in net.named_parameters():
+            if values.dim() > 1:
+                torch.nn.init.normal_(values, std=0.03 if "embed_tokens" in name else 0.3)
+        return net, config
+
+    monkeypatch.setattr(multimodal, "load_model", load)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def in_parts(definition, parts, count: int) -> list[int]:
@@ -142,3 +160,42 @@ def test_architectures(kind):
     constants = definition.constant_methods
     assert (constants["get_max_context_len"], constants["image_token_id"]) == (CONTEXT, IMAGE)
     assert definition.metadata["image"]["size"] == tuple(example.shape[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", [None, "int8"])
+@pytest.mark.parametrize("kind", ["llava", "gemma3", "qwen2_vl"])
+def test_attention_of_executorch(kind, cache):
+    """ExecuTorch's operators compute the logits of torch's: all but equal, and close with a cache in int8."""
+    plain, own = made(kind), made(kind, attention="custom_sdpa", cache=cache)
+    assert own.constant_methods["use_sdpa_with_kv_cache"]
+    for calls in plain.sequences:
+        for call in calls:
+            wanted, found = (kept.methods[call.method].module(*call.inputs) for kept in (plain, own))
+            assert (found - wanted).abs().max() / wanted.abs().max() < (0.1 if cache else 1e-5)
+
+
+PINPOINTS = {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]}
+DEEP = {**PATCHES, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "fields", "problem"),
+    [
+        ("paligemma", sizes("gemma", SIGLIP, projection_dim=32), {}, "its images see the text after them"),
+        (
+            "qwen3_vl",
+            sizes("qwen3_vl_text", {"model_type": "qwen3_vl", **DEEP}, ROPE),
+            {"image_size": 32},
+            "images enter more layers than the first",
+        ),
+        ("llava_onevision", sizes("qwen2", SIGLIP, **PINPOINTS), {}, "makes more of an image of 32 x 32 than patches"),
+        ("llava", ARCHITECTURES["llava"], {"sequence": 20}, "an image has 16 tokens, and the context 20"),
+        ("llava", ARCHITECTURES["llava"], {"image_size": [32, 48]}, "does not encode an image by itself"),
+        ("llava", ARCHITECTURES["llava"], {"batch": 2}, "leave `batch` and `outputs` out"),
+    ],
+)
+def test_what_the_runner_cannot_use(kind, config, fields, problem):
+    """Models that mix an image with what is around it, or take more than an image; and fields that do not fit."""
+    with pytest.raises(SourceError, match=problem):
+        made(kind, config, **fields)
