@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -67,6 +68,18 @@ class Encoder(torch.nn.Module):
         self._known = _KnownValues()
         self.register_buffer("columns", None)  # [1, tokens, columns]
 
+    def learn(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Encodes as `forward`, and remembers what does not depend on the values of inputs."""
+        seen = []
+        for values in torch.linspace(-1, 1, inputs.numel()).cos().view_as(inputs), inputs:
+            self._known.values, self._known.learning = {}, True
+            self(values)
+            seen.append(self._known.values)
+        self._known.learning = False
+        first, second = seen
+        self._known.known = {place: value for place, value in second.items() if _is_known(value, first.get(place))}
+        return self(inputs)
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Encodes one image [1, channels, height, width], or one sound.
 
@@ -74,7 +87,7 @@ class Encoder(torch.nn.Module):
             [1, tokens, hidden size + columns].
         """
         with contextlib.ExitStack() as changes:
-            if torch.compiler.is_exporting():
+            if torch.compiler.is_exporting() or self._known.learning:
                 changes.enter_context(exportable(self.model))
                 changes.enter_context(apply_patches("executorch"))
             changes.enter_context(self._known)
@@ -151,41 +164,51 @@ class Decoder(CachedModel):
 
 
 class _KnownValues(TorchFunctionMode):
-    """Numbers that a model reads from tensors, which depend on the size of its input only.
+    """Numbers, indices and masks that a model computes, where no pixel decides them.
 
-    torch.export cannot read them. So what eager has read, at each place in the code, is taken while exporting.
+    torch.export and ExecuTorch lack operators for many of these. So what eager has computed, at each place in the code,
+    is a constant of the program.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._values: dict[tuple[str, int], list[Any]] = {}
-        self._asked: dict[tuple[str, int], int] = {}
+        self.values: dict[_Place, Any] = {}
+        self.known: dict[_Place, Any] = {}
+        self.learning = False
 
     def __enter__(self) -> Any:
-        self._asked = {}
-        if not torch.compiler.is_exporting():
-            self._values = {}
+        self._visits: Counter[tuple[str, int, Any]] = Counter()
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Records or takes the number, or that no row is left out."""
-        masked = func is torch.Tensor.__getitem__ and getattr(args[1], "dtype", None) is torch.bool
-        if not masked and func not in _READERS:
-            return func(*args, **(kwargs or {}))
+        """Records or takes a value; of a mask of rows, whether it leaves none out."""
         caller = sys._getframe(1)  # noqa: SLF001 - torch calls this from where the operator is
-        place = caller.f_code.co_filename, caller.f_lineno
-        if not torch.compiler.is_exporting():
-            value = func(*args, **(kwargs or {}))
-            self._values.setdefault(place, []).append(bool(args[1].all()) if masked else value)
-            return value
-        number = self._asked[place] = self._asked.get(place, -1) + 1
-        known = self._values.get(place, [])[number : number + 1]
-        if not known or (masked and not known[0]):
-            return func(*args, **(kwargs or {}))
-        return args[0] if masked else known[0]
+        line = caller.f_code.co_filename, caller.f_lineno, func
+        place = *line, self._visits[line]
+        self._visits[line] += 1
+        if torch.compiler.is_exporting() and place in self.known:
+            value = self.known[place]
+            return args[0] if value is _ALL_ROWS else value.clone() if torch.is_tensor(value) else value
+        value = func(*args, **(kwargs or {}))
+        if self.learning:
+            masked = func is torch.Tensor.__getitem__ and getattr(args[1], "dtype", None) is torch.bool
+            kept = value.clone() if torch.is_tensor(value) else value  # it may be changed later
+            self.values[place] = _ALL_ROWS if masked and bool(args[1].all()) else kept
+        return value
 
 
-_READERS = (torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__index__)
+_Place = tuple[str, int, Any, int]
+"""File, line, function, and how often it was called there before."""
+
+_ALL_ROWS = "all rows"
+_MOST = 1 << 20  # values of a constant
+
+
+def _is_known(value: Any, other: Any) -> bool:
+    """Whether it is a constant that does not depend on the image, by its values for two images."""
+    if torch.is_tensor(value) and torch.is_tensor(other):
+        return not value.is_floating_point() and value.numel() <= _MOST and torch.equal(value, other)
+    return isinstance(value, (bool, int, list, str)) and not torch.is_tensor(other) and bool(value == other)
 
 
 @dataclass(frozen=True)
@@ -461,7 +484,7 @@ def _count(encoder: Encoder, values: torch.Tensor, context: int) -> int:
     name = encoder.model.config.model_type
     try:
         with torch.no_grad():
-            count = int(encoder(values).shape[1])
+            count = encoder.learn(values).shape[1]
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise SourceError(
             f"{name!r} does not encode an image by itself ({first_line(error)}); with `task: feature-extraction` it is "
