@@ -144,7 +144,6 @@ def model(  # noqa: PLR0913 - the fields of a name
     sequence: int = 512,
     attention: str | None = None,
     cache: str | None = None,
-    *,
     sinks: int = 0,
     prefill: bool = False,
     weights: Mapping[str, Any] | None = None,
