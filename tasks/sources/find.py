@@ -99,10 +99,20 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     architectures = described.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
+    if not generates and _has_images(source, described):
+        return "multimodal:model"
     _check_fields(source, ("batch", "outputs") if generates else ("attention", "cache"), generates=generates)
     if not generates and _has_decoder(source, described):
         return "encoder_decoder:model"
     return "text_generation:model" if generates else "huggingface:Model"
+
+
+def _has_images(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
+    """Whether a model generates text from images and text."""
+    named = [str(name) for name in described.get("architectures") or ()]
+    if source.task is not None or described.get("is_encoder_decoder"):
+        return source.task == "image-text-to-text"
+    return "vision_config" in described and any(name.endswith(_GENERATES[0]) for name in named)
 
 
 def _has_decoder(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:

@@ -90,7 +90,7 @@ class Model:
         """What the model's card, configuration and processors say."""
         described = describe(self._place, self.config)
         if "pixel_values" in self._inputs:
-            described["image"] = _image_preprocessing(self._place)
+            described["image"] = image_preprocessing(self._place)
         if self._inputs.keys() & {"input_values", "input_features"}:
             described["audio"] = audio_metadata(self._place)
         if "input_ids" in self._inputs:
@@ -142,12 +142,12 @@ class Model:
     def _image(self, batch: int) -> dict[str, torch.Tensor]:
         with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
             processor = AutoImageProcessor.from_pretrained(**self._place)
-            made = processor(images=[_picture()] * batch, return_tensors="pt")
+            made = processor(images=[picture()] * batch, return_tensors="pt")
             parameters = inspect.signature(self.model.forward).parameters
             required = {name for name, taken in parameters.items() if taken.default is inspect.Parameter.empty}
             required |= {"pixel_values"}  # the model does without all others
             return {name: torch.as_tensor(value) for name, value in made.items() if name in required}
-        config = next((part for part in _parts(self.config) if hasattr(part, "image_size")), self.config)
+        config = next((part for part in parts_of(self.config) if hasattr(part, "image_size")), self.config)
         size: Any = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return {"pixel_values": torch.randn(batch, getattr(config, "num_channels", 3), height, width)}
@@ -218,7 +218,7 @@ def tokenizer_metadata(place: Mapping[str, Any], config: PretrainedConfig) -> di
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _image_preprocessing(place: Mapping[str, Any]) -> dict[str, Any]:
+def image_preprocessing(place: Mapping[str, Any]) -> dict[str, Any]:
     """What the model's image processor does; nothing where it has none."""
     try:
         processor = AutoImageProcessor.from_pretrained(**place)
@@ -293,19 +293,19 @@ def _tokenized(place: Mapping[str, Any], batch: int, length: int) -> dict[str, t
     return {name: made[name] for name in tokenizer.model_input_names if name in made}
 
 
-def _picture() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """[480, 640, 3]: waves of all levels, of another length in each channel."""
-    rows, columns = np.mgrid[0:480, 0:640]
+def picture(height: int = 480, width: int = 640) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """[height, width, 3]: waves of all levels, of another length in each channel."""
+    rows, columns = np.mgrid[0:height, 0:width]
     waves = [np.sin((rows + columns) / length) for length in (16, 32, 64)]
     return (127.5 + 127.5 * np.stack(waves, axis=-1)).astype(np.uint8)
 
 
-def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+def parts_of(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     """The configuration, and those of its parts, such as ``vision_config``."""
     yield config
     for value in vars(config).values():
         if isinstance(value, PretrainedConfig):
-            yield from _parts(value)
+            yield from parts_of(value)
 
 
 TEXT_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
@@ -393,7 +393,7 @@ class _Flat(torch.nn.Module):
 
     def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Runs the model, while it is exported with the changes that transformers' own exporter makes to it."""
-        with _exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext():
+        with exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext():
             made = self.model(**dict(zip(self.names, values, strict=True)), **self.flags)
         if unknown := {*(self.outputs or ())} - {*(made if isinstance(made, Mapping) else ())}:
             returned = ", ".join(made) if isinstance(made, Mapping) else "no names"
@@ -415,7 +415,7 @@ def _tensors(made: Any, wanted: list[str] | None) -> Iterator[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _exportable(model: torch.nn.Module) -> Iterator[None]:
+def exportable(model: torch.nn.Module) -> Iterator[None]:
     with apply_patches("dynamo"), reset_model_state(model):
         yield
 

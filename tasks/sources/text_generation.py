@@ -103,12 +103,17 @@ class CachedModel(torch.nn.Module):
         Returns:
             [1, vocabulary].
         """
-        positions = start + torch.arange(tokens.shape[1])
-        given: dict[str, Any] = {"position_ids": positions[None]} if self._takes_positions else {}
+        return self.run(start, tokens.shape[1], input_ids=tokens)
+
+    def run(self, start: torch.Tensor, length: int, **given: Any) -> torch.Tensor:
+        """Computes the logits [1, vocabulary] after the last of `length` tokens, from what the model takes of them."""
+        positions = start + torch.arange(length)
+        if self._takes_positions:
+            given = {"position_ids": positions[None], **given}
         first = 0
         if self._passes_start:
-            first = given[START] = self._first(start, tokens.shape[1])
-        made = self.model(input_ids=tokens, cache=self.cache.at(positions, first), **given, **self._options)
+            first = given[START] = self._first(start, length)
+        made = self.model(cache=self.cache.at(positions, first), **given, **self._options)
         return made.logits[:, -1].float()
 
     def _first(self, start: torch.Tensor, tokens: int) -> int:
@@ -167,7 +172,7 @@ def model(
 
 
 _LEAST = 4  # tokens of a context that the examples fit into
-_TOLERANCES = {None: 1e-4, "int8": 0.2}
+TOLERANCES = {None: 1e-4, "int8": 0.2}
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
 
@@ -181,23 +186,27 @@ def _with_cache(
     shapes = cache_shapes(loaded, {"input_ids": prompt})
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
-    if attention is None:
-        cached = CachedModel(loaded, KvCache(shapes, context))
-    else:
-        from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
-
-        kind = own.QuantizedCache if cache == "int8" else own.SequenceCache
-        own.switch_attention(loaded)
-        cached = CachedModel(loaded, kind(shapes, context), passes_start=True)
+    kept = make_cache(loaded, shapes, context, attention, cache)
+    cached = CachedModel(loaded, kept, passes_start=attention is not None)
     with torch.no_grad():
         before = cached(prompt[:, :-1], torch.tensor([0]))
         after = cached(prompt[:, -1:], torch.tensor([prompt.shape[1] - 1]))
     cached.cache.clear()
-    check_logits(torch.cat([before, after]), wanted, loaded, _TOLERANCES[cache])
+    check_logits(torch.cat([before, after]), wanted, loaded, TOLERANCES[cache])
     return cached
 
 
-def check_logits(found: torch.Tensor, wanted: torch.Tensor, loaded: Any, tolerance: float = _TOLERANCES[None]) -> None:
+def make_cache(model: Any, shapes: Shapes, context: int, attention: str | None, cache: str | None) -> KvCache:
+    """A cache as the fields `attention` and `cache` ask for; lets the model use the operators that read it."""
+    if attention is None:
+        return KvCache(shapes, context)
+    from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
+
+    own.switch_attention(model)
+    return (own.QuantizedCache if cache == "int8" else own.SequenceCache)(shapes, context)
+
+
+def check_logits(found: torch.Tensor, wanted: torch.Tensor, loaded: Any, tolerance: float = TOLERANCES[None]) -> None:
     """Raises SourceError if a model with a cache computes other logits than without."""
     if (found - wanted).abs().max() > tolerance * wanted.abs().max():
         name = loaded.config.get_text_config(decoder=True).model_type
