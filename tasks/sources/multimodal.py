@@ -20,7 +20,7 @@ import torch
 from torch.export import Dim
 from torch.overrides import TorchFunctionMode
 from transformers import AutoImageProcessor, PretrainedConfig
-from transformers.exporters.utils import precompute_export_inputs
+from transformers.exporters.utils import apply_patches, precompute_export_inputs
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
@@ -74,7 +74,11 @@ class Encoder(torch.nn.Module):
         Returns:
             [1, tokens, hidden size + columns].
         """
-        with exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext(), self._known:
+        with contextlib.ExitStack() as changes:
+            if torch.compiler.is_exporting():
+                changes.enter_context(exportable(self.model))
+                changes.enter_context(apply_patches("executorch"))
+            changes.enter_context(self._known)
             made = getattr(self.model, self._accessor)(**self._inputs.of(inputs))
         features = getattr(made, "pooler_output", made)
         parts = features if isinstance(features, (list, tuple)) else [features]
