@@ -68,6 +68,12 @@ class HuggingFaceSource(FrozenModel):
     cache: Literal["int8"] | None = Field(
         None, description="What keys and values are kept in, with `attention: custom_sdpa`; left out: floating point."
     )
+    audio_frames: Annotated[int, Strict()] | None = Field(
+        None,
+        ge=1,
+        description="Frames of a sound that `audio_encoder` takes at once; left out: those of 30 seconds, or of the "
+        "window that the model has.",
+    )
 
     @model_validator(mode="after")
     def _cache_needs_attention(self) -> Self:
