@@ -10,6 +10,7 @@ import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from types import MethodType
 from typing import Any
 
@@ -62,6 +63,8 @@ def model(
     """
     place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
     loaded, configuration = load_model(place, task, config)
+    if config is None and getattr(configuration, "has_lora_adapter", False) and find_spec("peft") is None:
+        raise SourceError(f"{name} has a LoRA adapter for sounds; run: pip install 'pteforge[lora]'")
     if not hasattr(loaded, AUDIO.accessor):
         tower, projector = (getattr(loaded.model, part, None) for part in ("audio_tower", "multi_modal_projector"))
         if tower is None or projector is None:

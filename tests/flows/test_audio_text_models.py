@@ -31,7 +31,9 @@ torch.manual_seed(0)
 sound = {"num_mel_bins": 8, "max_source_positions": 50, "initializer_range": 0.4}
 config = VoxtralConfig(audio_config={**layers, **sound}, text_config={"model_type": "llama", **layers, **text},
                        audio_token_id=2)
-VoxtralForConditionalGeneration(config).save_pretrained(sys.argv[1])
+net = VoxtralForConditionalGeneration(config)
+net.lm_head.weight.data[:3] = 0  # no special token is the likeliest
+net.save_pretrained(sys.argv[1])
 """
 
 # What the runner says of sounds of one or more windows between two texts, and what eager does: as JSON.
@@ -70,7 +72,7 @@ for file, source in json.load(sys.stdin):
         parts = [make_token_input(before), *map(make_audio_input, windows), make_token_input(after)]
         runner.generate(parts, GenerationConfig(max_new_tokens=32, temperature=0.0, echo=False), said.append)
         text = tokenizer.decode(wanted[0, prompt.shape[1] :]).removesuffix(tokenizer.eos_token)
-        print("\\nRESULT", json.dumps([count, "".join(said), text]), flush=True)
+        print("\\nRESULT", json.dumps([count, "".join(said).removesuffix(tokenizer.eos_token), text]), flush=True)
 """
 
 
@@ -92,11 +94,10 @@ def voxtral(project):
 
 
 def test_a_model_hears(project, voxtral):
-    """One command makes a file of Voxtral with which the runner says what eager says of sounds of one and two windows.
-
-    In int8, it is within its gate.
-    """
-    made = project.run("export", "hf:./tiny", "--recipe", "xnnpack-fp32", "--recipe", "xnnpack-int8-dynamic")
+    """The runner says what eager says of sounds of one and two windows. In int8, the file is within its gate."""
+    int8 = {"extends": "xnnpack-int8-dynamic", "quantize": {"methods": ["audio_encoder", "text_decoder"]}}
+    project.write_zoo({"tiny": {"source": {"huggingface": "./tiny"}}}, ("xnnpack-fp32", "int8"), {"int8": int8})
+    made = project.export()
     assert made.code == 0, made.err
     folder = project.out / "tiny"
     assert {"tokenizer.json", "preprocessor_config.json"} <= {path.name for path in folder.iterdir()}

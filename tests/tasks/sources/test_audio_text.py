@@ -73,6 +73,19 @@ def test_architectures(kind):
     assert definition.constant_methods["audio_token_id"] == (60 if kind == "granite_speech" else 2)
 
 
+@pytest.mark.slow
+def test_an_adapter_for_sounds(tmp_path, monkeypatch):
+    """Granite Speech computes something else without it, so peft is asked for."""
+    config, fields, _, _ = ARCHITECTURES["granite_speech"]
+    made = model("granite_speech", task="audio-text-to-text", config=config, sequence=64, **fields)
+    net = made.methods["audio_encoder"].module.model
+    net.config.has_lora_adapter = True
+    net.save_pretrained(tmp_path)
+    monkeypatch.setattr(f"{model.__module__}.find_spec", lambda _: None)
+    with pytest.raises(SourceError, match=r"pip install 'pteforge\[lora\]'"):
+        model(str(tmp_path), **fields)
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "fields", "problem"),
     [
