@@ -19,7 +19,7 @@ from transformers import AutoFeatureExtractor, PretrainedConfig
 
 from ...configs.model import ModelDefinition
 from ...errors import SourceError
-from .huggingface import SAMPLING_RATE, audio_metadata, load_model, parts_of, positions_of, tone
+from .huggingface import SAMPLING_RATE, audio_metadata, load_model, parts_of, place_of, positions_of, tone
 from .multimodal import Encoder, Example, Inputs, Modality, generating
 from .text_generation import files_of
 
@@ -48,6 +48,7 @@ def model(
     attention: str | None = None,
     cache: str | None = None,
     audio_frames: int | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition:
     """A model whose methods are `audio_encoder`, `token_embedding` and `text_decoder`.
 
@@ -60,9 +61,10 @@ def model(
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
         audio_frames: of a sound at once; None: those of 30 seconds, or of the model's window.
+        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
-    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task, config)
+    place = place_of(name, revision, weights)
+    loaded, configuration = load_model(place, task, config, weights)
     if config is None and getattr(configuration, "has_lora_adapter", False) and find_spec("peft") is None:
         raise SourceError(f"{name} has a LoRA adapter for sounds; run: pip install 'pteforge[lora]'")
     if not hasattr(loaded, AUDIO.accessor):

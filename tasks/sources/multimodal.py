@@ -1,9 +1,9 @@
 """Models that generate text from a text with images in it.
 
-Their files have the methods that ExecuTorch's runner of such models calls (extension/llm/runner/multimodal_prefiller.cpp):
-`vision_encoder`, `token_embedding` and `text_decoder`. The runner passes each part of a prompt, an image or a text, to one
-of the first two, and its output to the third, without a look at it. Where the decoder has to know more of a token than its
-embedding, the rows have more columns.
+Their files have the methods that ExecuTorch's runner of such models calls, `vision_encoder`, `token_embedding` and
+`text_decoder` (extension/llm/runner/multimodal_prefiller.cpp). The runner passes each part of a prompt, an image or a
+text, to one of the first two, and its output to the third, without a look at it. Where the decoder has to know more of
+a token than its embedding, the rows have more columns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from .huggingface import (
     tokenizer_metadata,
 )
 from .text_generation import (
-    TOLERANCES,
     CachedModel,
     KvCache,
     cache_shapes,
@@ -64,7 +63,7 @@ class Encoder(torch.nn.Module):
         asked = inspect.signature(getattr(model, accessor)).parameters
         others = {name: value for name, value in inputs.others.items() if name in asked}
         precompute_export_inputs(torch.nn.Module(), others)  # sizes become numbers
-        self._inputs = replace(inputs, others=others)
+        self.inputs = replace(inputs, others=others)
         self._known = _KnownValues()
         self.register_buffer("columns", None)  # [1, tokens, columns]
 
@@ -79,7 +78,7 @@ class Encoder(torch.nn.Module):
                 changes.enter_context(exportable(self.model))
                 changes.enter_context(apply_patches("executorch"))
             changes.enter_context(self._known)
-            made = getattr(self.model, self._accessor)(**self._inputs.of(inputs))
+            made = getattr(self.model, self._accessor)(**self.inputs.of(inputs))
         features = getattr(made, "pooler_output", made)
         parts = features if isinstance(features, (list, tuple)) else [features]
         rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[None].float()
@@ -105,8 +104,8 @@ class TokenEmbedding(torch.nn.Module):
 
 
 _IMAGE, _POSITIONS = 1, 3
-"""Columns after an embedding: whether its token is one of an image, whose tokens see each other; or its position in time,
-height and width, from the first token of its part of the prompt on."""
+"""Columns after an embedding: whether its token is one of an image, where these see each other; or its position in
+time, height and width, counted from the first token of its part of the prompt."""
 
 
 class Decoder(CachedModel):
@@ -217,7 +216,7 @@ class Inputs:
         return {self.name: values.expand([size for size, _ in self.factors]).reshape(self.shape), **self.others}
 
 
-def image_inputs(place: Mapping[str, Any], config: PretrainedConfig, size: Sequence[int] | None) -> Example:
+def image_example(place: Mapping[str, Any], config: PretrainedConfig, size: int | Sequence[int] | None) -> Example:
     """An image as the file takes it, [1, 3, height, width], and what the model takes of it.
 
     An image processor may put an image into patches. How is read from an image that holds the positions of its values.
@@ -225,10 +224,11 @@ def image_inputs(place: Mapping[str, Any], config: PretrainedConfig, size: Seque
     Raises SourceError if the size is not known, or the processor computes other values.
     """
     processor = _processor(place, config)
-    height, width = size or _size(processor, config)
+    height, width = (size, size) if isinstance(size, int) else size or _size(processor, config)
     image = torch.as_tensor(picture(height, width)).permute(2, 0, 1)[None] / 127.5 - 1
+    metadata = {"image": {**image_preprocessing(place), "size": (height, width)}}
     if processor is None:
-        return Example(image, Inputs("pixel_values"))
+        return Example(image, Inputs("pixel_values"), metadata)
     _set(processor, {**dict.fromkeys(_CHANGES, False), "max_image_size": {"longest_edge": max(height, width)}})
     positions = np.arange(3 * height * width).reshape(3, height, width).transpose(1, 2, 0)
     read: Any = 0
@@ -238,7 +238,7 @@ def image_inputs(place: Mapping[str, Any], config: PretrainedConfig, size: Seque
             read = read + (given["pixel_values"].to(torch.int64) << shift)
     except (ValueError, TypeError, RuntimeError) as error:
         raise SourceError(
-            f"the image processor takes no image of {height} x {width}: {first_line(error)}; let `image_size` be another"
+            f"the image processor takes no image of {height} x {width}, give another `image_size`: {first_line(error)}"
         ) from error
     factors = _factors(read.flatten().numpy(), positions.size)
     if factors is None:
@@ -247,15 +247,16 @@ def image_inputs(place: Mapping[str, Any], config: PretrainedConfig, size: Seque
             "another size, and ExecuTorch's runner passes the image only"
         )
     others = {name: value for name, value in given.items() if name != "pixel_values"}
-    return Example(image, Inputs("pixel_values", tuple(read.shape), factors, others))
+    return Example(image, Inputs("pixel_values", tuple(read.shape), factors, others), metadata)
 
 
 @dataclass(frozen=True)
 class Example:
-    """An input of an encoder, and what the model takes of it."""
+    """An input of an encoder, what the model takes of it, and what the file says about it."""
 
     values: torch.Tensor
     inputs: Inputs
+    metadata: Mapping[str, Any]
 
 
 _CHANGES = ("do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_convert_rgb")
@@ -319,17 +320,18 @@ def _factors(index: np.ndarray[Any, Any], count: int) -> tuple[tuple[int, int], 
     return tuple(factors)
 
 
-def model(
+def model(  # noqa: PLR0913 - fields of a source
     name: str,
     revision: str | None = None,
     task: str | None = None,
     config: Mapping[str, Any] | None = None,
+    *,
     batch: int | None = None,
     sequence: int | None = None,
     outputs: list[str] | None = None,
     attention: str | None = None,
     cache: str | None = None,
-    image_size: Sequence[int] | None = None,
+    image_size: int | Sequence[int] | None = None,
 ) -> ModelDefinition | Model:
     """A model whose methods are `vision_encoder`, `token_embedding` and `text_decoder`, or one of another kind.
 
@@ -343,7 +345,7 @@ def model(
         outputs: of models of another kind.
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
-        image_size: height and width of images; None: what the configuration or the image processor names.
+        image_size: of images, or height and width; None: what the configuration or the image processor names.
     """
     place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
     loaded, configuration = load_model(place, task, config)
@@ -351,7 +353,7 @@ def model(
         return Model(name, revision, task, config, batch or 4, sequence or 128, outputs)
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models that generate text have none")
-    example = image_inputs(place, configuration, image_size)
+    example = image_example(place, configuration, image_size)
     context = min(sequence or 512, positions_of(configuration))
     return generating(loaded, place, {IMAGE: example}, context, attention, cache)
 
@@ -421,7 +423,7 @@ def generating(
             sequence += [call, step]
             start += rows.shape[1]
     decoder.clear()
-    check_logits(torch.cat(made[-2:]), wanted[0, -2:].float(), loaded, TOLERANCES[cache])
+    check_logits(torch.cat(made[-2:]), wanted[0, -2:].float(), loaded, cache, _IN_PARTS)
     tokens = {1: Dim("tokens", min=1, max=context)}
     steps = [step.inputs for step in sequence if step.method == "text_decoder"]
     return ModelDefinition(
@@ -440,11 +442,17 @@ def generating(
         sequences=[sequence],
         metadata={
             **describe(place, config),
+            **{name: part for example in examples.values() for name, part in example.metadata.items()},
             "tokenizer": tokenizer_metadata(place, config),
             "context_length": context,
         },
     )
 
+
+_IN_PARTS = (
+    "where images and the texts around them come one after the other, as its images see the text after them, or images "
+    "enter more layers than the first"
+)
 
 _LEAST = 8
 """Tokens of a context next to an image's, which the examples fit into."""

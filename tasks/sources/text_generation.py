@@ -184,7 +184,7 @@ def model(
 
 
 _LEAST = 4  # tokens of a context that the examples fit into
-TOLERANCES = {None: 1e-4, "int8": 0.2}
+_TOLERANCES = {None: 1e-4, "int8": 0.2}
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
 
@@ -204,7 +204,7 @@ def _with_cache(
         before = cached(prompt[:, :-1], torch.tensor([0]))
         after = cached(prompt[:, -1:], torch.tensor([prompt.shape[1] - 1]))
     cached.cache.clear()
-    check_logits(torch.cat([before, after]), wanted, loaded, TOLERANCES[cache])
+    check_logits(torch.cat([before, after]), wanted, loaded, cache)
     return cached
 
 
@@ -218,14 +218,21 @@ def make_cache(model: Any, shapes: Shapes, context: int, attention: str | None, 
     return (own.QuantizedCache if cache == "int8" else own.SequenceCache)(shapes, context)
 
 
-def check_logits(found: torch.Tensor, wanted: torch.Tensor, loaded: Any, tolerance: float = TOLERANCES[None]) -> None:
+STATIC_CACHE = (
+    "with a cache of static size than without, because its code does not take positions and masks from transformers' "
+    "cache"
+)
+
+
+def check_logits(
+    found: torch.Tensor, wanted: torch.Tensor, loaded: Any, cache: str | None = None, how: str = STATIC_CACHE
+) -> None:
     """Raises SourceError if a model with a cache computes other logits than without."""
-    if (found - wanted).abs().max() > tolerance * wanted.abs().max():
+    if (found - wanted).abs().max() > _TOLERANCES[cache] * wanted.abs().max():
         name = loaded.config.get_text_config(decoder=True).model_type
         raise SourceError(
-            f"{name!r} computes other logits with a cache of static size than without, because its code does not take "
-            "positions and masks from transformers' cache: ExecuTorch's runners cannot use it; with "
-            "`task: feature-extraction` it is exported without a cache"
+            f"{name!r} computes other logits {how}: ExecuTorch's runners cannot use it; with `task: "
+            "feature-extraction` it is exported without a cache"
         )
 
 
