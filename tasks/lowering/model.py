@@ -262,7 +262,9 @@ class PlannedModel:
             bucketed.setdefault(bucket.method, []).append(bucket.name)
         names = [name for method in own for name in bucketed.get(method, [method])]
         if twice := [name for position, name in enumerate(names) if name in names[:position]]:
-            raise SourceError(f"two methods would be called {twice[0]!r}: a bucket is named after its method and sizes")
+            raise SourceError(
+                f"two methods would be called {twice[0]!r}: a bucket is named after its method and sizes"
+            )
         return names
 
     def bucket(self, method: str | None) -> Bucket | None:

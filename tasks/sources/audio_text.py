@@ -38,7 +38,7 @@ _MASKS = {"get_audio_features": "input_features_mask", "forward": "feature_atten
 """Inputs that say which frames are of the sound, by the method that takes them."""
 
 
-def model(
+def model(  # noqa: PLR0913 - fields of a source
     name: str,
     revision: str | None = None,
     task: str | None = None,
@@ -75,8 +75,7 @@ def model(
     example = _example(loaded, place, configuration, audio_frames)
     context = min(sequence or 512, positions_of(configuration))
     made = generating(loaded, place, {AUDIO: example}, context, attention, cache)
-    described = {**made.metadata, "audio": audio_metadata(place)}
-    return replace(made, assets={**made.assets, **files_of(place, _TOKENIZERS)}, metadata=described)
+    return replace(made, assets={**made.assets, **files_of(place, _TOKENIZERS)})
 
 
 def _features_of_tower(loaded: Any, input_features: torch.Tensor) -> torch.Tensor:
@@ -104,7 +103,7 @@ def _example(loaded: Any, place: Mapping[str, Any], config: PretrainedConfig, fr
     if frames is not None:
         times = -(-frames // features.shape[axis])
         features = torch.cat([features] * times, axis).narrow(axis, 0, frames).contiguous()
-    return Example(features, _inputs(loaded, features.shape[axis]))
+    return Example(features, _inputs(loaded, features.shape[axis]), {"audio": audio_metadata(place)})
 
 
 def _extracted(place: Mapping[str, Any]) -> torch.Tensor | None:

@@ -466,8 +466,8 @@ def _count(kind: Modality, encoder: Encoder, values: torch.Tensor, context: int)
             count = int(encoder(values).shape[1])
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise SourceError(
-            f"{name!r} does not encode {kind.part} by itself ({first_line(error)}); with `task: feature-extraction` it is "
-            "exported as one method"
+            f"{name!r} does not encode {kind.part} by itself ({first_line(error)}); with `task: feature-extraction` it "
+            "is exported as one method"
         ) from error
     if context < count + _LEAST:
         raise SourceError(f"{kind.part} has {count} tokens, and the context {context}: let `sequence` be more")
