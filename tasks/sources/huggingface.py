@@ -26,6 +26,7 @@ from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
     AutoImageProcessor,
+    AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PretrainedConfig,
@@ -39,6 +40,7 @@ TEXT = "The quick brown fox jumps over the lazy dog, and a few more words follow
 SAMPLING_RATE = 16_000  # of the example sound, in Hz
 
 _TASKS = {name: described["pt"] for name, described in SUPPORTED_TASKS.items()}
+_TASKS["audio-text-to-text"] = (AutoModelForMultimodalLM, AutoModelForSeq2SeqLM)  # the hub's, without a pipeline
 _TASKS["text2text-generation"] = (AutoModelForSeq2SeqLM,)  # without a pipeline since transformers 5
 _NO_OUTPUTS = {"cache", "past_key_values", "encoder_hidden_states", "hidden_states", "attentions"}
 
@@ -269,17 +271,22 @@ def audio_metadata(place: Mapping[str, Any]) -> dict[str, Any]:
 
 def example_sound(place: Mapping[str, Any], config: PretrainedConfig, name: str, batch: int) -> torch.Tensor:
     """A tone of one second, as the model's feature extractor prepares it for the input `name`, or random values."""
-    tone = torch.sin(torch.arange(SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
+    sound = tone(1)
     with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
         extractor = AutoFeatureExtractor.from_pretrained(**place)
-        made = extractor([tone.numpy()] * batch, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        made = extractor([sound.numpy()] * batch, sampling_rate=extractor.sampling_rate, return_tensors="pt")
         return torch.as_tensor(made[name])
     if name == "input_values":
-        return (tone + 0.01 * torch.randn(batch, SAMPLING_RATE)).to(torch.float32)
+        return (sound + 0.01 * torch.randn(batch, SAMPLING_RATE)).to(torch.float32)
     mel_bins = getattr(config, "num_mel_bins", getattr(config, "input_feat_per_channel", 80))
     frames = 2 * getattr(config, "max_source_positions", 1500)
     whisper = hasattr(config, "max_source_positions") and not hasattr(config, "input_feat_per_channel")
     return torch.randn(batch, mel_bins, frames) if whisper else torch.randn(batch, 100, mel_bins)
+
+
+def tone(seconds: int) -> torch.Tensor:
+    """[samples]: a tone of 440 Hz."""
+    return torch.sin(torch.arange(seconds * SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
 
 
 def example_tokens(place: Mapping[str, Any], vocabulary: int, length: int) -> torch.Tensor:

@@ -392,14 +392,16 @@ class Modality:
         method: of the file.
         accessor: the method of models of transformers that computes the embeddings.
         token: the constant method and the field of the configuration with the token that stands for an embedding.
+        part: what errors call it.
     """
 
     method: str
     accessor: str
     token: str
+    part: str
 
 
-IMAGE = Modality("vision_encoder", "get_image_features", "image_token_id")
+IMAGE = Modality("vision_encoder", "get_image_features", "image_token_id", "an image")
 
 
 def generating(
@@ -417,7 +419,7 @@ def generating(
     config = loaded.config
     vocabulary = config.get_text_config(decoder=True).vocab_size
     encoders = {kind: Encoder(loaded, kind.accessor, example.inputs) for kind, example in examples.items()}
-    counts = {kind: _count(encoder, examples[kind].values, context) for kind, encoder in encoders.items()}
+    counts = {kind: _count(kind, encoder, examples[kind].values, context) for kind, encoder in encoders.items()}
     special = {kind: int(getattr(config, kind.token)) for kind in examples}
     text = example_tokens(place, vocabulary, 8).repeat(1, 8)[:, :8]
     text = text.where(~torch.isin(text, torch.tensor([*special.values()])), 0)
@@ -482,7 +484,7 @@ _LEAST = 8
 """Tokens of a context next to an image's, which the examples fit into."""
 
 
-def _count(encoder: Encoder, values: torch.Tensor, context: int) -> int:
+def _count(kind: Modality, encoder: Encoder, values: torch.Tensor, context: int) -> int:
     """Tokens of an image or a sound."""
     name = encoder.model.config.model_type
     try:
@@ -490,11 +492,11 @@ def _count(encoder: Encoder, values: torch.Tensor, context: int) -> int:
             count = encoder.learn(values).shape[1]
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise SourceError(
-            f"{name!r} does not encode an image by itself ({first_line(error)}); with `task: feature-extraction` it is "
-            "exported as one method"
+            f"{name!r} does not encode {kind.part} by itself ({first_line(error)}); with `task: feature-extraction` it "
+            "is exported as one method"
         ) from error
     if context < count + _LEAST:
-        raise SourceError(f"an image has {count} tokens, and the context {context}: let `sequence` be more")
+        raise SourceError(f"{kind.part} has {count} tokens, and the context {context}: let `sequence` be more")
     return count
 
 

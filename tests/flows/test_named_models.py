@@ -456,7 +456,7 @@ import json, sys, torch
 from executorch.runtime import Runtime
 from pteforge.tasks.sources.encoder_decoder import model
 from pteforge.tasks.usercode.model_source import seed_everything
-from transformers import AutoFeatureExtractor, GenerationMixin
+from transformers import AutoFeatureExtractor, AutoTokenizer, GenerationMixin
 from transformers.generation.logits_process import (
     LogitsProcessorList, SuppressTokensAtBeginLogitsProcessor, WhisperTimeStampLogitsProcessor
 )
@@ -485,6 +485,10 @@ for file, source in json.load(sys.stdin):
     settings.forced_eos_token_id, settings.decoder_start_token_id = None, first
     asked = [([first], LogitsProcessorList())]
     inputs = [torch.randint(5, 60, (1, length)) for length in (1, 20, 90)]
+    show = list
+    if texts := source.get("texts"):
+        tokenizer = AutoTokenizer.from_pretrained(file.rpartition("/")[0])
+        inputs, show = [tokenizer(text, return_tensors="pt").input_ids for text in texts], tokenizer.decode
     if example.dim() == 2 and example.dtype is torch.float32:
         inputs = [torch.randn(1, length) for length in (3000, 16000, 40000)]
     if example.dim() == 3:
@@ -505,7 +509,8 @@ for file, source in json.load(sys.stdin):
                 suppress_tokens=settings.suppress_tokens, begin_suppress_tokens=None,
             )
             said = continued(program, each, prompt, processors)
-            print("RESULT", json.dumps([constants, said, made[0].tolist()[len(prompt) :]]), flush=True)
+            wanted = made[0].tolist()[len(prompt) :]
+            print("RESULT", json.dumps([constants, show(said), show(wanted)]), flush=True)
 """
 
 
@@ -594,6 +599,52 @@ def test_encoders_with_decoders(project):
     for _, said, wanted in results:
         assert said == wanted
     assert max(len({*said}) for _, said, _ in results) > 4
+
+
+# A Marian with random weights, whose tokens are pieces of words in two SentencePiece models, in the hub's layout.
+TRANSLATOR = """
+import json, sys, sentencepiece, torch
+from pathlib import Path
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer
+
+folder, words = Path(sys.argv[1]), sys.argv[2].split()
+folder.mkdir()
+for name, text in ("source", words), ("target", reversed(words)):
+    (folder / "text").write_text(" ".join(text))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / name), vocab_size=40, hard_vocab_limit=False)
+    (folder / f"{name}.model").rename(folder / f"{name}.spm")
+pieces = [sentencepiece.SentencePieceProcessor(str(folder / f"{name}.spm")) for name in ("source", "target")]
+known = {model.id_to_piece(number) for model in pieces for number in range(3, model.get_piece_size())}
+vocabulary = {piece: number for number, piece in enumerate(["</s>", "<unk>", *sorted(known), "<pad>"])}
+(folder / "vocab.json").write_text(json.dumps(vocabulary))
+MarianTokenizer(*(str(folder / name) for name in ("source.spm", "target.spm", "vocab.json"))).save_pretrained(folder)
+torch.manual_seed(0)
+layers = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in
+          {"layers": 2, "attention_heads": 4, "ffn_dim": 64}.items()}
+pad = vocabulary["<pad>"]
+ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0}
+config = MarianConfig(**layers, **ids, d_model=32, vocab_size=len(vocabulary), decoder_vocab_size=len(vocabulary),
+                      max_position_embeddings=96, init_std=1.0, tie_word_embeddings=False)
+net = MarianMTModel(config)
+net.generation_config.bad_words_ids = [[pad]]
+net.save_pretrained(folder)
+"""
+
+
+def test_a_model_translates(project):
+    """Marian, whose tokenizer is in three parts: texts of several lengths become the text that eager makes of them."""
+    folder = project.folder / "tiny"
+    subprocess.run([sys.executable, "-c", TRANSLATOR, folder, TEXT], check=True, capture_output=True)
+    made = project.run("export", "hf:./tiny", "--recipe", "xnnpack-fp32", "--recipe", "xnnpack-int8-dynamic")
+    assert made.code == 0, made.err
+    assert {"source.spm", "target.spm", "vocab.json"} <= {path.name for path in (project.out / "tiny").iterdir()}
+    source = {"huggingface": str(folder), "texts": ["the", TEXT[:24], TEXT]}
+    results = transcribe(folder, (project.out / "tiny" / "xnnpack-fp32.pte", source))
+    assert len(results) == 3
+    for _, said, wanted in results:
+        assert said == wanted
+    assert len({said for _, said, _ in results}) > 1
 
 
 # A model of images and text with random weights, its image processor and its tokenizer, in the hub's layout.
