@@ -7,6 +7,7 @@ Ratios are to the dynamic file; time is the median of calls in turns.
 from __future__ import annotations
 
 import json
+import time
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,7 @@ def measure(sizes: list[int], layers: int, hidden: int, calls: int) -> dict[str,
     """Planned bytes and seconds of a text as long as the smallest bucket, by file and method, and the files' bytes."""
     import pteforge
     import torch
+    from executorch.runtime import Runtime
     from pteforge.formats.pte.reader import read_pte
     from pteforge.tasks.usercode.model_source import build, seed_everything
 
@@ -32,17 +34,23 @@ def measure(sizes: list[int], layers: int, hidden: int, calls: int) -> dict[str,
             for name, buckets in forms.items()
         }
         files = {name: result.pte for name, result in results.items()}
-        programs = {name: results[name].load() for name in ("dynamic", "all")}
+        saved = {name: results[name].save(folder / f"{name}.pte") for name in ("dynamic", "all")}
+        programs = {name: Runtime.get().load_program(path) for name, path in saved.items()}
     planned = {
         f"{name}: {method.name}": sum(method.planned_memory)
         for name, file in files.items()
         for method in read_pte(memoryview(file)).methods
+        if not method.constant
     }
     text = [torch.randint(1000, (1, sizes[0])), torch.ones(1, sizes[0], dtype=torch.int64)]
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    method_of = {"dynamic": "forward", "all": f"forward_{sizes[0]}"}
+    methods = {name: program.load_method(method_of[name]) for name, program in programs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(calls):
-        for name, program in programs.items():
-            seconds[name].append(program.timed_run("forward", text).run_seconds)
+        for name, method in methods.items():
+            began = time.perf_counter()
+            method.execute(text)
+            seconds[name].append(time.perf_counter() - began)
     bytes_of = {name: len(file) for name, file in files.items()}
     return {"planned": planned, "seconds": {name: median(own) for name, own in seconds.items()}, "bytes": bytes_of}
 
