@@ -439,7 +439,10 @@ def generating(
     calls = [MethodCall("token_embedding", (parts[0],))]
     calls += [MethodCall(kind.method, (example.values,)) for kind, example in examples.items()]
     calls += [MethodCall("token_embedding", (part,)) for part in (text[:, 3:7], text[:, 7:])]
-    modules = {"token_embedding": embed, **{kind.method: encoder for kind, encoder in encoders.items()}}
+    modules: dict[str, torch.nn.Module] = {
+        "token_embedding": embed,
+        **{kind.method: encoder for kind, encoder in encoders.items()},
+    }
     made, start, sequence = [], 0, []
     with torch.no_grad():
         for call in calls:
@@ -514,4 +517,4 @@ def _name_columns(loaded: Any, encoders: Mapping[Modality, Encoder], given: Mapp
         return 0
     for encoder in encoders.values():
         encoder.columns = columns[None].float()
-    return columns.shape[1]
+    return int(columns.shape[1])
