@@ -492,7 +492,7 @@ def _count(kind: Modality, encoder: Encoder, values: torch.Tensor, context: int)
     name = encoder.model.config.model_type
     try:
         with torch.no_grad():
-            count = encoder.learn(values).shape[1]
+            count = int(encoder.learn(values).shape[1])
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise SourceError(
             f"{name!r} does not encode {kind.part} by itself ({first_line(error)}); with `task: feature-extraction` it "
