@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from .huggingface import (
     example_tokens,
     load_model,
     load_tokenizer,
+    place_of,
     positions_of,
     random_tokens,
     tokenizer_metadata,
@@ -43,7 +45,7 @@ def tokenizer_files(place: Mapping[str, Any]) -> dict[str, bytes]:
     found = files_of(place, (JSON, SENTENCE_PIECE, *_SETTINGS))
     if JSON not in found and SENTENCE_PIECE not in found:
         made = _convert(place)
-        return {**found, JSON: made} if made else {}
+        return {**found, **made} if JSON in made else {}
     if JSON in found and _is_bpe(found[JSON]):
         found.pop(SENTENCE_PIECE, None)
     return found
@@ -76,9 +78,16 @@ def _is_bpe(content: bytes) -> bool:
     return bool(kind == "BPE")
 
 
-def _convert(place: Mapping[str, Any]) -> bytes | None:
-    backend = getattr(load_tokenizer(place), "backend_tokenizer", None)
-    return backend.to_str(pretty=True).encode() if backend is not None else None
+def _convert(place: Mapping[str, Any]) -> dict[str, bytes]:
+    tokenizer = load_tokenizer(place)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return {}
+    if "gguf_file" not in place:
+        return {JSON: backend.to_str(pretty=True).encode()}
+    with TemporaryDirectory() as folder:  # a GGUF file has special tokens and the template, too
+        tokenizer.save_pretrained(folder)
+        return files_of({**place, "pretrained_model_name_or_path": folder}, (JSON, *_SETTINGS))
 
 
 class CachedModel(torch.nn.Module):
@@ -134,6 +143,7 @@ def model(  # noqa: PLR0913 - the fields of a name
     cache: str | None = None,
     sinks: int = 0,
     prefill: bool = False,
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition:
     """A language model whose one method, `forward`, takes a prompt or a token, and whose file says how to run it.
 
@@ -147,9 +157,10 @@ def model(  # noqa: PLR0913 - the fields of a name
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
         sinks: first tokens that are kept, with the last ones, `sequence` in all; 0: all tokens, up to `sequence`.
         prefill: two methods in place of one: `prefill` takes a prompt, and `decode_step` a token.
+        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
-    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task or "text-generation", config)
+    place = place_of(name, revision, weights)
+    loaded, configuration = load_model(place, task or "text-generation", config, weights)
     text = configuration.get_text_config(decoder=True)
     context, least = min(sequence, positions_of(configuration)), _LEAST + sinks
     if sinks:  # positions go up to two windows after the sinks

@@ -10,9 +10,12 @@ import sys
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.formats.pte.metadata import read_metadata
 from pteforge.formats.pte.reader import open_pte
+from pteforge.tests.tasks.sources.test_gguf import write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -143,6 +146,101 @@ def test_a_language_model_talks(project, language_model):
     past = project.run("run", str(file), "--input", "past.npz")
     assert past.code == 2
     assert f"2 tokens from position {CONTEXT - 1} on do not fit into its context of {CONTEXT} tokens" in past.err
+
+
+# Two adapters of a model, and what PEFT generates with each after a prompt: as JSON.
+ADAPT = """
+import json, sys, torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder, prompt = sys.argv[1:]
+tokenizer, said = AutoTokenizer.from_pretrained(folder), {}
+for seed, name in enumerate(("polite", "terse")):
+    torch.manual_seed(seed)
+    config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    net = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
+    for value in filter(lambda value: value.requires_grad, net.parameters()):
+        torch.nn.init.normal_(value, std=0.1)
+    net.save_pretrained(name)
+    net = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), name).eval()
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    made = net.generate(input_ids=ids, max_new_tokens=48, do_sample=False)[0, ids.shape[1] :]
+    said[name] = tokenizer.decode(made).removesuffix(tokenizer.eos_token)
+print("RESULT", json.dumps(said))
+"""
+
+# What the runner generates with a program, and with its weights of another file, after a prompt: as JSON.
+SAY = """
+import json, sys
+from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
+
+prompt, tokens = sys.argv[1:]
+for file, *data in json.load(sys.stdin):
+    said, runner = [], TextLLMRunner(file, tokens, *data)
+    runner.generate(prompt, GenerationConfig(max_new_tokens=48, temperature=0.0, echo=False), said.append)
+    print("\\nRESULT", json.dumps("".join(said)), flush=True)
+"""
+
+
+def results(script, folder, *arguments, given=None):
+    """What a script prints as JSON, run in a folder."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, input=json.dumps(given), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+
+
+def test_adapters(project, language_model):
+    """Merged, an adapter says what it says in PEFT; apart, each does with the program that was made with the other."""
+    shutil.copytree(language_model, project.folder / "base")
+    (wanted,) = results(ADAPT, project.folder, "base", PROMPTS[1])
+    assert wanted["polite"] != wanted["terse"]
+    sources = {
+        name: {"huggingface": "./base", "adapter": f"./{name}", "merge": False} for name in ("polite", "terse")
+    } | {"merged": {"huggingface": "./base", "adapter": "./polite"}, "alone": "hf:./terse"}
+    project.write_zoo(
+        {name: {"source": source, "recipes": [recipe_of(name)]} for name, source in sources.items()},
+        own={"apart": {"extends": "xnnpack-fp32", "output": {"external_data": ["*.lora_*"]}}},
+    )
+    done = project.export()
+    assert done.code == 0, done.err
+    made = {name: project.out / name / f"{recipe_of(name)}.pte" for name in sources}
+    pairs = [(program, data) for program in ("polite", "terse") for data in ("polite", "terse")]
+    apart = [[str(made[program]), str(made[data].with_suffix(".ptd"))] for program, data in pairs]
+    whole = [[str(made["merged"])], [str(made["alone"])]]
+    said = results(SAY, project.folder, PROMPTS[1], made["merged"].parent, given=[*apart, *whole])
+    assert said == [*(wanted[data] for _, data in pairs), wanted["polite"], wanted["terse"]]
+    assert made["polite"].with_suffix(".ptd").stat().st_size < made["merged"].stat().st_size / 8
+    assert {backend for name in sources for backend in open_pte(made[name]).backends} == {"XnnpackBackend"}
+
+    weights = project.folder / "polite" / "adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    planned = project.run("plan", "zoo.yaml", "--model", "merged")
+    assert planned.code == 3
+    assert "adapter_model.safetensors" in planned.out
+
+
+def recipe_of(name):
+    return "apart" if name in {"polite", "terse"} else "xnnpack-fp32"
+
+
+def test_a_gguf_file_talks(project):
+    """A GGUF file and nothing else becomes a program and its tokenizer, which say what transformers says with it."""
+    (project.folder / "chat").mkdir()
+    write_gguf(project.folder / "chat" / "small.gguf", GGMLQuantizationType.Q8_0)
+    project.write_zoo({"chat": {"source": {"huggingface": "./chat", "gguf": "small.gguf"}}}, ("xnnpack-fp32",))
+    done = project.export()
+    assert done.code == 0, done.err
+    file = project.out / "chat" / "xnnpack-fp32.pte"
+    net = AutoModelForCausalLM.from_pretrained(project.folder / "chat", gguf_file="small.gguf").eval()
+    tokenizer = AutoTokenizer.from_pretrained(project.folder / "chat", gguf_file="small.gguf")
+    ids = tokenizer("the cat", return_tensors="pt").input_ids
+    said = tokenizer.decode(net.generate(ids, max_new_tokens=48, do_sample=False)[0, ids.shape[1] :])
+    assert results(SAY, project.folder, "the cat", file.parent, given=[[str(file)]]) == [said.removesuffix("</s>")]
+    assert read_metadata(file)["general.architecture"] == "llama"
 
 
 def test_quantized_language_models(project, language_model):
