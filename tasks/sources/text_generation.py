@@ -112,16 +112,19 @@ class CachedModel(torch.nn.Module):
         Returns:
             [1, vocabulary].
         """
-        positions = start + torch.arange(tokens.shape[1])
-        given: dict[str, Any] = {}
+        return self.run(start, tokens.shape[1], input_ids=tokens)
+
+    def run(self, start: torch.Tensor, length: int, **given: Any) -> torch.Tensor:
+        """Computes the logits [1, vocabulary] after the last of `length` tokens, from what the model takes of them."""
+        positions = start + torch.arange(length)
         if self._takes_positions:
-            given["position_ids"] = self.cache.rotary_positions(positions)[None]
+            given = {"position_ids": self.cache.rotary_positions(positions)[None], **given}
         if self.cache.sinks:
             given["attention_mask"] = self.cache.mask(positions)
         first = 0
         if self._passes_start:
-            first = given[START] = 0 if self.cache.sinks else self._first(start, tokens.shape[1])
-        made = self.model(input_ids=tokens, cache=self.cache.at(positions, first), **given, **self._options)
+            first = given[START] = 0 if self.cache.sinks else self._first(start, length)
+        made = self.model(cache=self.cache.at(positions, first), **given, **self._options)
         return made.logits[:, -1].float()
 
     def _first(self, start: torch.Tensor, tokens: int) -> int:
@@ -247,19 +250,13 @@ def _with_cache(
         prompt = torch.cat([prompt, random_tokens(vocabulary, 1, min(more, context - prompt.shape[1]))], dim=1)
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
-    if attention is None:
-        cached = CachedModel(loaded, KvCache(shapes, context, sinks))
-    else:
-        from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
-
-        kind = own.QuantizedCache if cache == "int8" else own.SequenceCache
-        own.switch_attention(loaded)
-        cached = CachedModel(loaded, kind(shapes, context, sinks), passes_start=True)
+    kept = make_cache(loaded, shapes, context, attention, cache, sinks)
+    cached = CachedModel(loaded, kept, passes_start=attention is not None)
     with torch.no_grad():
         before = cached(prompt[:, :-1], torch.tensor([0]))
         after = cached(prompt[:, -1:], torch.tensor([prompt.shape[1] - 1]))
     cached.cache.clear()
-    check_logits(torch.cat([before, after]), wanted, loaded, _TOLERANCES[cache])
+    check_logits(torch.cat([before, after]), wanted, loaded, cache)
     return cached
 
 
@@ -273,14 +270,33 @@ def _check_sinks(loaded: Any, shapes: Shapes) -> None:
         raise SourceError(f"sinks: layers of {text.model_type!r} have sliding windows of their own; leave it out")
 
 
-def check_logits(found: torch.Tensor, wanted: torch.Tensor, loaded: Any, tolerance: float = _TOLERANCES[None]) -> None:
+def make_cache(
+    model: Any, shapes: Shapes, context: int, attention: str | None, cache: str | None, sinks: int = 0
+) -> KvCache:
+    """A cache as the fields `attention` and `cache` ask for; lets the model use the operators that read it."""
+    if attention is None:
+        return KvCache(shapes, context, sinks)
+    from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
+
+    own.switch_attention(model)
+    return (own.QuantizedCache if cache == "int8" else own.SequenceCache)(shapes, context, sinks)
+
+
+STATIC_CACHE = (
+    "with a cache of static size than without, because its code does not take positions and masks from transformers' "
+    "cache"
+)
+
+
+def check_logits(
+    found: torch.Tensor, wanted: torch.Tensor, loaded: Any, cache: str | None = None, how: str = STATIC_CACHE
+) -> None:
     """Raises SourceError if a model with a cache computes other logits than without."""
-    if (found - wanted).abs().max() > tolerance * wanted.abs().max():
+    if (found - wanted).abs().max() > _TOLERANCES[cache] * wanted.abs().max():
         name = loaded.config.get_text_config(decoder=True).model_type
         raise SourceError(
-            f"{name!r} computes other logits with a cache of static size than without, because its code does not take "
-            "positions and masks from transformers' cache: ExecuTorch's runners cannot use it; with "
-            "`task: feature-extraction` it is exported without a cache"
+            f"{name!r} computes other logits {how}: ExecuTorch's runners cannot use it; with `task: "
+            "feature-extraction` it is exported without a cache"
         )
 
 
