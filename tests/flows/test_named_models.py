@@ -338,7 +338,7 @@ def test_windows_talk(project, tmp_path):
     results = talk(*((file, tmp_path / "letters", source, prompts) for file in files))
     assert len(results) == 2 * len(prompts)
     for tokens, said, wanted in results:
-        assert (tokens, said) == (tokens, wanted)
+        assert (tokens, said.removesuffix("</s>")) == (tokens, wanted)
 
 
 # What files say: one with sinks by the runner, far beyond its context, and others with two methods by the runtime. As
@@ -399,37 +399,43 @@ def stream(folder, source, prompts, *models):
     return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
 
 
-def test_sinks_and_steps_talk(project, tmp_path):
-    """With sinks, the runner continues over four contexts; with two methods, a host that calls both says the same."""
-    letters, context = tmp_path / "letters", 24
-    subprocess.run([sys.executable, "-c", LETTERS, letters], check=True, capture_output=True)
-    source = {"huggingface": "llama", "task": "text-generation", "config": GROUPED}
-    fields = {
-        "sinks": {"sinks": 4, "sequence": context},
-        "sinks_own": {"sinks": 4, "sequence": context, "attention": "custom_sdpa"},
-        "steps": {"prefill": True},
-        "steps_own": {"prefill": True, "attention": "custom_sdpa"},
-    }
-    project.write_zoo(
-        {name: {"source": {**source, **own}} for name, own in fields.items()},
-        ("chat",),
-        {"chat": {"extends": "xnnpack-fp32", "compile": {"share_mutable_buffers": True}}},
-    )
+EOS = "</s>"
+CHAT = {"chat": {"extends": "xnnpack-fp32", "compile": {"share_mutable_buffers": True}}}
+
+
+def stream_models(project, folder, fields, models, prompts):
+    """What files of two kinds of attention say, as of `stream`, whose fields of a source and of a model are given."""
+    subprocess.run([sys.executable, "-c", LETTERS, folder], check=True, capture_output=True)
+    source = {"huggingface": "llama", "task": "text-generation", "config": GROUPED, **fields}
+    own = {**source, "attention": "custom_sdpa"}
+    project.write_zoo({"plain": {"source": source}, "own": {"source": own}}, ("chat",), CHAT)
     done = project.export()
     assert done.code == 0, done.err
-    files = {name: str(project.out / name / "chat.pte") for name in fields}
-    beyond = [TEXT_OF_LETTERS[:length] for length in (1, 20, context, 60)]
-    sinks = [(files[name], 4, context - 4, 4 * context, False) for name in ("sinks", "sinks_own")]
-    results = stream(letters, source, beyond, *sinks)
-    assert len(results) == 2 * len(beyond)
-    for tokens, said, _, wanted in results:
-        assert (tokens, said) == (tokens, wanted)
+    files = [str(project.out / name / "chat.pte") for name in ("plain", "own")]
+    results = stream(folder, source, prompts, *([file, *models] for file in files))
+    assert len(results) == len(files) * len(prompts)
+    return results
 
-    within = [TEXT_OF_LETTERS[:length] for length in (1, 30, CONTEXT - 8)]
-    results = stream(letters, source, within, *((files[name], 0, CONTEXT, 8, True) for name in ("steps", "steps_own")))
-    assert len(results) == 2 * len(within)
-    for tokens, said, by_host, wanted in results:
-        assert (tokens, said, by_host) == (tokens, wanted, wanted)
+
+def test_sinks_talk(project, tmp_path):
+    """The runner continues over four contexts, also after prompts longer than one."""
+    context = 24
+    prompts = [TEXT_OF_LETTERS[:length] for length in (1, 20, context, 60)]
+    given = (4, context - 4, 4 * context, False)
+    results = stream_models(project, tmp_path / "letters", {"sinks": 4, "sequence": context}, given, prompts)
+    for tokens, said, _, wanted in results:
+        assert (tokens, said.removesuffix(EOS)) == (tokens, wanted)
+    assert max(len(said) for _, said, *_ in results) > 3 * context
+
+
+def test_prefill_and_decode_step_talk(project, tmp_path):
+    """The runner, which calls `prefill` for tokens, too, and a host that calls both methods say what eager says."""
+    prompts = [TEXT_OF_LETTERS[:length] for length in (1, 30, CONTEXT - 8)]
+    given = (0, CONTEXT, 8, True)
+    for tokens, said, by_host, wanted in stream_models(
+        project, tmp_path / "letters", {"prefill": True}, given, prompts
+    ):
+        assert (tokens, said.removesuffix(EOS), by_host) == (tokens, wanted, wanted)
 
 
 # A Whisper with random weights and one second of sound, in the hub's layout.
