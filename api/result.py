@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from executorch.devtools.backend_debug import get_delegation_info
 from torch.export import ExportedProgram
@@ -20,6 +20,7 @@ from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import StageOutcome
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
+from ..runtime.generation import Generated, GenerationOptions, generate
 from ..runtime.host import LoadedProgram, load
 from ..runtime.quiet import quiet
 from ..runtime.selection import scratch_folder
@@ -150,7 +151,8 @@ class Exported:
     @classmethod
     def of(cls, run: RecipeRun, source: LiveSource, stages: tuple[StageOutcome, ...], *, rejected: bool) -> Exported:
         examples = {name: method.example_inputs for name, method in source.definition.methods.items()}
-        return cls(run.model.name, run.plan.name, tuple(examples), stages, rejected, examples, run)
+        methods = tuple(run.model.methods_in_file([*examples]))
+        return cls(run.model.name, run.plan.name, methods, stages, rejected, examples, run)
 
     @property
     def _store(self) -> Store:
@@ -204,16 +206,36 @@ class Exported:
             )
         if inputs is not None:
             flat = pytree.tree_leaves(tuple(inputs))
-        elif method in self.methods:  # including keyword arguments
-            flat = self.artifact(Export.name, method=method, role="examples")["inputs"][0]
         else:
-            flat = []  # a constant method takes none
+            called = self._run.model.methods_in_file([method])[0]
+            # including keyword arguments; a constant method takes none
+            flat = self._flat_examples(called)[0] if called in self.methods else []
         return self.load().run(method, flat)
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        stream: Callable[[str], None] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Generated:
+        """Generates text with the file, in a process of its own; arguments are those of `pteforge.runtime.generate`."""
+        with scratch_folder() as folder:
+            file = self.save(folder / f"{self.recipe}.pte")
+            data = file.with_suffix(".ptd") if self._file("data") else None
+            return generate(file, prompt, data=data, stream=stream, **options)
 
     def example_inputs(self, method: str = "forward") -> tuple[tuple[Any, ...], ...]:
         """The examples that a method was exported with; the first one was traced."""
         self._check_method(method)
+        if self._run.model.bucket(method):
+            return tuple(map(tuple, self._flat_examples(method)))
         return tuple(self._examples[method])
+
+    def _flat_examples(self, method: str) -> list[Sequence[Any]]:
+        stored = self.artifact(Export.name, method=method, role="examples")
+        examples: list[Sequence[Any]] = stored["inputs"][: len(stored["inputs"]) - stored["drawn"]]
+        return examples
 
     def artifact(self, stage: str, *, method: str = "", specialization: str = "", role: str = "") -> Any:
         """Loads an output of a stage.

@@ -13,6 +13,7 @@ from ...configs.model import ModelConfig
 from ...configs.nodes import FieldPath
 from ...configs.places import HOST
 from ...configs.sources import BuilderSource, ProgramSource, ResolvedSource
+from ...configs.text_samples import METRICS, check_text_options
 from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
 from ...configs.zoo import PublishConfig
 from ...errors import ConfigError, InputError
@@ -226,4 +227,10 @@ def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -
         for argument, _ in named_callables(evaluator.kwargs):
             with errors_at(error_at, ("kwargs", argument)):
                 find_builder(str(evaluator.kwargs[argument]), search)
+        if (metric := evaluator.builder.rpartition(":")[2]) in METRICS:
+            with errors_at(error_at, ("kwargs",)):
+                read = check_text_options(evaluator.kwargs, metric, loaded.files[0].parent)
+            gate = gate.model_copy(
+                update={"evaluator": evaluator.model_copy(update={"files": (*evaluator.files, *read)})}
+            )
     return gate

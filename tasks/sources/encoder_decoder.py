@@ -27,6 +27,7 @@ from .huggingface import (
     example_sound,
     example_tokens,
     load_model,
+    place_of,
     positions_of,
     random_tokens,
     tokenizer_metadata,
@@ -125,6 +126,8 @@ def model(
     batch: int | None = None,
     sequence: int | None = None,
     outputs: list[str] | None = None,
+    *,
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition | Model:
     """A model whose methods are `encoder` and `text_decoder`, or one without a decoder that has the same task.
 
@@ -136,11 +139,12 @@ def model(
         batch: of models without a decoder.
         sequence: tokens of a text to encode, and tokens to generate, at most; left out: 512.
         outputs: of models without a decoder.
+        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
-    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task, config)
+    place = place_of(name, revision, weights)
+    loaded, configuration = load_model(place, task, config, weights)
     if not configuration.is_encoder_decoder:
-        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs)
+        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs, weights=weights)
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models with an encoder and a decoder have none")
     encoder, decoder, example, prompt = _with_caches(loaded, place, configuration, sequence or 512)

@@ -35,6 +35,7 @@ from .huggingface import (
     load_model,
     parts_of,
     picture,
+    place_of,
     positions_of,
     tokenizer_metadata,
 )
@@ -355,6 +356,7 @@ def model(  # noqa: PLR0913 - fields of a source
     attention: str | None = None,
     cache: str | None = None,
     image_size: int | Sequence[int] | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition | Model:
     """A model whose methods are `vision_encoder`, `token_embedding` and `text_decoder`, or one of another kind.
 
@@ -369,11 +371,16 @@ def model(  # noqa: PLR0913 - fields of a source
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
         image_size: of images, or height and width; None: what the configuration or the image processor names.
+        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
-    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task, config)
+    place = place_of(name, revision, weights)
+    loaded, configuration = load_model(place, task, config, weights)
     if not hasattr(loaded, "get_image_features") or not hasattr(loaded, "generate") or configuration.is_encoder_decoder:
-        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs)
+        if attention or cache:
+            raise SourceError(
+                f"{type(loaded).__name__} does not generate text from images: leave `attention`, `cache` out"
+            )
+        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs, weights=weights)
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models that generate text have none")
     example = image_example(place, configuration, image_size)
@@ -428,13 +435,18 @@ def generating(
         wanted = loaded(**{name: value for name, value in given.items() if name in asked}, use_cache=False).logits
     columns = _name_columns(loaded, encoders, given)
     shapes = cache_shapes(loaded, {"input_ids": text})
+    if columns == _IMAGE:  # the masks of these models are for all positions of the context
+        shapes = [shape and shape._replace(window=None) for shape in shapes]
     kept = make_cache(loaded.get_decoder(), shapes, context, attention, cache)
     embed = TokenEmbedding(loaded, columns)
     decoder = Decoder(loaded, kept, columns, passes_start=attention is not None)
     calls = [MethodCall("token_embedding", (parts[0],))]
     calls += [MethodCall(kind.method, (example.values,)) for kind, example in examples.items()]
     calls += [MethodCall("token_embedding", (part,)) for part in (text[:, 3:7], text[:, 7:])]
-    modules = {"token_embedding": embed, **{kind.method: encoder for kind, encoder in encoders.items()}}
+    modules: dict[str, torch.nn.Module] = {
+        "token_embedding": embed,
+        **{kind.method: encoder for kind, encoder in encoders.items()},
+    }
     made, start, sequence = [], 0, []
     with torch.no_grad():
         for call in calls:
@@ -484,7 +496,7 @@ def _count(encoder: Encoder, values: torch.Tensor, context: int) -> int:
     name = encoder.model.config.model_type
     try:
         with torch.no_grad():
-            count = encoder.learn(values).shape[1]
+            count: int = encoder.learn(values).shape[1]
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise SourceError(
             f"{name!r} does not encode an image by itself ({first_line(error)}); with `task: feature-extraction` it is "
@@ -509,4 +521,4 @@ def _name_columns(loaded: Any, encoders: Mapping[Modality, Encoder], given: Mapp
         return 0
     for encoder in encoders.values():
         encoder.columns = columns[None].float()
-    return columns.shape[1]
+    return int(columns.shape[1])

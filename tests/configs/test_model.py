@@ -132,3 +132,37 @@ def test_overrides_replace_field_by_field(recipe, model):
     assert overrides.applied_to(VerifyBounds(**recipe)) == expected
     again = VerifyOverrides.model_validate_json(overrides.model_dump_json())
     assert again.applied_to(VerifyBounds(**recipe)) == expected
+
+
+@pytest.mark.parametrize(
+    ("buckets", "problem"),
+    [
+        ({"batch": [4, 1]}, "ascending order"),
+        ({"batch": [1, 1]}, "each once"),
+        ({"batch": []}, "at least one"),
+        ({"batch": [0, 1]}, "greater than or equal to 1"),
+        ({"batch": [True]}, "valid integer"),
+        ({"batch": ["32"]}, "valid integer"),
+        ({"batch": 32}, "valid tuple"),
+        ({name: list(range(1, 5)) for name in "abc"}, "64 combinations of sizes.*at most 32"),
+    ],
+)
+def test_buckets_that_are_none(buckets, problem):
+    """Sizes ascend, from 1 on, and there are not too many combinations of them."""
+    with pytest.raises(ValidationError, match=problem):
+        ModelConfig(source="m:f", methods={"forward": {"buckets": buckets}})
+
+
+def test_buckets_of_a_program():
+    """What is exported already has the sizes that it has."""
+    with pytest.raises(ValidationError, match=r"a \.pt2 file is exported already.*give a builder"):
+        ModelConfig(source="net.pt2", methods={"forward": {"buckets": {"batch": [1]}}})
+    assert ModelConfig(source="net.pt2", methods={"forward": {}}).methods["forward"].planned("forward") == []
+
+
+def test_names_of_buckets():
+    """A bucket is named after its method and its sizes, in the order in which the zoo has the dimensions."""
+    config = ModelConfig(source="m:f", methods={"run": {"buckets": {"sequence": [32, 128], "batch": [1, 4]}}})
+    found = {bucket.name: bucket.sizes for bucket in config.methods["run"].planned("run")}
+    assert [*found] == ["run_32_1", "run_32_4", "run_128_1", "run_128_4"]
+    assert found["run_32_4"] == {"sequence": 32, "batch": 4}
