@@ -249,7 +249,7 @@ def image_example(place: Mapping[str, Any], config: PretrainedConfig, size: int 
     """
     processor = _processor(place, config)
     height, width = (size, size) if isinstance(size, int) else size or _size(processor, config)
-    image = torch.as_tensor(picture(height, width)).permute(2, 0, 1)[None] / 127.5 - 1
+    image = torch.as_tensor(picture(height, width)).permute(2, 0, 1)[None].contiguous() / 127.5 - 1
     metadata = {"image": {**image_preprocessing(place), "size": (height, width)}}
     if processor is None:
         return Example(image, Inputs("pixel_values"), metadata)
