@@ -249,7 +249,7 @@ def image_example(place: Mapping[str, Any], config: PretrainedConfig, size: int 
     """
     processor = _processor(place, config)
     height, width = (size, size) if isinstance(size, int) else size or _size(processor, config)
-    image = torch.as_tensor(picture(height, width)).permute(2, 0, 1)[None] / 127.5 - 1
+    image = torch.as_tensor(picture(height, width)).permute(2, 0, 1)[None].contiguous() / 127.5 - 1
     metadata = {"image": {**image_preprocessing(place), "size": (height, width)}}
     if processor is None:
         return Example(image, Inputs("pixel_values"), metadata)
@@ -376,6 +376,10 @@ def model(  # noqa: PLR0913 - fields of a source
     place = place_of(name, revision, weights)
     loaded, configuration = load_model(place, task, config, weights)
     if not hasattr(loaded, "get_image_features") or not hasattr(loaded, "generate") or configuration.is_encoder_decoder:
+        if attention or cache:
+            raise SourceError(
+                f"{type(loaded).__name__} does not generate text from images: leave `attention`, `cache` out"
+            )
         return Model(name, revision, task, config, batch or 4, sequence or 128, outputs, weights=weights)
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models that generate text have none")
@@ -433,6 +437,8 @@ def generating(
         wanted = loaded(**{name: value for name, value in given.items() if name in asked}, use_cache=False).logits
     columns = _name_columns(loaded, encoders, given)
     shapes = cache_shapes(loaded, {"input_ids": text})
+    if columns == _IMAGE:  # the masks of these models are for all positions of the context
+        shapes = [shape and shape._replace(window=None) for shape in shapes]
     kept = make_cache(loaded.get_decoder(), shapes, context, attention, cache)
     embed = TokenEmbedding(loaded, columns)
     decoder = Decoder(loaded, kept, columns, passes_start=attention is not None)
