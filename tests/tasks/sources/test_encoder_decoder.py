@@ -70,7 +70,6 @@ GEMMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": CONTEXT,
     "sliding_window": 16,
-    "initializer_range": 0.4,
 }
 FSMT = {"d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim", "init_std"}
 MORE = {
@@ -82,7 +81,7 @@ MORE = {
     "blenderbot": TEXT,
     "blenderbot-small": TEXT,
     "nllb-moe": {**TEXT, "num_experts": 4},
-    "switch_transformers": {**T5, "num_experts": 4},
+    "switch_transformers": {**T5, "num_decoder_layers": 2, "num_experts": 4},
     "t5gemma": {"encoder": GEMMA, "decoder": GEMMA, "vocab_size": 60},
     "plbart": {name: value for name, value in TEXT.items() if name != "decoder_start_token_id"},
 }
