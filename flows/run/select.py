@@ -12,7 +12,7 @@ from ...configs.load import LoadedZoo
 from ...configs.model import ModelConfig
 from ...configs.nodes import FieldPath
 from ...configs.places import HOST
-from ...configs.sources import BuilderSource, ProgramSource, ResolvedSource
+from ...configs.sources import BuilderSource, HuggingFaceSource, ProgramSource, ResolvedSource
 from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
 from ...configs.zoo import PublishConfig
 from ...errors import ConfigError, InputError
@@ -120,6 +120,8 @@ def _plan(
     with _collected(problems), errors_at(loaded.locations.error, ("models", name, "metadata", "labels_file")):
         config = config.model_copy(update={"metadata": config.metadata and config.metadata.with_labels()})
     names = loaded.zoo.recipes_of(name)
+    with _collected(problems):
+        _check_layers(loaded, name, names)
     reasons = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in names if _matches(recipe, recipes)}
     planned = []
     for recipe in [recipe for recipe, reason in reasons.items() if reason is None]:
@@ -136,6 +138,17 @@ def _plan(
         python_path=loaded.zoo.python_path,
         folder=loaded.files[0].parent,
     )
+
+
+def _check_layers(loaded: LoadedZoo, name: str, recipes: Sequence[str]) -> None:
+    """Raises InputError if a model says how its recipes quantize layers, and none of them quantizes any."""
+    fields = getattr(loaded.zoo.models[name].source, "quantize_layers", None)
+    if fields and not any(recipe.quantize_layers for recipe in map(loaded.zoo.recipes.__getitem__, recipes)):
+        problem = (
+            f"no recipe of the model has `quantize_layers` ({', '.join(recipes)}); add one that has, such as "
+            "xnnpack-llm-8da4w"
+        )
+        raise loaded.locations.error(problem, ("models", name, "source", "quantize_layers"))
 
 
 def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: ModuleSearch) -> ResolvedSource:
@@ -163,12 +176,15 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: Mod
 def _plan_recipe(
     loaded: LoadedZoo, model: str, name: str, search: ModuleSearch, place: Callable[[str], PlannedPlace]
 ) -> PlannedRecipe:
-    recipe = loaded.zoo.recipes[name]
+    recipe, source = loaded.zoo.recipes[name], loaded.zoo.models[model].source
+    if isinstance(source, HuggingFaceSource) and source.quantize_layers:
+        with errors_at(loaded.locations.error, ("models", model, "source", "quantize_layers")):
+            recipe = recipe.with_layers(source.quantize_layers)
 
     def error_at(problem: str, where: FieldPath) -> ConfigError:
         return loaded.locations.error(problem, ("recipes", name, *where))
 
-    if recipe.source_transforms and isinstance(loaded.zoo.models[model].source, ProgramSource):
+    if recipe.transforms and isinstance(source, ProgramSource):
         problem = f"recipe {name!r} has source_transforms; they change modules, and a .pt2 file has none"
         raise loaded.locations.error(problem, ("models", model, "source"))
     bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)

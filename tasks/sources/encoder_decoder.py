@@ -26,6 +26,7 @@ from .huggingface import (
     describe,
     example_sound,
     example_tokens,
+    in_dtype,
     load_model,
     positions_of,
     random_tokens,
@@ -73,6 +74,7 @@ class Encoder(torch.nn.Module):
             [2 * layers * heads, frames, head size]: keys and values of the first layer, of the second, and so on.
         """
         own, cross = (Cache([_Layer() for _ in range(self.layers)]) for _ in range(2))
+        inputs = in_dtype(inputs, self.model.dtype)
         given = {self.model.main_input_name: inputs, "decoder_input_ids": torch.zeros(1, 1, dtype=torch.int64)}
         # Of the decoder, no more than its keys and values remains when this is exported.
         self.model(**given, cache=EncoderDecoderCache(own, cross), use_cache=True)
@@ -125,6 +127,8 @@ def model(
     batch: int | None = None,
     sequence: int | None = None,
     outputs: list[str] | None = None,
+    *,
+    dtype: str = "float32",
 ) -> ModelDefinition | Model:
     """A model whose methods are `encoder` and `text_decoder`, or one without a decoder that has the same task.
 
@@ -136,11 +140,12 @@ def model(
         batch: of models without a decoder.
         sequence: tokens of a text to encode, and tokens to generate, at most; left out: 512.
         outputs: of models without a decoder.
+        dtype: of weights, computation, cache and what `encoder` returns: float32, bfloat16, float16.
     """
     place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task, config)
+    loaded, configuration = load_model(place, task, config, dtype)
     if not configuration.is_encoder_decoder:
-        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs)
+        return Model(name, revision, task, config, batch, sequence or 128, outputs, dtype=dtype)
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models with an encoder and a decoder have none")
     encoder, decoder, example, prompt = _with_caches(loaded, place, configuration, sequence or 512)
@@ -189,10 +194,10 @@ def _with_caches(
         raise SourceError(f"{config.model_type!r} encodes `{name}`: inputs of that kind are not known")
     prompt = random_tokens(config.vocab_size, 1, _LEAST)
     prompt[0, 0] = _start(loaded)
-    given = {name: example, "decoder_input_ids": prompt}
+    given = {name: in_dtype(example, loaded.dtype), "decoder_input_ids": prompt}
     shapes = cache_shapes(loaded, given)
     encoder = Encoder(loaded, len(shapes))
-    decoder = Decoder(loaded, KvCache(shapes, context), len(shapes), None)
+    decoder = Decoder(loaded, KvCache(shapes, context).to(loaded.dtype), len(shapes), None)
     with torch.no_grad():
         wanted = loaded(**given, use_cache=False).logits[0, -2:].float()
         try:

@@ -70,7 +70,7 @@ def _require(package: str, extra: str, what: str) -> None:
 
 def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
     kwargs: dict[str, JsonValue] = source.model_dump(
-        mode="json", include={"task", "config", "batch", "sequence", "outputs", "attention", "cache"}
+        mode="json", exclude={"huggingface", "revision", "quantize_layers"}
     )
     place = source.folder
     if place is not None:
@@ -99,8 +99,11 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     architectures = described.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
-    _check_fields(source, ("batch", "outputs") if generates else ("attention", "cache"), generates=generates)
-    if not generates and _has_decoder(source, described):
+    decodes = not generates and _has_decoder(source, described)
+    wrong = ("batch", "outputs", "padding", "image_size") if generates else ("attention", "cache")
+    _check_fields(source, wrong, generates=generates)
+    if decodes:
+        _check_fields(source, ("padding", "image_size"), generates=True)
         return "encoder_decoder:model"
     return "text_generation:model" if generates else "huggingface:Model"
 

@@ -127,6 +127,8 @@ def model(
     sequence: int = 512,
     attention: str | None = None,
     cache: str | None = None,
+    *,
+    dtype: str = "float32",
 ) -> ModelDefinition:
     """A language model whose one method, `forward`, takes a prompt or a token, and whose file says how to run it.
 
@@ -138,9 +140,10 @@ def model(
         sequence: room in the cache: tokens of prompt and answer together, at most.
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
+        dtype: of weights, computation and cache: float32, bfloat16, float16.
     """
     place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task or "text-generation", config)
+    loaded, configuration = load_model(place, task or "text-generation", config, dtype)
     text = configuration.get_text_config(decoder=True)
     context = min(sequence, positions_of(configuration))
     if context < _LEAST:
@@ -167,7 +170,7 @@ def model(
 
 
 _LEAST = 4  # tokens of a context that the examples fit into
-_TOLERANCES = {None: 1e-4, "int8": 0.2}
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05, "int8": 0.2}
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
 
@@ -182,24 +185,24 @@ def _with_cache(
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
     if attention is None:
-        cached = CachedModel(loaded, KvCache(shapes, context))
+        cached = CachedModel(loaded, KvCache(shapes, context).to(loaded.dtype))
     else:
         from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
 
         kind = own.QuantizedCache if cache == "int8" else own.SequenceCache
         own.switch_attention(loaded)
-        cached = CachedModel(loaded, kind(shapes, context), passes_start=True)
+        cached = CachedModel(loaded, kind(shapes, context).to(loaded.dtype), passes_start=True)
     with torch.no_grad():
         before = cached(prompt[:, :-1], torch.tensor([0]))
         after = cached(prompt[:, -1:], torch.tensor([prompt.shape[1] - 1]))
     cached.cache.clear()
-    check_logits(torch.cat([before, after]), wanted, loaded, _TOLERANCES[cache])
+    check_logits(torch.cat([before, after]), wanted, loaded, cache)
     return cached
 
 
-def check_logits(found: torch.Tensor, wanted: torch.Tensor, loaded: Any, tolerance: float = _TOLERANCES[None]) -> None:
+def check_logits(found: torch.Tensor, wanted: torch.Tensor, loaded: Any, cache: str | None = None) -> None:
     """Raises SourceError if a model with a cache computes other logits than without."""
-    if (found - wanted).abs().max() > tolerance * wanted.abs().max():
+    if (found - wanted).abs().max() > _TOLERANCES[cache or loaded.dtype] * wanted.abs().max():
         name = loaded.config.get_text_config(decoder=True).model_type
         raise SourceError(
             f"{name!r} computes other logits with a cache of static size than without, because its code does not take "

@@ -94,7 +94,7 @@ def test_shipped_recipes(name):
     assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0], *fallback]
     assert recipe.description
     assert (recipe.verify.bounds == VerifyBounds()) is (name in {"portable-fp32", "xnnpack-fp32"})
-    assert (recipe.quantize is None and not recipe.source_transforms) is name.endswith(("fp32", "fp16"))
+    assert (recipe.quantize is None and not recipe.transforms) is name.endswith(("fp32", "fp16"))
 
 
 def test_extends(load):
