@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -183,11 +182,9 @@ class Model:
 
         Raises SourceError if the model takes no images of that size.
         """
-        fixed = {}
         for module in self.model.modules():
             if callable(interpolate := getattr(module, "interpolate_pos_encoding", None)):
-                module.interpolate_pos_encoding = _Once(interpolate)
-                fixed[module] = module.interpolate_pos_encoding
+                module.interpolate_pos_encoding = partial(_interpolated_once, module, interpolate)
         try:
             with torch.no_grad():
                 self.get_eager_model()(*self.get_example_inputs())
@@ -196,11 +193,6 @@ class Model:
             raise SourceError(
                 f"image_size: {type(self.model).__name__} takes no images of {size}: {first_line(error)}"
             ) from error
-        for module, once in fixed.items():
-            del module.interpolate_pos_encoding
-            if once.made is not None:
-                module.register_buffer("fixed_positions", once.made.detach())
-                module.interpolate_pos_encoding = MethodType(_fixed_positions, module)
 
     def _images_of_own_size(self, batch: int) -> dict[str, torch.Tensor]:
         with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
@@ -510,17 +502,8 @@ def _with_signature(
     return made(model, names, outputs, resized=resized)
 
 
-class _Once:
-    """A function with its last result."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        self.function = function
-        self.made: torch.Tensor | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.made = self.function(*args, **kwargs)
-        return self.made
-
-
-def _fixed_positions(module: torch.nn.Module, *_: Any, **__: Any) -> torch.Tensor:
+def _interpolated_once(module: torch.nn.Module, interpolate: Callable[..., torch.Tensor], *sizes: Any) -> torch.Tensor:
+    """What a module computes of its position embeddings, kept in a buffer of it."""
+    if "fixed_positions" not in module._buffers:  # noqa: SLF001 - `named_buffers` looks through all modules in it
+        module.register_buffer("fixed_positions", interpolate(*sizes).detach())
     return module.get_buffer("fixed_positions")
