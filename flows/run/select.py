@@ -8,14 +8,16 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 
+from ...configs.base import TARGET_SEPARATOR
 from ...configs.load import LoadedZoo
 from ...configs.model import ModelConfig
 from ...configs.nodes import FieldPath
 from ...configs.places import HOST
-from ...configs.sources import BuilderSource, HuggingFaceSource, ProgramSource, ResolvedSource
+from ...configs.recipe import Recipe
+from ...configs.sources import BuilderSource, HuggingFaceSource, LayerFields, ProgramSource, ResolvedSource
 from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
 from ...configs.zoo import PublishConfig
-from ...errors import ConfigError, InputError
+from ...errors import ConfigError, InputError, SourceError
 from ...tasks.engine.keys.builder import find_builder
 from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.keys.source import check_program_file, named_callables
@@ -177,9 +179,11 @@ def _plan_recipe(
     loaded: LoadedZoo, model: str, name: str, search: ModuleSearch, place: Callable[[str], PlannedPlace]
 ) -> PlannedRecipe:
     recipe, source = loaded.zoo.recipes[name], loaded.zoo.models[model].source
-    if isinstance(source, HuggingFaceSource) and source.quantize_layers:
+    if isinstance(source, HuggingFaceSource):
         with errors_at(loaded.locations.error, ("models", model, "source", "quantize_layers")):
-            recipe = recipe.with_layers(source.quantize_layers)
+            recipe = recipe.with_layers(source.quantize_layers or LayerFields())
+        with errors_at(loaded.locations.error, ("models", model, "source", "dtype")):
+            _check_dtype(source, name, recipe)
 
     def error_at(problem: str, where: FieldPath) -> ConfigError:
         return loaded.locations.error(problem, ("recipes", name, *where))
@@ -200,6 +204,18 @@ def _plan_recipe(
             )
             raise loaded.locations.error(problem, ("models", model, "limits", "device", limit))
     return replace(planned, places=places)
+
+
+def _check_dtype(source: HuggingFaceSource, name: str, recipe: Recipe) -> None:
+    """Raises SourceError for a dtype in which XNNPACK cannot quantize what the recipe wants it to (executorch 1.5.1)."""
+    lowers = any("xnnpack" in made.target.split(TARGET_SEPARATOR) for made in recipe.specializations)
+    quantizes = recipe.quantize and any(chosen.quantizer == "xnnpack" for chosen in recipe.quantize.chosen)
+    if source.dtype in {"float16", "bfloat16"} and quantizes:
+        raise SourceError(f"XNNPACK's quantizer takes float32 only, and recipe {name!r} has it; leave `dtype` out")
+    if source.dtype == "bfloat16" and recipe.transforms and lowers:
+        raise SourceError(
+            f"XNNPACK takes no quantized layers in bfloat16, and recipe {name!r} has some; choose float16 or float32"
+        )
 
 
 def _may_measure(place: PlannedPlace) -> bool:

@@ -216,7 +216,7 @@ def test_layers_quantized_as_the_source_says(project, language_model):
     assert made.code == 0, made.err
     sizes = {path.stem: path.stat().st_size for path in (project.out / "tiny").glob("*.pte")}
     assert sizes["xnnpack-llm-8da4w"] < sizes["xnnpack-llm-8da8w"] < sizes["xnnpack-fp32"]
-    fields = {"dtype": "bfloat16", "quantize_layers.group_size": 64, "quantize_layers.embedding": "int8"}
+    fields = {"dtype": "float16", "quantize_layers.group_size": 64, "quantize_layers.embedding": "int8"}
     options = [option for name, value in fields.items() for option in ("--set", f"source.{name}={value}")]
     assert project.run("export", "hf:./tiny", *recipes[:2], *options).code == 0
     file = project.out / "tiny" / "xnnpack-llm-8da4w.pte"

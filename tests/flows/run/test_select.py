@@ -10,9 +10,9 @@ from pteforge.flows.run.select import select_models
 NAME = {"huggingface": "llama", "task": "text-generation", "config": {}}
 
 
-def selected(folder, fields, *recipes):
+def selected(folder, layers, *recipes, **fields):
     """The recipes of a model whose source has these fields."""
-    source = {**NAME, "quantize_layers": fields}
+    source = {**NAME, "quantize_layers": layers, **fields}
     zoo = {"version": 1, "models": {"net": {"source": source, "recipes": recipes}}}
     (folder / "zoo.yaml").write_text(json.dumps(zoo))
     (model,) = select_models(load_zoo(folder / "zoo.yaml"))
@@ -39,6 +39,20 @@ def test_fields_that_do_not_fit(tmp_path, fields, recipe, problem):
     """The error names the field of the model's source."""
     with pytest.raises(InputError, match=rf"models.net.source.quantize_layers.*: .*{problem}"):
         selected(tmp_path, fields, recipe)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recipe", "problem"),
+    [
+        ("bfloat16", "xnnpack-llm-8da4w", "XNNPACK takes no quantized layers in bfloat16"),
+        ("float16", "xnnpack-int8-dynamic", "XNNPACK's quantizer takes float32 only"),
+    ],
+)
+def test_dtypes_that_cannot_be_quantized(tmp_path, dtype, recipe, problem):
+    """They are refused before any work; in floating point, XNNPACK takes them."""
+    assert len(selected(tmp_path, None, "xnnpack-fp32", dtype=dtype)) == 1
+    with pytest.raises(InputError, match=f"models.net.source.dtype: {problem}"):
+        selected(tmp_path, None, recipe, dtype=dtype)
 
 
 def test_the_source_of_a_named_model(tmp_path):
