@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .api.result import Exported
     from .configs.model import MethodCall, MethodDefinition, ModelDefinition
     from .flows.prefect.server import PteforgeStore
+    from .tasks.usercode.weights import load_weights
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "__version__",
     "configs",
     "export",
+    "load_weights",
     "recipe_from_executorch",
 ]
 
@@ -37,6 +39,7 @@ _LAZY = {
     "ModelDefinition": "configs.model",
     "PteforgeStore": "flows.prefect.server",
     "export": "api.export",
+    "load_weights": "tasks.usercode.weights",
     "recipe_from_executorch": "api.recipes",
 }
 

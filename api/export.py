@@ -21,8 +21,10 @@ from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
+from ..configs.model import MethodConfig
 from ..configs.places import PlaceConfig
-from ..errors import AccuracyMissed, InputError, PteforgeError, StageFailed, VerificationFailed
+from ..errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
+from ..formats.pte.buckets import Bucket
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import count_values
 from ..tasks.engine.executor import EngineRunner, Executor
@@ -44,7 +46,7 @@ from ..tasks.stages.source_transform import SourceTransform, transform_built
 from ..tasks.stages.verify import Verify
 from .recipes import RecipeLike, find_recipe
 from .result import Exported, alone
-from .source import Inputs, Keywords, LiveSource, Model, Samples, live_source, read_calibration
+from .source import Inputs, Keywords, LiveSource, Model, Samples, live_source, method_inputs, read_calibration
 
 
 @alone()
@@ -56,6 +58,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     example_kwarg_inputs: Keywords | Mapping[str, Keywords] | None = None,
     calibration: Samples | Mapping[str, Samples] | None = None,
     dynamic_shapes: Any = None,
+    buckets: Mapping[str, Any] | None = None,
     constant_methods: Mapping[str, Any] | None = None,
     metadata: Metadata | Mapping[str, Any] | None = None,
     strict: bool | None = None,
@@ -85,6 +88,8 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
             `pteforge.configs.Dataset`; or a mapping of method names to either. An iterable is consumed once, one sample
             in memory at a time.
         dynamic_shapes: as ``torch.export.export`` takes it, or a mapping of method names to that.
+        buckets: name of a dynamic dimension to ascending sizes, or a mapping of method names to that: the method
+            becomes one for each size, in which the dimension is static.
         constant_methods: name to a constant that the file returns without computing.
         metadata: what the file says about the model: a `pteforge.configs.Metadata`, or a mapping of its fields, as a
             zoo has them. Replaces that of a ModelDefinition, field by field.
@@ -112,19 +117,22 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     planned = replace(found.planned, until=check_stage(until)) if until else found.planned
     planned = for_debugging(planned) if debug else planned
     planned = replace(planned, places=tuple(_plan_places(places)))
-    methods = tuple(source.definition.methods)
-    if calibration is None and found.calibration and planned.quantizers:
-        calibration = {method: found.calibration() for method in methods}
-    observed = read_calibration(calibration, methods, planned)
     plan = PlannedModel(
         name=name,
-        recipes=(planned,),
+        recipes=(),
         random_inputs=planned.bounds.drawn_inputs,
         source=None,
-        calibration={**observed.datasets, **dict.fromkeys(observed.samples)},
+        buckets=tuple(_plan_buckets(source, buckets)),
         strict=found.strict if strict is None else strict,
         metadata=described,
     )
+    methods = tuple(plan.methods_in_file(source.definition.methods))
+    planned = planned.for_buckets(plan.buckets)
+    if calibration is None and found.calibration and planned.quantizers:
+        calibration = {method: found.calibration() for method in methods}
+    observed = read_calibration(calibration, methods, planned)
+    observing = {**observed.datasets, **dict.fromkeys(observed.samples)}
+    plan = replace(plan, recipes=(planned,), calibration=observing)
     url = os.environ.get("PTEFORGE_STORE") if store is None else str(store)
     run = ModelRun(LiveRunner(open_store(url or None), source, observed.samples), plan)
     began, started = datetime.now(UTC), time.monotonic()
@@ -135,6 +143,17 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         if not run.recipes:
             raise
     return _result(run, source, outcome, began, time.monotonic() - started)
+
+
+def _plan_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterator[Bucket]:
+    """Raises InputError for buckets that no zoo may have, and SourceError for those of a program."""
+    for method, sizes in method_inputs(given, tuple(source.definition.methods), "buckets").items():
+        if method in source.programs:
+            raise SourceError(f"method {method!r} is exported already, so no size can become static; give a module")
+        try:
+            yield from MethodConfig(buckets=sizes).planned(method)
+        except ValidationError as error:
+            raise InputError(f"buckets of method {method!r}: {describe_errors(error)}") from error
 
 
 def _plan_places(texts: Iterable[str]) -> Iterator[PlannedPlace]:
@@ -236,14 +255,15 @@ class LiveRunner(EngineRunner):
         return done
 
     def _trace(self, call: StageCall, body: Callable[..., Any]) -> tuple[Done, str]:
-        """Runs a body that traces a method, which is the first one if the call names none; returns its name, too."""
-        method = call.id.method or next(iter(self._source.definition.methods))
+        """Runs a body that traces a method, the first one if the call names none; returns its name in the file, too."""
+        method = call.params.method or next(iter(self._source.definition.methods))
         outputs, seconds = self._build(method, body, call.params.model_copy(update={"method": method}))
-        return self._adopt(call, {"live": _identities(outputs)}, outputs, seconds), method
+        return self._adopt(call, {"live": _identities(outputs)}, outputs, seconds), call.id.method or method
 
     def _transform(self, call: StageCall) -> Done:
         method, source = call.id.method, {"live": _identities(self._exports[call.id.method])}
-        outputs, seconds = self._build(method, transform_built, call.params.model_copy(update={"source": source}))
+        params = call.params.model_copy(update={"source": source})
+        outputs, seconds = self._build(params.method, transform_built, params)
         self._observed[method] = outputs["program"]
         return self._adopt(call, source, outputs, seconds)
 

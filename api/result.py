@@ -150,7 +150,8 @@ class Exported:
     @classmethod
     def of(cls, run: RecipeRun, source: LiveSource, stages: tuple[StageOutcome, ...], *, rejected: bool) -> Exported:
         examples = {name: method.example_inputs for name, method in source.definition.methods.items()}
-        return cls(run.model.name, run.plan.name, tuple(examples), stages, rejected, examples, run)
+        methods = tuple(run.model.methods_in_file([*examples]))
+        return cls(run.model.name, run.plan.name, methods, stages, rejected, examples, run)
 
     @property
     def _store(self) -> Store:
@@ -204,16 +205,23 @@ class Exported:
             )
         if inputs is not None:
             flat = pytree.tree_leaves(tuple(inputs))
-        elif method in self.methods:  # including keyword arguments
-            flat = self.artifact(Export.name, method=method, role="examples")["inputs"][0]
         else:
-            flat = []  # a constant method takes none
+            called = self._run.model.methods_in_file([method])[0]
+            # including keyword arguments; a constant method takes none
+            flat = self._flat_examples(called)[0] if called in self.methods else []
         return self.load().run(method, flat)
 
     def example_inputs(self, method: str = "forward") -> tuple[tuple[Any, ...], ...]:
         """The examples that a method was exported with; the first one was traced."""
         self._check_method(method)
+        if self._run.model.bucket(method):
+            return tuple(map(tuple, self._flat_examples(method)))
         return tuple(self._examples[method])
+
+    def _flat_examples(self, method: str) -> list[Sequence[Any]]:
+        stored = self.artifact(Export.name, method=method, role="examples")
+        examples: list[Sequence[Any]] = stored["inputs"][: len(stored["inputs"]) - stored["drawn"]]
+        return examples
 
     def artifact(self, stage: str, *, method: str = "", specialization: str = "", role: str = "") -> Any:
         """Loads an output of a stage.

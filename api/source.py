@@ -223,7 +223,9 @@ def method_inputs(given: Any, methods: tuple[str, ...], what: str) -> dict[str, 
         return {}
     if isinstance(given, Mapping) and set(given) <= set(methods):
         return dict(given)
-    if len(methods) == 1 and (what in ("dynamic_shapes", "example_kwarg_inputs") or not isinstance(given, Mapping)):
+    if len(methods) == 1 and (
+        what in ("dynamic_shapes", "example_kwarg_inputs", "buckets") or not isinstance(given, Mapping)
+    ):
         return {methods[0]: given}
     if isinstance(given, Mapping):
         unknown = sorted(map(str, set(given) - set(methods)))

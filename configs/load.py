@@ -297,7 +297,7 @@ def _is_declared(field: Sequence[str | int], text: str) -> bool:
 
 def _is_place(key: str, text: str) -> bool:
     """Whether the value of a source's key is the path of a file or a folder."""
-    return key == "program" or (key == "huggingface" and is_folder(text))
+    return key == "program" or (key in {"huggingface", "adapter"} and is_folder(text))
 
 
 def _model_defaults(file: Node, inherited: Node) -> Node:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
@@ -15,12 +17,14 @@ from pydantic import (
     StrictBool,
     StrictInt,
     Tag,
+    field_validator,
     model_validator,
 )
 
+from ..formats.pte.buckets import Bucket
 from .base import Bytes, FrozenModel, MethodName, Names, Seconds
 from .metadata import Metadata
-from .sources import Dataset, Source
+from .sources import Dataset, ProgramSource, Source
 from .verification import Accuracy, VerifyOverrides
 
 if TYPE_CHECKING:
@@ -118,6 +122,50 @@ def _check_dim_names(shapes: DynamicShapes) -> DynamicShapes:
     return shapes
 
 
+def _check_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if not sizes or any(size >= following for size, following in pairwise(sizes)):
+        raise ValueError(f"{list(sizes)} must be sizes in ascending order, at least one, each once")
+    return sizes
+
+
+BucketSizes = Annotated[
+    tuple[Annotated[StrictInt, Field(ge=1)], ...],
+    AfterValidator(_check_sizes),
+    Field(json_schema_extra={"minItems": 1}),
+]
+
+_MOST_BUCKETS = 32
+
+
+class MethodConfig(FrozenModel):
+    """What a zoo asks of one method of a model."""
+
+    buckets: dict[str, BucketSizes] = Field(
+        {},
+        description="Name of a dynamic dimension to ascending sizes. The method becomes one method for each size, or "
+        "combination of sizes, in which the dimension is static: forward_32, forward_128.",
+    )
+
+    @field_validator("buckets")
+    @classmethod
+    def _not_too_many(cls, buckets: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        if (count := math.prod(map(len, buckets.values()))) > _MOST_BUCKETS:
+            raise ValueError(f"has {count} combinations of sizes, each of which is exported; at most {_MOST_BUCKETS}")
+        return buckets
+
+    def planned(self, method: str) -> list[Bucket]:
+        """The buckets of the method of this name, which are named after it and their sizes."""
+        combinations = product(*self.buckets.values()) if self.buckets else ()
+        return [
+            Bucket(
+                name="_".join(map(str, (method, *sizes))),
+                method=method,
+                sizes=dict(zip(self.buckets, sizes, strict=True)),
+            )
+            for sizes in combinations
+        ]
+
+
 class DeviceLimits(FrozenModel):
     """Bytes that each method of a file may take on a device, with the largest of the inputs that are tried."""
 
@@ -162,6 +210,9 @@ class ModelConfig(FrozenModel):
         "mapping of inputs' names to entries. An entry is a mapping of dimension index to {min, max, name, "
         "multiple_of}, null for a static input, or a list of entries for an input that is a tuple.",
     )
+    methods: dict[MethodName, MethodConfig] = Field(
+        {}, description="Method name to its buckets: static sizes in place of a dynamic one."
+    )
     calibration: dict[str, Dataset] | None = Field(
         None, description="Method name to the dataset that calibrates quantizers; other methods use the example inputs."
     )
@@ -173,6 +224,15 @@ class ModelConfig(FrozenModel):
     metadata: Metadata | None = Field(
         None, description="What the file says about the model: labels, preprocessing, licence, where it comes from."
     )
+
+    @model_validator(mode="after")
+    def _buckets_need_modules(self) -> Self:
+        if isinstance(self.source, ProgramSource) and any(method.buckets for method in self.methods.values()):
+            raise ValueError(
+                "methods: a .pt2 file is exported already, so its sizes cannot become static; "
+                "give a builder, or export a program for each size"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -186,12 +246,15 @@ class MethodDefinition:
         dynamic_shapes: as ``torch.export.export`` takes it, for all arguments; None where all is static.
         example_kwarg_inputs: one mapping of keyword arguments per example; empty where all are positional. The file
             takes inputs by position: keywords follow, in the order of the first example's.
+        padding: parameter name to the value that fills an input up to the size of a bucket, of a module whose outputs
+            do not depend on what is added, such as 0 for a mask. `export` tries it with eager.
     """
 
     module: torch.nn.Module
     example_inputs: Sequence[tuple[Any, ...]] = ()
     dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None
     example_kwarg_inputs: Sequence[Mapping[str, Any]] = ()
+    padding: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

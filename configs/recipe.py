@@ -286,10 +286,11 @@ class Output(FrozenModel):
         description="plain: the specialization's own .pte, as it is. fat: one .pte with all specializations, of which "
         "the device runs the first that it can; common weights are stored once.",
     )
-    external_data: StrictBool = Field(
+    external_data: StrictBool | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         False,
         description="Write weights to a .ptd file next to the .pte: the constants of ExecuTorch's own kernels and the "
-        "weights that backends look up by name. The two files belong together.",
+        "weights that backends look up by name. The two files belong together. A list of patterns, such as *.lora_*: "
+        "only weights with such names, except those inside of delegates.",
     )
     share_transposed: StrictBool = Field(
         True,
@@ -310,10 +311,16 @@ class Output(FrozenModel):
             raise ValueError("`self_check` needs `form: fat`: nothing checks a plain file when it is loaded")
         return self
 
+    @model_validator(mode="after")
+    def _patterns_of_plain_files(self) -> Self:
+        if not isinstance(self.external_data, bool) and self.form == "fat":
+            raise ValueError("`external_data` takes patterns with `form: plain` only: write true, or false")
+        return self
+
     @property
-    def payload_is_split(self) -> bool:
-        """Whether the only payload has external weights; payloads of fat files are whole, and split when packed."""
-        return self.external_data and self.form == "plain"
+    def split_weights(self) -> bool | tuple[str, ...]:
+        """Which weights of the only payload are external; payloads of fat files are whole, and split when packed."""
+        return self.form == "plain" and self.external_data
 
 
 class Recipe(FrozenModel):

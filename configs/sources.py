@@ -75,6 +75,23 @@ class HuggingFaceSource(FrozenModel):
         "./, ../ or /; or, with `config`, the model_type of a configuration.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of the repository; left out: main.")
+    gguf: str | None = Field(
+        None, min_length=1, description="Name of the GGUF file of it to read; its weights become floating point."
+    )
+    adapter: str | None = Field(
+        None,
+        min_length=1,
+        description="An adapter in PEFT's layout: a repository of the Hugging Face hub, or a folder, which begins with "
+        "./, ../ or /.",
+    )
+    merge: Annotated[bool, Strict()] = Field(
+        True,
+        description="Whether the adapter is merged into the weights. false: the file computes with both; the adapter's "
+        "weights are called *.lora_A and *.lora_B, and `external_data` can keep them outside.",
+    )
+    adapter_revision: str | None = Field(
+        None, description="Branch, tag or commit of the adapter's repository; left out: main."
+    )
     task: str | None = Field(
         None, description="Task of a pipeline of transformers, such as fill-mask; left out: what the model is made for."
     )
@@ -124,10 +141,11 @@ class HuggingFaceSource(FrozenModel):
             raise ValueError("cache: int8 is read by ExecuTorch's own attention: add `attention: custom_sdpa`")
         return self
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder, if it is not the name of a repository."""
-        return Path(self.huggingface) if is_folder(self.huggingface) else None
+    @model_validator(mode="after")
+    def _config_has_no_weights(self) -> Self:
+        if self.config is not None and (self.gguf or self.adapter):
+            raise ValueError("config: the weights of its model are random: leave `gguf` and `adapter` out")
+        return self
 
 
 class TimmSource(FrozenModel):

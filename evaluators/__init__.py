@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from .classification import top_k
 from .embedding import embedding_similarity, triplet_accuracy
+from .generation import bleu, chrf, exact_match, neg_word_error_rate, vqa_accuracy
 from .perplexity import neg_perplexity
 from .segmentation import mean_iou
 from .speech import character_accuracy, neg_log_spectral_distance
 
 __all__ = [
+    "bleu",
     "character_accuracy",
+    "chrf",
     "embedding_similarity",
+    "exact_match",
     "mean_iou",
     "neg_log_spectral_distance",
     "neg_perplexity",
+    "neg_word_error_rate",
     "top_k",
     "triplet_accuracy",
+    "vqa_accuracy",
 ]

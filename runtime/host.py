@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import InputError, PteforgeError, first_line
 from ..formats.nfat.container import V1, FatFile, is_fat, open_fat
 from ..formats.nfat.contents import BACKEND_ID
+from ..formats.pte.buckets import Bucket, choose_bucket, fit_bucket, read_buckets
 from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape_problem
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
@@ -89,21 +90,38 @@ class LoadedProgram:
     _signatures: Mapping[str, Method] = field(repr=False)
     _mismatches: Mapping[str, str] = field(repr=False)
     _advice: str = field(default="", repr=False)
+    _buckets: Mapping[str, Sequence[Bucket]] = field(default_factory=dict, repr=False)
+
+    def choose_bucket(self, method: str, inputs: Sequence[Any]) -> str:
+        """The name of the smallest bucket of a model's method that takes inputs, or takes them padded.
+
+        Raises InputError if the method has no buckets, or the inputs are too large for all of them.
+        """
+        if method not in self._buckets:
+            raise InputError(f"{self._file} has no buckets of {method!r}")
+        return choose_bucket(self._buckets[method], inputs).name
 
     def run(self, method: str, inputs: Sequence[Any] = ()) -> list[Any]:
         """Runs a method on tensors and numbers, in the order of its inputs.
+
+        Of a method that the file has buckets of, the smallest one runs that the inputs fit. If they are smaller, they
+        are padded and the outputs cut, where the file says how.
 
         Returns:
             Outputs in the method's order. Tensors are copies, which the next call does not change.
 
         Raises:
-            InputError: there is no such method, or the inputs do not match its signature.
+            InputError: there is no such method, or the inputs do not match its signature, or fit no bucket.
             PteforgeError: the runtime fails, or the payload's signature is not that of the fat file.
         """
         return self.timed_run(method, inputs).outputs
 
     def timed_run(self, method: str, inputs: Sequence[Any] = ()) -> TimedRun:
         """Runs a method as `run` does, and takes the time of its two parts; raises as `run`."""
+        if method in self._buckets:
+            bucket, padded = fit_bucket(self._buckets[method], inputs)
+            done = self.timed_run(bucket.name, padded)
+            return replace(done, outputs=bucket.cut(inputs, done.outputs))
         if method not in self._programs:
             raise InputError(f"{self._file} has no method {method!r}; it has {', '.join(map(repr, self.methods))}")
         if method in self._mismatches:
@@ -182,7 +200,7 @@ def _load_plain(file: Path, pte: PteFile, preference: Preference, data_files: Se
     names = _method_names(pte.methods)
     signatures = {method.name: method for method in pte.methods}
     programs = dict.fromkeys(names, program)
-    return LoadedProgram(None, (), names, file, programs, signatures, {}, _advice(file, pte, data))
+    return LoadedProgram(None, (), names, file, programs, signatures, {}, _advice(file, pte, data), _buckets_of(file))
 
 
 def _advice(file: Path, pte: PteFile, data: Path | None) -> str:
@@ -213,7 +231,12 @@ def _load_fat(file: Path, preference: Preference, data_files: Sequence[Path]) ->
         programs,
         {method.name: method for method in delegated},
         {name: problem for name, problem in mismatches.items() if problem},
+        _buckets=_buckets_of(file),
     )
+
+
+def _buckets_of(file: Path) -> Mapping[str, Sequence[Bucket]]:
+    return read_buckets(read_metadata(file))
 
 
 def _is_delegated(method: Method) -> bool:

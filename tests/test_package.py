@@ -112,6 +112,7 @@ def test_public_names():
         "__version__",
         "configs",
         "export",
+        "load_weights",
         "recipe_from_executorch",
     ]
     assert expected == pteforge.__all__

@@ -45,6 +45,7 @@ def inspect_file(
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
     from ...formats.describe import describe, describe_container, describe_external, weight_bytes
     from ...formats.nfat.container import is_fat
+    from ...formats.pte.buckets import BUCKETS
     from ...formats.pte.contents import SIZES
     from ...formats.pte.metadata import metadata_json, read_metadata, returning_methods
     from ...formats.pte.reader import map_file, open_pte
@@ -77,9 +78,10 @@ def inspect_file(
     console.print(format_runtimes(contract.runtimes if contract else None), soft_wrap=True)
     for line in _recorded(known):
         console.print(printable(line), soft_wrap=True)
-    told = {key: value for key, value in metadata.items() if not key.startswith(SIZES)}  # inputs have those
+    told = {key: value for key, value in metadata.items() if not key.startswith((SIZES, BUCKETS))}
     for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(line, soft_wrap=True)
+    _print_buckets(console, metadata, description)
     returning = returning_methods(pte, metadata)
     for method in [method for method in description["methods"] if method["name"] not in returning]:
         _print_method(console, method)
@@ -193,6 +195,19 @@ def _weights(sizes: dict[str, int], unread: Sequence[str]) -> str:
     if unread:
         said.append(f"those of {printable(', '.join(unread))} are not read")
     return f"weights: {', '.join(said)}" if said else ""
+
+
+def _print_buckets(console: Console, metadata: Mapping[str, MetadataValue], description: dict[str, Any]) -> None:
+    from ...formats.pte.buckets import read_buckets
+
+    planned = {method["name"]: method["planned_memory"] for method in description["methods"]}
+    for method, buckets in read_buckets(metadata).items():
+        console.print(f"\nbuckets of {printable(method)}", style="bold")
+        for bucket in buckets:
+            size = format_size(sum(planned.get(bucket.name, ())))
+            console.print(f"  {printable(str(bucket))}: planned memory {size}", soft_wrap=True)
+        by = "pteforge.runtime" if all(bucket.padding for bucket in buckets) else "the caller"
+        console.print(f"  smaller inputs are padded by {by}")
 
 
 def _print_method(console: Console, method: dict[str, Any]) -> None:

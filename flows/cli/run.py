@@ -66,26 +66,31 @@ def run_file(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Run a method of a .pte file on this machine's ExecuTorch runtime; for a fat file, the first payload that fits."""
     from ...formats.nfat.container import is_fat
+    from ...formats.pte.buckets import read_buckets
+    from ...formats.pte.metadata import read_metadata
     from ...formats.pte.reader import open_pte
     from ...runtime import load
     from ...runtime.quiet import quiet
 
     pte = open_pte(file)
     check_output(output)
-    called = next((candidate for candidate in pte.methods if candidate.name == method), None)
+    buckets = read_buckets(read_metadata(file)).get(method)
+    example = buckets[0].name if buckets else method  # its inputs are of the right kind
+    called = next((candidate for candidate in pte.methods if candidate.name == example), None)
     if called is None:
         raise InputError(f"{file} has no method {method!r}; it has {', '.join(m.name for m in pte.methods)}")
     weights = data_files(file, data)
     if not data and not is_fat(pte):  # containers have the digests of a fat file's weights
         check_found(file, weights)
     with quiet():
-        values = _read_inputs(inputs, called) if inputs else _random_inputs(called, seed)
+        values = _read_inputs(inputs, called, of_any_size=bool(buckets)) if inputs else _random_inputs(called, seed)
         import executorch.runtime  # noqa: F401 - takes seconds that are not the file's
 
         began = time.perf_counter()
         loaded = load(file, prefer=split_names(prefer), exclude=split_names(exclude), data_files=weights)
         load_seconds = time.perf_counter() - began
         done = loaded.timed_run(method, values)
+        ran = loaded.choose_bucket(method, values) if buckets else method
     outputs = done.outputs
     load_time, run_time = 1000 * (load_seconds + done.load_seconds), 1000 * done.run_seconds
     if output:
@@ -95,13 +100,14 @@ def run_file(  # noqa: PLR0913 - one parameter per option
         print_json(
             {
                 "payload": loaded.payload,
+                "method": ran,
                 "report": loaded.report,
                 "outputs": described,
                 "milliseconds": {"load": load_time, "run": run_time},
             }
         )
         return
-    typer.echo(f"load {load_time:.3f} ms, {printable(method)} {run_time:.3f} ms", err=True)
+    typer.echo(f"load {load_time:.3f} ms, {printable(ran)} {run_time:.3f} ms", err=True)
     if loaded.payload is not None:  # which ran, and why those before it did not
         passed_over = [line for line in loaded.report if ": passed over: " in line]
         for line in (*passed_over, f"{loaded.payload}: ran"):
@@ -130,7 +136,7 @@ def _random_inputs(method: Method, seed: int) -> list[Any]:
         raise InputError(f"random inputs for {method.name!r} cannot be made: {first_line(error)}") from error
 
 
-def _read_inputs(path: Path, method: Method) -> list[Any]:
+def _read_inputs(path: Path, method: Method, *, of_any_size: bool) -> list[Any]:
     import numpy as np
     import torch
 
@@ -147,7 +153,7 @@ def _read_inputs(path: Path, method: Method) -> list[Any]:
         raise InputError(f"{path} has {len(values)} arrays; method {method.name!r} takes {len(wanted)} tensors")
     for position, (value, spec) in enumerate(zip(values, wanted, strict=True)):
         values[position] = value.to(getattr(torch, spec.dtype))
-        if problem := shape_problem(spec, value.shape):
+        if not of_any_size and (problem := shape_problem(spec, value.shape)):
             raise InputError(f"{path}: array {position} {problem}")
     tensors = iter(values)
     return [next(tensors) if isinstance(spec, TensorSpec) else spec.value for spec in method.inputs]

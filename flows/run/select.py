@@ -15,6 +15,7 @@ from ...configs.nodes import FieldPath
 from ...configs.places import HOST
 from ...configs.recipe import Recipe
 from ...configs.sources import BuilderSource, HuggingFaceSource, LayerFields, ProgramSource, ResolvedSource
+from ...configs.text_samples import METRICS, check_text_options
 from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
 from ...configs.zoo import PublishConfig
 from ...errors import ConfigError, InputError, SourceError
@@ -207,7 +208,7 @@ def _plan_recipe(
 
 
 def _check_dtype(source: HuggingFaceSource, name: str, recipe: Recipe) -> None:
-    """Raises SourceError for a dtype in which XNNPACK cannot quantize what the recipe wants it to (executorch 1.5.1)."""
+    """Raises SourceError for a dtype in which XNNPACK cannot quantize as the recipe says (executorch 1.5.1)."""
     lowers = any("xnnpack" in made.target.split(TARGET_SEPARATOR) for made in recipe.specializations)
     quantizes = recipe.quantize and any(chosen.quantizer == "xnnpack" for chosen in recipe.quantize.chosen)
     if source.dtype in {"float16", "bfloat16"} and quantizes:
@@ -258,4 +259,10 @@ def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -
         for argument, _ in named_callables(evaluator.kwargs):
             with errors_at(error_at, ("kwargs", argument)):
                 find_builder(str(evaluator.kwargs[argument]), search)
+        if (metric := evaluator.builder.rpartition(":")[2]) in METRICS:
+            with errors_at(error_at, ("kwargs",)):
+                read = check_text_options(evaluator.kwargs, metric, loaded.files[0].parent)
+            gate = gate.model_copy(
+                update={"evaluator": evaluator.model_copy(update={"files": (*evaluator.files, *read)})}
+            )
     return gate

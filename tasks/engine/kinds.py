@@ -43,6 +43,8 @@ Observed = Annotated[ArtifactRef, Kind("model/observed")]  # what the user's cod
 
 Sizes = Annotated[ArtifactRef, Kind("model/sizes")]  # see `programs.inputs.input_sizes`
 
+Bucket = Annotated[ArtifactRef, Kind("model/bucket")]  # formats.pte.buckets.Bucket, as files have it
+
 ObservedSamples = Annotated[ArtifactRef, Kind("report/calibration")]  # what quantizers observed, in words
 
 Notes = Annotated[ArtifactRef, Kind("report/notes")]  # what is to be known of a program, a list of texts

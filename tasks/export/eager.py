@@ -166,8 +166,6 @@ def is_like_eager(
     """
     if any(map(_draws, _calls(program))):
         return None
-    rounding = _rounding_of(program)
-    bounds = _EXACT.model_copy(update={"max_relative_error": None}) if rounding else _EXACT
     flat, spec = pytree.tree_flatten((example, {}))
     for values in DRAWS:
         drawn = draw_inputs(program, [flat], 0, values, sizes)
@@ -177,12 +175,17 @@ def is_like_eager(
         except SourceError:
             continue
         try:
-            stored, made = StoredCase("", drawn, expected), _run_program(program, call)
-            cases = list(compare_all(made, stored, method="", rounding=rounding))
+            return agrees_with_eager(_run_program(program, call), drawn, expected, _rounding_of(program))
         except Exception:  # noqa: BLE001 - an assertion of the program, an operator's error, another shape
             return False
-        return not [*disagreements(cases, bounds), *(line for case in cases for line in violations(case, bounds))]
     return None
+
+
+def agrees_with_eager(outputs: Sequence[Any], flat: Sequence[Any], expected: Sequence[Any], rounding: str = "") -> bool:
+    """Whether outputs are eager's up to rounding; raises VerificationFailed for other shapes."""
+    bounds = _EXACT.model_copy(update={"max_relative_error": None}) if rounding else _EXACT
+    cases = list(compare_all(outputs, StoredCase("", flat, expected), method="", rounding=rounding))
+    return not [*disagreements(cases, bounds), *(line for case in cases for line in violations(case, bounds))]
 
 
 def refusal(

@@ -7,8 +7,9 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from executorch.exir.tensor import layout_enum, scalar_type_enum
@@ -22,6 +23,7 @@ from ..upstream.torch_export import uncompared_masks
 from ..usercode.inputs import check_bounded, check_fits
 from ..usercode.model_source import BuiltModel, by_name
 from ..usercode.modules import convert_prepared, copy_module, for_inference, is_prepared
+from .buckets import make_bucket
 from .eager import is_like_eager, refusal, run_eager
 from .sizes import (
     AskedSize,
@@ -35,6 +37,10 @@ from .sizes import (
     tied_sizes,
     unkept_sizes,
 )
+
+if TYPE_CHECKING:
+    from ...formats.pte.buckets import Bucket
+    from ..stages.export import MethodParams
 
 
 def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
@@ -105,20 +111,29 @@ Shapes = Mapping[str, Any] | None
 """Bounds of dynamic sizes by method, from the zoo file; they replace those of the model's own definition."""
 
 
-def choose_method(model: BuiltModel, name: str | None, shapes: Shapes) -> str:
-    """The name of a method, by default of the model's first one, its module in inference mode.
+def choose_method(model: BuiltModel, params: MethodParams) -> tuple[BuiltModel, str, Shapes, Bucket | None]:
+    """The method to export, by default the model's first one, its module in inference mode.
 
-    Raises SourceError if the model has no such method, or none that `shapes` name.
+    Returns:
+        The model, in which a bucket takes the place of its method; the method's name; bounds of dynamic sizes that
+        replace its own; and the bucket, if it is one.
+
+    Raises:
+        SourceError: the model has no such method, none that dynamic_shapes name, or not the bucket's dimensions.
     """
-    methods = list(model.definition.methods)
-    name = name or methods[0]
+    methods, shapes, bucket = dict(model.definition.methods), params.dynamic_shapes, params.bucket
+    name = params.method or next(iter(methods))
     if name not in methods:
-        raise SourceError(f"the model has no method {name!r}; it has {methods}")
+        raise SourceError(f"the model has no method {name!r}; it has {list(methods)}")
     if unknown := set(shapes or ()) - set(methods):
-        raise SourceError(f"dynamic_shapes names the methods {sorted(unknown)}; the model has {methods}")
+        raise SourceError(f"dynamic_shapes names the methods {sorted(unknown)}; the model has {list(methods)}")
     if model.program is None:
-        for_inference(model.definition.methods[name].module)
-    return name
+        for_inference(methods[name].module)
+    if bucket is None:
+        return model, name, shapes, None
+    static, bucket = make_bucket(methods[name], dynamic_shapes_of(name, methods[name], shapes), bucket)
+    methods = {bucket.name if own == name else own: static if own == name else methods[own] for own in methods}
+    return replace(model, definition=replace(model.definition, methods=methods)), bucket.name, None, bucket
 
 
 def digest_weights(definition: ModelDefinition) -> dict[str, dict[str, Digest]]:

@@ -47,7 +47,14 @@ class AskedSize:
 
 
 def asked_sizes(module: torch.nn.Module, example: tuple[Any, ...], dynamic: Any) -> list[AskedSize]:
-    """What `dynamic_shapes` asks for; nothing where they do not fit the inputs, which torch.export says.
+    """What `dynamic_shapes` asks for; nothing where they do not fit the inputs, which torch.export says."""
+    return [_asked(*row) for row in input_dims(module, example, dynamic)]
+
+
+def input_dims(
+    module: torch.nn.Module, example: tuple[Any, ...], dynamic: Any
+) -> list[tuple[int, int, torch.Tensor, Any]]:
+    """Position of the flat input, dimension, the example's tensor and the `Dim` or hint, of each that may vary.
 
     Relies on how torch.export assigns them to inputs (torch/export/dynamic_shapes.py, torch 2.13).
     """
@@ -61,20 +68,23 @@ def asked_sizes(module: torch.nn.Module, example: tuple[Any, ...], dynamic: Any)
     except (UserError, ValueError, TypeError):
         return []
     return [
-        asked
+        (position, int(dimension), value, dim)
         for position, (value, shape) in enumerate(found)
         if isinstance(value, torch.Tensor)
         for dimension, dim in (shape.items() if isinstance(shape, Mapping) else enumerate(shape or ()))
-        if (asked := _asked(position, int(dimension), value, dim))
+        if is_dim(dim) and int(dimension) < value.dim()
     ]
 
 
-def _asked(position: int, dimension: int, value: torch.Tensor, dim: Any) -> AskedSize | None:
-    if not isinstance(dim, Dim | _DimHint) or isinstance(dim, _StaticDim) or dimension >= value.dim():
-        return None
+def is_dim(value: Any) -> bool:
+    """Whether an entry of dynamic shapes is a size that may vary."""
+    if isinstance(value, _DimHint):
+        return value.type is not _DimHintType.STATIC
+    return isinstance(value, Dim) and not isinstance(value, _StaticDim)
+
+
+def _asked(position: int, dimension: int, value: torch.Tensor, dim: Any) -> AskedSize:
     hint = isinstance(dim, _DimHint)
-    if hint and dim.type is _DimHintType.STATIC:
-        return None
     maximum = dim.max if isinstance(dim.max, int) else None
     example_from = dim.fn(2) if isinstance(dim, _DerivedDim) else 2
     name = "" if hint else dim.__name__

@@ -7,6 +7,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import torch
 from executorch.exir import ExecutorchProgramManager
@@ -130,7 +131,27 @@ def file_of(placeholder: Node) -> str | None:
     State that methods share stays in the `.pte`, also where a method only reads it: otherwise loading that method would
     reset it.
     """
-    return None if placeholder.meta.get(SHARED) else TAG
+    return None if placeholder.meta.get(SHARED) or placeholder.meta.get(_INSIDE) else TAG
+
+
+_INSIDE = "pteforge_inside"
+"""Marks placeholders of weights that stay in the `.pte`."""
+
+
+def keep_inside(programs: Mapping[str, ExportedProgram], patterns: Sequence[str]) -> None:
+    """Marks weights whose names match no pattern; TargetError for a pattern that no weight outside of delegates has."""
+    unused = {*patterns}
+    for program in programs.values():
+        names = {spec.arg.name: spec.target for spec, _ in _weights(program)}
+        for node in program.graph.find_nodes(op="placeholder"):
+            matching = {pattern for pattern in patterns if fnmatchcase(names.get(node.name, ""), pattern)}
+            node.meta[_INSIDE] = not matching
+            unused -= matching
+    if unused:
+        raise TargetError(
+            f"output.external_data: no weight outside of delegates is called {min(unused)}; `pteforge inspect` lists "
+            "the weights of a file that was made with `external_data: true`"
+        )
 
 
 def place_named_data(output: NamedDataStoreOutput | None, *, external: bool) -> NamedDataStoreOutput | None:

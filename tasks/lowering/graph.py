@@ -277,14 +277,20 @@ async def lower_specialization(
 
 
 async def export_methods(run: ModelRun) -> Exports:
-    """Exports every method; which there are is known when the first one has been exported."""
-    first = await export(run, None)
+    """Exports every method; which there are is known when one has been exported: a bucket, or else the first one."""
+    buckets = run.model.buckets
+    first = await export(run, buckets[0].name if buckets else None)
     source, outputs = first.call.params.source, first.outputs
-    names = run.read_json(outputs.methods) if is_known(outputs.methods) else ["forward"]
-    others = await together({method: export(run, method) for method in names[1:]})
+    bucketed = [*dict.fromkeys(bucket.method for bucket in buckets)]
+    own = run.read_json(outputs.methods) if is_known(outputs.methods) else bucketed or ["forward"]
+    if unknown := sorted(set(bucketed) - set(own)):
+        raise SourceError(f"buckets are of the methods {unknown}; the model has {own}")
+    names = run.model.methods_in_file(own)
+    begun = buckets[0].name if buckets else names[0]
+    others = await together({method: export(run, method) for method in names if method != begun})
     if unknown := sorted(set(run.model.calibration) - set(names)):
         raise SourceError(f"calibration names the methods {unknown}; the model has {names}")
-    methods = {names[0]: outputs, **{method: done.outputs for method, done in others.items()}}
+    methods = {method: others[method].outputs if method in others else outputs for method in names}
     check_one_build(run, methods)
     return Exports(methods, source)
 
@@ -461,6 +467,7 @@ async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Pay
     compiled = payloads[fallback.name].compiled
     of_source = exports.first.metadata if (run.model.metadata or {}).get("from_source", True) else None
     sizes = {method: export.sizes for method, export in exports.methods.items() if export.sizes}
+    buckets = {method: export.bucket for method, export in exports.methods.items() if export.bucket}
     described = run.model.metadata is not None or of_source is not None
     return await run(
         Serialize,
@@ -468,8 +475,8 @@ async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Pay
             form=output.form,
             methods=tuple(exports.methods),
             backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
-            external_data=output.external_data,
-            metadata=metadata_params(run, payloads, described=described) if described or sizes else None,
+            external_data=bool(output.external_data),
+            metadata=metadata_params(run, payloads, described=described) if described or sizes or buckets else None,
         ),
         Serialize.Inputs(
             payload=compiled.payload,
@@ -477,6 +484,7 @@ async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Pay
             data=compiled.data if output.external_data and not recipe.fat else None,
             metadata=of_source,
             sizes=sizes,
+            buckets=buckets,
         ),
     )
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import JsonValue
 
@@ -25,6 +25,7 @@ from ...configs.sources import BuilderSource, Dataset, NamedFunction, ProgramSou
 from ...configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
 from ...errors import ConfigError, InputError, SourceError, TargetError
 from ...formats.contract import ANY_KERNEL, ANY_PRIM, check_release, is_prim
+from ...formats.pte.buckets import Bucket
 from ..engine.keys.builder import find_builder, find_signature
 from ..engine.keys.search import ModuleSearch, distribution_versions
 from ..quantize.torchao_configs import check_transform, class_name
@@ -33,6 +34,8 @@ from ..targets import Target, TargetParams
 from ..targets.find import check_quantizers, find_target, find_target_class
 from ..targets.portable import Portable
 from .places import PlannedPlace
+
+T = TypeVar("T")
 
 TOOLCHAIN = ("pteforge", "torch", "executorch", "torchao")
 
@@ -160,6 +163,20 @@ class PlannedRecipe:
         own = spec.methods.get(method)
         return (own and own.edge) or self.recipe.edge
 
+    def for_buckets(self, buckets: Sequence[Bucket]) -> PlannedRecipe:
+        """The recipe, in which what is said of a method is said of each of its buckets."""
+        specializations = tuple(
+            replace(
+                spec, method_targets=by_bucket(spec.method_targets, buckets), methods=by_bucket(spec.methods, buckets)
+            )
+            for spec in self.specializations
+        )
+        recipe, quantize = self.recipe, self.recipe.quantize
+        if quantize and quantize.methods:
+            methods = tuple(by_bucket(dict.fromkeys(quantize.methods), buckets))
+            recipe = recipe.model_copy(update={"quantize": quantize.model_copy(update={"methods": methods})})
+        return replace(self, recipe=recipe, specializations=specializations)
+
     def check_methods(self, methods: Iterable[str]) -> None:
         """Raises SourceError if the recipe names a method that the model does not have."""
         known = list(methods)
@@ -174,6 +191,13 @@ class PlannedRecipe:
                     f"specialization {spec.name!r} of recipe {self.name!r} names the methods {unknown}; "
                     f"the model has {known}"
                 )
+
+
+def by_bucket(given: Mapping[str, T], buckets: Sequence[Bucket]) -> dict[str, T]:
+    """Values by the file's methods: a method's value is that of its buckets, except for those with one of their own."""
+    bucketed = {bucket.method for bucket in buckets}
+    of_buckets = {bucket.name: given[bucket.method] for bucket in buckets if bucket.method in given}
+    return of_buckets | {method: value for method, value in given.items() if method not in bucketed}
 
 
 @dataclass(frozen=True)
@@ -193,6 +217,7 @@ class PlannedModel:
     seed: int = 0  # seeds torch, numpy and random before the user's code runs
     strict: bool = False
     dynamic_shapes: Any = None  # the zoo file's, as JSON; they replace the builder's
+    buckets: tuple[Bucket, ...] = ()
     limits: Limits = field(default_factory=Limits)
     python_path: tuple[Path, ...] = ()  # folders in which the source's modules are found
     folder: Path = field(default_factory=Path.cwd)
@@ -212,9 +237,11 @@ class PlannedModel:
         python_path: tuple[Path, ...],
         folder: Path,
     ) -> Self:
+        buckets = tuple(bucket for method, own in config.methods.items() for bucket in own.planned(method))
         return cls(
             name=name,
-            recipes=recipes,
+            recipes=tuple(recipe.for_buckets(buckets) for recipe in recipes),
+            buckets=buckets,
             random_inputs=random_inputs,
             source=source,
             calibration=config.calibration or {},
@@ -227,6 +254,20 @@ class PlannedModel:
             folder=folder,
             metadata=config.metadata.written() if config.metadata else None,
         )
+
+    def methods_in_file(self, own: Iterable[str]) -> list[str]:
+        """The methods of the file, from those of the model; raises SourceError if two would have one name."""
+        bucketed: dict[str, list[str]] = {}
+        for bucket in self.buckets:
+            bucketed.setdefault(bucket.method, []).append(bucket.name)
+        names = [name for method in own for name in bucketed.get(method, [method])]
+        if twice := [name for position, name in enumerate(names) if name in names[:position]]:
+            raise SourceError(f"two methods would be called {twice[0]!r}: a bucket is named after its method and sizes")
+        return names
+
+    def bucket(self, method: str | None) -> Bucket | None:
+        """The bucket that a method of the file is, if it is one."""
+        return next((bucket for bucket in self.buckets if bucket.name == method), None)
 
     def ending_with(self, stage: str) -> Self:
         """The model, lowered no further than a stage."""

@@ -34,11 +34,12 @@ ORIGIN_FORMAT = 1
 
 def export_params(run: StageCalls, method: str | None, watch_name: str) -> Export.Params:
     """Params of `export`; a model in memory has no source, and its key is completed by whoever exports it."""
-    model = run.model
+    model, bucket = run.model, run.model.bucket(method)
     watched = run.store.ledger.watched(watch_name) if model.source else ()
     return Export.Params(
         source=fields_of(run, model.source, watched) if model.source else {},
-        method=method,
+        method=bucket.method if bucket else method,
+        bucket=bucket,
         seed=model.seed,
         strict=model.strict,
         dynamic_shapes=model.dynamic_shapes,
@@ -161,7 +162,7 @@ def compile_params(run: RecipeRun, spec: PlannedSpecialization, methods: Collect
         edge=_common([edge_params(recipe, spec, method) for method in methods]),
         methods={method: options.model_copy(update=own.layout) for method, own in spec.methods.items() if own.layout},
         state_order=tuple(methods) if options.share_mutable_buffers else (),
-        external_data=recipe.recipe.output.payload_is_split,
+        external_data=recipe.recipe.output.split_weights,
         edge_manager_passes=manager_pass_params(run, Compile.name),
         emission_passes=tuple(
             EmissionPassParams(source=fields_of(run, own.source), takes_module=own.takes_module)

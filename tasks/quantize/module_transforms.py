@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, ForwardRef, Union, get_args, get_origin
 
@@ -18,8 +19,14 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torchao.core.config import AOBaseConfig
-from torchao.quantization import granularity, quantize_
+from torchao.quantization import (
+    Int8DynamicActivationIntxWeightConfig,
+    IntxWeightOnlyConfig,
+    granularity,
+    quantize_,
+)
 from torchao.quantization.granularity import Granularity
+from torchao.quantization.quantize_.workflows.intx.intx_choose_qparams_algorithm import IntxChooseQParamsAlgorithm
 from torchao.utils import TorchAOBaseTensor, unwrap_tensor_subclass
 
 from ...configs.base import did_you_mean
@@ -28,6 +35,7 @@ from ..engine.stage import CallableParams
 from ..export.eager import as_traced
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
+from ..usercode.weights import TensorFiles, rebuilt
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 
@@ -190,11 +198,12 @@ class _OtherUses(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped h
 
 
 def transformed(
-    module: nn.Module, transforms: Transforms, kept: Container[str] = ()
+    module: nn.Module, transforms: Transforms, kept: Container[str] = (), files: TensorFiles | None = None
 ) -> tuple[nn.Module, frozenset[int]]:
     """A transformed copy of a module, ready for export.
 
     A layer that an earlier transform has quantized is left alone by the later ones, and so are those that are `kept`.
+    torchao quantizes one layer after another; with `files`, its new weights leave memory before the next one.
 
     Returns:
         The copy in inference mode, tensor subclasses unwrapped; and the positions of the transforms that did something,
@@ -213,7 +222,7 @@ def transformed(
         if isinstance(transform, CallableParams):
             holder.add_module(_ROOT, _called(transform, holder.get_submodule(_ROOT), what))
             matched.add(position)
-        elif _quantize(holder, transform, kept, what):
+        elif _quantize(holder, transform, kept, what, files):
             matched.add(position)
     unwrap_tensor_subclass(holder)
     return holder.get_submodule(_ROOT).eval(), frozenset(matched)
@@ -251,7 +260,9 @@ def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Modul
     return module if made is None else made
 
 
-def _quantize(holder: nn.Module, transform: TorchaoParams, kept: Container[str], what: str) -> bool:
+def _quantize(
+    holder: nn.Module, transform: TorchaoParams, kept: Container[str], what: str, files: TensorFiles | None
+) -> bool:
     """Quantizes the layers that match, but for those that are kept; says whether any match."""
     matching = _chosen(holder, transform, what)
     chosen = {layer: name for layer, name in matching.items() if name not in kept}
@@ -259,21 +270,51 @@ def _quantize(holder: nn.Module, transform: TorchaoParams, kept: Container[str],
         return bool(matching)
     config = make_config(transform.config, transform.fields)
     _check_groups(chosen, group_size(config), what)
-    last = ""
+    for layer, name in chosen.items():
+        try:
+            if files is None or not _quantize_rows(layer, config, files):
+                quantize_(holder, config, partial(_is_unquantized, layer))
+        except Exception as error:
+            raise TargetError(
+                f"{what}: torchao cannot apply {transform.config} to layer {name!r}: {type(error).__name__}: {error}"
+            ) from error
+        if files is not None:
+            files.move_parameters(holder.get_submodule(f"{_ROOT}.{name}" if name else _ROOT))
+    return True
 
-    def wanted(layer: nn.Module, _name: str) -> bool:
-        nonlocal last
-        if layer not in chosen or isinstance(layer.weight, TorchAOBaseTensor):
-            return False
-        last = chosen[layer]
-        return True
 
-    try:
-        quantize_(holder, config, wanted)
-    except Exception as error:
-        raise TargetError(
-            f"{what}: torchao cannot apply {transform.config} to layer {last!r}: {type(error).__name__}: {error}"
-        ) from error
+def _is_unquantized(layer: nn.Module, module: nn.Module, _name: str = "") -> bool:
+    return module is layer and not isinstance(layer.weight, TorchAOBaseTensor)
+
+
+_ROWS = 1 << 26
+"""Bytes of a weight that are quantized at once, where rows do not depend on each other."""
+
+
+def _quantize_rows(layer: nn.Module, config: AOBaseConfig, files: TensorFiles) -> bool:
+    """Quantizes a large weight by rows, as torchao does the whole, which would need several copies of it in float32.
+
+    Says whether it did: scales have to be those of rows or their groups, found in each of them alone.
+    """
+    weight = layer.weight
+    algorithm = getattr(config, "intx_choose_qparams_algorithm", None)
+    by_rows = isinstance(config, IntxWeightOnlyConfig | Int8DynamicActivationIntxWeightConfig)
+    if not by_rows or algorithm is not IntxChooseQParamsAlgorithm.AFFINE or weight.nbytes <= _ROWS:
+        return False
+    inner: dict[str, torch.Tensor] = {}
+    first = 0
+    for rows in weight.detach().split(max(1, _ROWS * len(weight) // weight.nbytes)):
+        part = nn.Embedding(1, 1) if isinstance(layer, nn.Embedding) else nn.Linear(1, 1, bias=False)
+        part.weight = nn.Parameter(rows, requires_grad=False)
+        quantize_(nn.Sequential(part), config, partial(_is_unquantized, part))
+        names, context = part.weight.__tensor_flatten__()
+        for name in names:
+            of_rows = getattr(part.weight, name)
+            if name not in inner:
+                inner[name] = files.empty(torch.Size([len(weight), *of_rows.shape[1:]]), of_rows.dtype)
+            inner[name][first : first + len(rows)] = of_rows
+        first += len(rows)
+    layer.weight = nn.Parameter(rebuilt(part.weight, inner, context, weight.shape), requires_grad=False)
     return True
 
 

@@ -28,6 +28,7 @@ from .huggingface import (
     example_tokens,
     in_dtype,
     load_model,
+    place_of,
     positions_of,
     random_tokens,
     tokenizer_metadata,
@@ -119,7 +120,7 @@ class Decoder(torch.nn.Module):
         return torch.where(self.suppressed, logits.amin(dim=-1, keepdim=True), logits)
 
 
-def model(
+def model(  # noqa: PLR0913 - fields of a source
     name: str,
     revision: str | None = None,
     task: str | None = None,
@@ -129,6 +130,7 @@ def model(
     outputs: list[str] | None = None,
     *,
     dtype: str = "float32",
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition | Model:
     """A model whose methods are `encoder` and `text_decoder`, or one without a decoder that has the same task.
 
@@ -141,11 +143,12 @@ def model(
         sequence: tokens of a text to encode, and tokens to generate, at most; left out: 512.
         outputs: of models without a decoder.
         dtype: of weights, computation, cache and what `encoder` returns: float32, bfloat16, float16.
+        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
-    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task, config, dtype)
+    place = place_of(name, revision, weights)
+    loaded, configuration = load_model(place, task, config, weights, dtype=dtype)
     if not configuration.is_encoder_decoder:
-        return Model(name, revision, task, config, batch, sequence or 128, outputs, dtype=dtype)
+        return Model(name, revision, task, config, batch, sequence or 128, outputs, weights=weights, dtype=dtype)
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models with an encoder and a decoder have none")
     encoder, decoder, example, prompt = _with_caches(loaded, place, configuration, sequence or 512)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ from ...errors import SourceError, first_line
 
 _READ = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "README.md")
 """Files of a repository that a model and its processors read; its card names the licence."""
+
+_ARGUMENTS = {
+    *("task", "config", "batch", "sequence", "padding", "image_size", "outputs"),
+    *("dtype", "attention", "cache"),
+}
+"""Fields of a source that its builder takes as they are."""
 
 _OLD_WEIGHTS = "pytorch_model*.bin"
 """Read where a repository has no safetensors."""
@@ -69,30 +76,111 @@ def _require(package: str, extra: str, what: str) -> None:
 
 
 def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
-    kwargs: dict[str, JsonValue] = source.model_dump(
-        mode="json", exclude={"huggingface", "revision", "quantize_layers"}
-    )
-    place = source.folder
-    if place is not None:
-        if not (place / "config.json").is_file():
-            if (place / "adapter_config.json").is_file():
-                raise SourceError(f"{place} holds an adapter of PEFT only: merge it into its model and save that")
-            raise SourceError(f"there is no {place / 'config.json'}: name a folder that save_pretrained wrote")
-        name = os.path.relpath(place, folder)
-        name = name if is_folder(name) else f"./{name}"  # no model_type
-    elif source.config is not None and "/" not in source.huggingface:
+    kwargs: dict[str, JsonValue] = source.model_dump(mode="json", include=_ARGUMENTS)
+    if source.config is not None and "/" not in source.huggingface and not is_folder(source.huggingface):
         return _built(_builder(source, {}), {"name": source.huggingface, **kwargs})
+    read = (*_READ, *filter(None, [source.gguf]))
+    place, named = _locate(source.huggingface, source.revision, folder, partial(_is_model, source=source), read)
+    if _is_adapter(place):
+        return _of_transformers(_with_base(source, place, folder), folder)
+    weights: dict[str, JsonValue] = {}
+    if source.gguf:
+        _require("gguf", "gguf", f"gguf: {source.gguf}")
+        if not (place / source.gguf).is_file():
+            known = ", ".join(sorted(path.name for path in place.glob("*.gguf"))) or "none"
+            raise SourceError(f"gguf: there is no {place / source.gguf}; GGUF files there: {known}")
+        weights["gguf"] = source.gguf
+        described = {"architectures": ["ForCausalLM"]}  # nearly all are, and `task` says otherwise
     else:
-        name, place = source.huggingface, _snapshot(source)
-        kwargs["revision"] = place.name  # the commit
+        described = _described(place, source)
+    files = {path for pattern in (*_READ, _OLD_WEIGHTS) for path in place.glob(pattern)}
+    if source.gguf:
+        files = {path for path in files if path.suffix not in {".safetensors", ".bin"}} | {place / source.gguf}
+    if source.adapter:
+        _require("peft", "lora", f"adapter: {source.adapter}")
+        adapter, weights["adapter"] = _locate(source.adapter, source.adapter_revision, folder, _has_adapter, _READ)
+        if not _has_adapter(adapter):
+            raise SourceError(f"there is no adapter in {adapter}: it needs adapter_config.json and {_ADAPTER[0]}")
+        source = source.model_copy(update={"task": source.task or _task_of(adapter)})
+        kwargs["task"] = source.task
+        files |= {path for pattern in (*_READ, *_ADAPTER) for path in adapter.glob(pattern)}
+        if not source.merge:
+            weights["adapter"]["merge"] = False
+    elif not source.merge:
+        raise SourceError(f"huggingface: {source.huggingface}: `merge: false` needs an `adapter`")
+    kwargs["weights"] = weights or None
+    return _built(_builder(source, described), {**named, **kwargs}, tuple(sorted(files)))
+
+
+def _locate(
+    name: str, revision: str | None, folder: Path, is_whole: Callable[[Path], bool], patterns: tuple[str, ...]
+) -> tuple[Path, dict[str, JsonValue]]:
+    """A folder or repository on this machine, and its name for a builder: relative to the zoo, or with its commit."""
+    if not is_folder(name):
+        place = _snapshot(name, revision, is_whole, patterns)
+        return place, {"name": name, "revision": place.name}
+    relative = os.path.relpath(name, folder)
+    return Path(name), {"name": relative if is_folder(relative) else f"./{relative}"}  # no model_type
+
+
+def _is_adapter(place: Path) -> bool:
+    """Whether a folder is that of an adapter, and has no weights of a model."""
+    return (place / "adapter_config.json").is_file() and not _has_weights(place)
+
+
+def _has_adapter(place: Path) -> bool:
+    return any((place / name).is_file() for name in _ADAPTER) and (place / "adapter_config.json").is_file()
+
+
+def _is_model(place: Path, *, source: HuggingFaceSource) -> bool:
+    if source.gguf:
+        return (place / source.gguf).is_file()
+    has_weights = source.config is not None or _has_weights(place)
+    return ((place / "config.json").is_file() and has_weights) or _is_adapter(place)
+
+
+def _described(place: Path, source: HuggingFaceSource) -> dict[str, Any]:
+    """The configuration of a model; raises SourceError if it has none, or no weights."""
+    if not (place / "config.json").is_file():
+        raise SourceError(f"there is no {place / 'config.json'}: name a folder that save_pretrained wrote")
     described = _read_config(place / "config.json")
     if source.config is None and not _has_weights(place):
         raise SourceError(
             f"there are no weights in {place}: neither model.safetensors nor pytorch_model.bin; download them with "
             "`hf download`, or write `config: {}` for random ones"
         )
-    files = sorted({path for pattern in (*_READ, _OLD_WEIGHTS) for path in place.glob(pattern)})
-    return _built(_builder(source, described), {"name": name, **kwargs}, tuple(files))
+    return described
+
+
+def _with_base(source: HuggingFaceSource, place: Path, folder: Path) -> HuggingFaceSource:
+    """The model that an adapter names, with the adapter."""
+    if source.adapter:
+        raise SourceError(f"huggingface: {source.huggingface} holds an adapter only: name the model that it is for")
+    described = _read_config(place / "adapter_config.json")
+    base = str(described.get("base_model_name_or_path") or "")
+    found = next((each for each in (place / base, folder / base) if base and each.is_dir()), None)
+    if found is None and (is_folder(base) or "/" not in base):
+        raise SourceError(
+            f"{place} holds an adapter only, and the model that it is for, {base or 'which it does not name'}, is not "
+            f"on this machine: write `source: {{huggingface: MODEL, adapter: {source.huggingface}}}`"
+        )
+    update = {"huggingface": str(found.resolve()) if found else base, "revision": described.get("revision")}
+    adapter = {"adapter": source.huggingface, "adapter_revision": source.revision}
+    return source.model_copy(update={**update, **adapter})
+
+
+def _task_of(adapter: Path) -> str | None:
+    """The task of an adapter with a head of its own, which its model has not."""
+    return _HEADS.get(str(_read_config(adapter / "adapter_config.json").get("task_type")))
+
+
+_ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
+_HEADS = {
+    "SEQ_CLS": "text-classification",
+    "TOKEN_CLS": "token-classification",
+    "QUESTION_ANS": "question-answering",
+    "FEATURE_EXTRACTION": "feature-extraction",
+}
 
 
 def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
@@ -138,38 +226,32 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _has_weights(place: Path) -> bool:
-    return any(next(place.glob(pattern), None) for pattern in ("*.safetensors", _OLD_WEIGHTS))
+    weights = (path for pattern in ("*.safetensors", _OLD_WEIGHTS) for path in place.glob(pattern))
+    return any(path.name not in _ADAPTER for path in weights)
 
 
-def _snapshot(source: HuggingFaceSource) -> Path:
+def _snapshot(name: str, revision: str | None, is_whole: Callable[[Path], bool], patterns: tuple[str, ...]) -> Path:
     """The folder of a repository at a revision in the hub's cache, which may have had a part of it, or nothing."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    def found(*, here: bool, patterns: tuple[str, ...] = _READ) -> Path:
-        return Path(
-            snapshot_download(
-                source.huggingface, revision=source.revision, allow_patterns=list(patterns), local_files_only=here
-            )
-        )
-
-    def is_whole(place: Path) -> bool:
-        return (place / "config.json").is_file() and (source.config is not None or _has_weights(place))
+    def found(*, here: bool, patterns: tuple[str, ...] = patterns) -> Path:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns), local_files_only=here))
 
     try:
         with suppress(LocalEntryNotFoundError):
             if is_whole(place := found(here=True)):
                 return place
         place = found(here=False)
-        return place if is_whole(place) else found(here=False, patterns=(*_READ, _OLD_WEIGHTS))
+        return place if is_whole(place) else found(here=False, patterns=(*patterns, _OLD_WEIGHTS, *_ADAPTER))
     except HFValidationError as error:
         raise SourceError(
-            f"{source.huggingface!r} is no repository of the Hugging Face hub: {first_line(error)}; write the "
+            f"{name!r} is no repository of the Hugging Face hub: {first_line(error)}; write the "
             "path of a folder as ./FOLDER"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        at = f" at {source.revision}" if source.revision else ""
+        at = f" at {revision}" if revision else ""
         raise SourceError(
-            f"{source.huggingface}{at} is not in the Hugging Face hub's cache, and cannot be downloaded: "
+            f"{name}{at} is not in the Hugging Face hub's cache, and cannot be downloaded: "
             f"{first_line(error)}; download it with `hf download`, or name a folder as ./FOLDER"
         ) from error

@@ -59,6 +59,7 @@ class Model:
         dtype: str = "float32",
         padding: str | None = None,
         image_size: int | list[int] | None = None,
+        weights: Mapping[str, Any] | None = None,
     ) -> None:
         """Loads the model.
 
@@ -73,9 +74,10 @@ class Model:
             dtype: of weights and computation: float32, bfloat16, float16.
             padding: max_length: each text has `sequence` tokens, and there are `batch` of them, 1 if left out.
             image_size: of images, or height and width, in place of the model's own.
+            weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
         """
-        self._place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-        self.model, self.config = load_model(self._place, task, config, dtype)
+        self._place = place_of(name, revision, weights)
+        self.model, self.config = load_model(self._place, task, config, weights, dtype=dtype)
         self._padded, self._batch = bool(padding), batch or (1 if padding else 4)
         self._sequence = min(sequence, positions_of(self.config) - (0 if padding else 2))  # some begin to count at 2
         self._size = [image_size, image_size] if isinstance(image_size, int) else image_size
@@ -117,10 +119,15 @@ class Model:
     def _dims(self, tensor: torch.Tensor) -> dict[int, Any]:
         if self._padded:
             return {}
-        dims: dict[int, Any] = {0: Dim.AUTO(min=1, max=self._batch)} if self._batch > 1 else {}
+        dims: dict[int, Any] = {0: named_hint("batch", self._batch)} if self._batch > 1 else {}
         if self._sequence > 1 and tensor.dtype is torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1:
-            dims[1] = Dim.AUTO(min=1, max=self._sequence)
+            dims[1] = named_hint("sequence", self._sequence)
         return dims
+
+    def get_padding(self) -> dict[str, float]:
+        """What inputs may be padded with at their ends, in so far as the model heeds its mask."""
+        token = getattr(self.config.get_text_config(decoder=True), "pad_token_id", None) or 0
+        return {name: token if name.endswith("input_ids") else 0 for name in self._inputs}
 
     def _examples(self) -> dict[str, torch.Tensor]:
         """Inputs that the model's own processors make of a text, an image and a sound, or random ones."""
@@ -224,6 +231,13 @@ class Model:
         put = {"input_ids": images, "attention_mask": images * 0 + 1, "token_type_ids": images * 0}
         found |= {name: torch.cat([put[name], found[name]], dim=1) for name in put.keys() & found.keys()}
         self._batch = self._sequence = 1  # each text has the tokens of its images, so no size varies
+
+
+def named_hint(name: str, most: int) -> Any:
+    """A dimension of 1 or more that torch.export may fix, with a name that buckets refer to."""
+    hint = Dim.AUTO(min=1, max=most)
+    hint.__name__ = name
+    return hint
 
 
 def describe(place: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
@@ -378,17 +392,48 @@ def positions_of(config: PretrainedConfig, names: tuple[str, ...] = (*TEXT_POSIT
     return min((number for number in known if number > 0), default=1 << 20)
 
 
+def place_of(name: str, revision: str | None, weights: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What `from_pretrained` takes to find a model and its processors."""
+    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
+    return {**place, "gguf_file": weights["gguf"]} if weights and "gguf" in weights else place
+
+
 def load_model(
-    place: Mapping[str, Any], task: str | None, changes: Mapping[str, Any] | None, dtype: str = "float32"
+    place: Mapping[str, Any],
+    task: str | None,
+    changes: Mapping[str, Any] | None,
+    weights: Mapping[str, Any] | None = None,
+    *,
+    dtype: str = "float32",
 ) -> tuple[Any, PretrainedConfig]:
+    """The model, with the adapter merged, and its configuration; SourceError if they cannot be read."""
     config = _configuration(place, changes)
+    if weights is None or "adapter" not in weights:
+        return _load(place, task, changes, config, dtype)
+    from .adapters import adapter_folder, size_head, with_adapter  # noqa: PLC0415 - another extra
+
+    folder = adapter_folder(weights["adapter"])
+    size_head(config, folder)
+    loaded, config = _load(place, task, changes, config, dtype)
+    adapted = with_adapter(loaded, folder, merge=weights["adapter"].get("merge", True))
+    return adapted.requires_grad_(requires_grad=False), config
+
+
+def _load(
+    place: Mapping[str, Any], task: str | None, changes: Mapping[str, Any] | None, config: PretrainedConfig, dtype: str
+) -> tuple[Any, PretrainedConfig]:
     settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
     problem: Exception | None = None
     for auto in _classes(config, task):
         for attention in ("sdpa", "eager"):
             settings["attn_implementation"] = attention
             try:
-                made = _random(auto, **settings) if changes is not None else auto.from_pretrained(**place, **settings)
+                if changes is None:
+                    made, loaded = auto.from_pretrained(**{**place, **settings}, output_loading_info=True)
+                    if "gguf_file" in place and loaded["missing_keys"]:
+                        raise _unread(place, f"it finds no {min(loaded['missing_keys'])}")
+                else:
+                    made = _random(auto, **settings)
             except ValueError as error:
                 problem = error
             else:
@@ -424,12 +469,22 @@ def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) 
                 f"transformers has no model_type {name!r}{did_you_mean(name, [*transformers.CONFIG_MAPPING])}"
             )
         make = partial(AutoConfig.for_model, name)
-    made = make()
+    try:
+        made = make()
+    except ValueError as error:
+        if "gguf_file" in place:
+            raise _unread(place, first_line(error)) from error
+        raise
     for field in changes or ():
         if field not in _UNDECLARED and not hasattr(made, field):
             known = did_you_mean(field, [*made.to_dict()])
             raise SourceError(f"config: {type(made).__name__} has no field {field!r}{known}")
     return make(**changes) if changes else made
+
+
+def _unread(place: Mapping[str, Any], problem: str) -> SourceError:
+    name = Path(place["pretrained_model_name_or_path"]) / place["gguf_file"]
+    return SourceError(f"transformers cannot read {name}: {problem}")
 
 
 def _classes(config: PretrainedConfig, task: str | None) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from .huggingface import (
     example_tokens,
     load_model,
     load_tokenizer,
+    place_of,
     positions_of,
     random_tokens,
     tokenizer_metadata,
@@ -43,7 +45,7 @@ def tokenizer_files(place: Mapping[str, Any]) -> dict[str, bytes]:
     found = files_of(place, (JSON, SENTENCE_PIECE, *_SETTINGS))
     if JSON not in found and SENTENCE_PIECE not in found:
         made = _convert(place)
-        return {**found, JSON: made} if made else {}
+        return {**found, **made} if JSON in made else {}
     if JSON in found and _is_bpe(found[JSON]):
         found.pop(SENTENCE_PIECE, None)
     return found
@@ -76,9 +78,16 @@ def _is_bpe(content: bytes) -> bool:
     return bool(kind == "BPE")
 
 
-def _convert(place: Mapping[str, Any]) -> bytes | None:
-    backend = getattr(load_tokenizer(place), "backend_tokenizer", None)
-    return backend.to_str(pretty=True).encode() if backend is not None else None
+def _convert(place: Mapping[str, Any]) -> dict[str, bytes]:
+    tokenizer = load_tokenizer(place)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return {}
+    if "gguf_file" not in place:
+        return {JSON: backend.to_str(pretty=True).encode()}
+    with TemporaryDirectory() as folder:  # a GGUF file has special tokens and the template, too
+        tokenizer.save_pretrained(folder)
+        return files_of({**place, "pretrained_model_name_or_path": folder}, (JSON, *_SETTINGS))
 
 
 class CachedModel(torch.nn.Module):
@@ -119,7 +128,7 @@ class CachedModel(torch.nn.Module):
         return first  # type: ignore[no-any-return]  # a number, symbolic while it is traced
 
 
-def model(
+def model(  # noqa: PLR0913 - fields of a source
     name: str,
     revision: str | None = None,
     task: str | None = None,
@@ -129,6 +138,7 @@ def model(
     cache: str | None = None,
     *,
     dtype: str = "float32",
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition:
     """A language model whose one method, `forward`, takes a prompt or a token, and whose file says how to run it.
 
@@ -141,9 +151,10 @@ def model(
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
         dtype: of weights, computation and cache: float32, bfloat16, float16.
+        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
-    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task or "text-generation", config, dtype)
+    place = place_of(name, revision, weights)
+    loaded, configuration = load_model(place, task or "text-generation", config, weights, dtype=dtype)
     text = configuration.get_text_config(decoder=True)
     context = min(sequence, positions_of(configuration))
     if context < _LEAST:

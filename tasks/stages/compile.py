@@ -40,7 +40,8 @@ class Compile(stage.Stage, name="compile"):
         methods: dict[str, CompileOptions] = Field(default={})
         # methods that share their state; the first one that has a buffer initializes it. Empty: none do.
         state_order: tuple[str, ...] = ()
-        external_data: bool = False  # weights go to a file of their own
+        # weights go to a file of their own: all, or those outside of delegates with names like these
+        external_data: bool | tuple[str, ...] = False
         # the recipe's own functions over programs with delegates
         edge_manager_passes: tuple[ManagerPassParams, ...] = ()
         emission_passes: tuple[EmissionPassParams, ...] = ()  # the recipe's own, just before emission
@@ -120,7 +121,7 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
     from ..codecs.delegates import load_delegates
     from ..codecs.program import load_program
     from ..codecs.values import load_value
-    from ..lower.delegates import check_outputs, link_delegates, rename_clashing_weights
+    from ..lower.delegates import check_outputs, keep_inside, link_delegates, rename_clashing_weights
     from ..lower.embeddings import fuse_embeddings
     from ..lower.exir import edge_config
     from ..lower.graphs import check_control_flow, keep_initial_state, keep_shared_initial_state
@@ -133,7 +134,7 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
         if inputs.delegates:
             delegates = load_delegates(inputs.delegates, store)
             for method, program in programs.items():
-                link_delegates(program, delegates.methods.get(method, ()), external=params.external_data)
+                link_delegates(program, delegates.methods.get(method, ()), external=params.external_data is True)
             config = EdgeCompileConfig(_check_ir_validity=False)  # as EdgeProgramManager.to_backend does
         for method, program in programs.items():
             check_control_flow(method, program)
@@ -150,6 +151,8 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
                 keep_initial_state(program)
         if params.external_data:
             rename_clashing_weights(programs)
+            if params.external_data is not True:
+                keep_inside(programs, params.external_data)
         return EdgeProgramManager(programs, dict(constants) or None, config)
 
 
@@ -162,7 +165,7 @@ def emit(manager: EdgeProgramManager, params: Compile.Params) -> ExecutorchProgr
         params.options,
         manager.methods,
         own=params.methods,
-        external_data=params.external_data,
+        external_data=bool(params.external_data),
         passes=emission_passes([(made, made.takes_module) for made in params.emission_passes]),
     )
     return to_executorch(manager, config)

@@ -49,7 +49,7 @@ def diagnose_built(
     from ..explain.diagnosing import diagnose_method
     from ..export.method import choose_method
 
-    name = choose_method(model, params.method, params.dynamic_shapes)
+    model, name, shapes, _ = choose_method(model, params)
     with store.scratch() as scratch:
-        diagnosis = diagnose_method(model, name, params.dynamic_shapes, folders, scratch, strict=params.strict)
+        diagnosis = diagnose_method(model, name, shapes, folders, scratch, strict=params.strict)
     return Diagnose.Outputs(diagnosis=store.put_artifact("report/diagnosis", diagnosis.encode()))

@@ -34,16 +34,19 @@ class Evaluate(stage.Stage, name="evaluate"):
             SourceError: the evaluator fails.
             PteforgeError: the runtime cannot load or run the file.
         """
+        from ...formats.pte.buckets import read_buckets
+        from ...formats.pte.metadata import read_metadata
         from ..verify.running import runnable_payloads
         from ..verify.scoring import loaded_predict, score
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         os.chdir(work.folder)
+        buckets = read_buckets(read_metadata(path))
         scores: list[Score] = []
         not_run: dict[str, str] = {}
         for name, payload in runnable_payloads(path, data_files, not_run):
             what = f"payload {name!r}" if name else "the produced file"
-            value = score(params.evaluator, loaded_predict(payload, what), what, seed=params.seed)
+            value = score(params.evaluator, loaded_predict(payload, what, buckets), what, seed=params.seed)
             scores.append(Score(name, value))
         made = Scores(tuple(scores), not_run)
         return Evaluate.Outputs(scores=work.store.put_json("report/scores", made.to_json()))

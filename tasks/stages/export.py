@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
+from ...formats.pte.buckets import Bucket
 from ..engine import kinds, stage
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ class MethodParams(stage.Params):
     # key fields of the model's source (see `tasks.engine.keys.source`): builder, code digests, versions, arguments
     source: dict[str, Any]
     method: str | None = None  # the method to export, None for the first one that the source defines
+    # static sizes of the method, which is exported under the bucket's name
+    bucket: Bucket | None = Field(None, exclude_if=lambda bucket: bucket is None)
     seed: int = 0  # seeds torch, numpy and random before the builder runs
     strict: bool = False
     dynamic_shapes: Any = None  # bounds from the zoo file that replace the builder's, per input and dimension, if any
@@ -38,13 +43,14 @@ class Export(stage.Stage, name="export"):
         # flat inputs and eager's flat outputs, the examples first and then the random inputs; with the first method
         # also the model's sequences of calls, if it has any
         examples: kinds.Examples
-        methods: kinds.MethodNames  # names of all methods, the first one first
+        methods: kinds.MethodNames  # names of all methods of the model, the first one first
         constants: kinds.Constants
         assets: kinds.Assets | None = None  # of a model that has some
         weights: kinds.WeightDigests | None = None  # of a model with several methods
         batch_norms: kinds.NodeNames | None = None  # those that `fold_batch_norms` can fold, if there are any
         metadata: kinds.Metadata | None = None  # what the source says about the model, if it says anything
         sizes: kinds.Sizes | None = None  # those of the inputs, where some may vary
+        bucket: kinds.Bucket | None = None  # static sizes that the method was exported for, if it is a bucket
         # what the user's code loaded and read on the way; None for a live model
         observed: kinds.Observed | None = None
 
@@ -69,24 +75,33 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     from ..codecs.program import save_program
     from ..codecs.values import save_value
     from ..export.batch_norms import foldable_norms
+    from ..export.buckets import check_stateless, try_padding
     from ..export.eager import eager_examples
     from ..export.method import choose_method, digest_weights, emitted_constants, export_sized, with_usual_layouts
     from ..usercode.inputs import check_bounded, draw_count, input_sizes, tied_inputs
     from ..usercode.model_source import check_outputs, written_metadata
 
     methods = list(model.definition.methods)
-    weights = digest_weights(model.definition) if len(methods) > 1 else {}  # before anything changes them
-    name = choose_method(model, params.method, params.dynamic_shapes)
+    several = len(methods) > 1 or params.bucket
+    weights = digest_weights(model.definition) if several else {}  # before anything changes them
+    model, name, shapes, bucket = choose_method(model, params)
     program, notes = model.program, list[str]()
     if program is None:
         method = model.definition.methods[name]
         draws = draw_count(params.drawn_inputs, dynamic=True)
-        program, notes = export_sized(name, method, params.dynamic_shapes, strict=params.strict, draws=draws)
+        program, notes = export_sized(name, method, shapes, strict=params.strict, draws=draws)
     else:
         notes += tied_inputs(program, f"method {name!r}")
         inputs = model.definition.methods[name].example_inputs[0]
         program = with_usual_layouts(program, inputs, model.keyword_inputs or {})
     check_bounded(program, name)
+    if bucket:
+        check_stateless(program, bucket, model.definition)
+        method = model.definition.methods[name]
+        padded = try_padding(method, bucket) if method.padding else None
+        if method.padding and not padded:
+            notes.append(f"method {name!r}: padding changes what eager computes, so hosts do not pad its inputs")
+        bucket = padded or bucket
     constants = emitted_constants(model.definition.constant_methods)
     examples = {**eager_examples(model, name, program, params.drawn_inputs), "notes": notes}
     check_outputs(name, examples["outputs"][0])
@@ -103,4 +118,5 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
         batch_norms=store.put_json("model/batch_norms", norms) if norms else None,
         metadata=store.put_json("model/metadata", metadata) if metadata else None,
         sizes=store.put_json("model/sizes", sizes) if sizes else None,
+        bucket=store.put_json("model/bucket", bucket.model_dump_json()) if bucket else None,
     )

@@ -11,6 +11,7 @@ from ...artifacts.digest import canonical_json, digest_bytes
 from ...artifacts.ref import ArtifactRef
 from ...configs.metadata import PROVENANCE, merged_metadata
 from ...formats.nfat.container import is_fat, open_fat
+from ...formats.pte.buckets import BUCKETS
 from ...formats.pte.contents import Shareable, size_entries
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.payload import check_file, load_packed, payload_sha256, save_data_file, save_payload, write_payload
@@ -40,7 +41,7 @@ class Serialize(stage.Stage, name="serialize"):
         methods: tuple[str, ...]  # the methods that the file must have
         backends: tuple[str, ...]  # the runtime backends that it may need
         external_data: bool = False  # the weights go to a file of their own
-        # None if neither the zoo nor the model's source says anything, and no size varies
+        # None if neither the zoo nor the model's source says anything, no size varies, and there are no buckets
         metadata: MetadataParams | None = None
 
     class Inputs(stage.Roles):
@@ -50,6 +51,7 @@ class Serialize(stage.Stage, name="serialize"):
         data: kinds.PtdFile | None = None  # the weights of a plain file that keeps them in a file of their own
         metadata: kinds.Metadata | None = None  # of `export`
         sizes: Mapping[str, kinds.Sizes] = field(default_factory=dict)  # of `export`, by method, where some may vary
+        buckets: Mapping[str, kinds.Bucket] = field(default_factory=dict)  # of `export`, by method, of buckets only
 
     class Outputs(stage.Roles):
         file: kinds.PteFile
@@ -108,7 +110,8 @@ def _described(
     metadata = merged_metadata(params.written, of_source)
     entries, origin = metadata.entries(), None
     sizes = {method: work.store.read_json(ref) for method, ref in inputs.sizes.items()}
-    if not (entries or sizes):
+    buckets = {f"{BUCKETS}{method}": work.store.read_json(ref) for method, ref in inputs.buckets.items()}
+    if not (entries or sizes or buckets):
         return path, None
     if entries and metadata.provenance:
         payloads = _payloads(path, data_path, inputs.payload, params.origin, work)
@@ -118,7 +121,7 @@ def _described(
     described = work.scratch / "described.pte"
     write_metadata(
         path,
-        {**entries, **size_entries(sizes)},
+        {**entries, **size_entries(sizes), **buckets},
         described,
         constant_methods=metadata.constant_methods,
         segment_alignment=params.segment_alignment,

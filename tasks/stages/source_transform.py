@@ -77,8 +77,9 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     from ..quantize.pt2e import export_for_any_batch
     from ..quantize.reached import Asked, quantization_of
     from ..usercode.modules import is_prepared
+    from ..usercode.weights import TensorFiles
 
-    name = choose_method(model, params.method, params.dynamic_shapes)
+    model, name, shapes, _ = choose_method(model, params)
     if model.program is not None:
         what = "source_transforms change a model's modules" if params.transforms else _ANY_BATCH
         raise SourceError(f"{what}, and a .pt2 file has none; give a builder")
@@ -88,18 +89,19 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
             problem = "has a module that PT2E has prepared; source_transforms cannot change those"
             raise SourceError(f"method {name!r} {problem}")
         # it is quantized, and observes nothing more
-        program, _ = export_sized(name, method, params.dynamic_shapes, strict=params.strict)
+        program, _ = export_sized(name, method, shapes, strict=params.strict)
         return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))
     quantizing = [made for made in params.transforms if isinstance(made, TorchaoParams)]
     kept = layers_used_otherwise(model, name) if quantizing else frozenset()
-    module, matched = transformed(method.module, params.transforms, kept)
+    with store.scratch() as folder:  # the files have no names once they are mapped
+        module, matched = transformed(method.module, params.transforms, kept, TensorFiles(folder))
     check_all_match(model, name, params.transforms, matched)
     state = " after source_transforms" if params.transforms else ""
     method = dataclasses.replace(method, module=module)
     if params.dynamic_batch:
-        program = export_for_any_batch(name, method, params.dynamic_shapes, strict=params.strict, state=state)
+        program = export_for_any_batch(name, method, shapes, strict=params.strict, state=state)
     else:
-        program, _ = export_sized(name, method, params.dynamic_shapes, strict=params.strict, state=state)
+        program, _ = export_sized(name, method, shapes, strict=params.strict, state=state)
     reached = quantization_of(program, program, Asked(transforms=quantizing, kept=kept)) if quantizing else None
     for transform in quantizing:
         assert reached  # noqa: S101 - there is a transform

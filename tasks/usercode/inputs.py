@@ -324,6 +324,17 @@ def _repeated(value: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
     return value.clone()
 
 
+def fit_sizes(value: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
+    """A tensor cut to a shape, or with its values over again where that is longer; positions are counted further."""
+    fitted = _repeated(value.detach(), wanted)
+    for dimension, (size, most) in enumerate(zip(value.shape, wanted, strict=True)):
+        if 1 < size < most and _are_integers(value) and bool((value.diff(dim=dimension) == 1).all()):
+            first = fitted.narrow(dimension, 0, 1)
+            steps = torch.arange(most, dtype=value.dtype).reshape(-1, *[1] * (value.dim() - dimension - 1))
+            fitted = first + steps
+    return fitted.contiguous(memory_format=torch.channels_last) if _is_channels_last(value) else fitted
+
+
 def _below(same: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Numbers between zero and that of a tensor of equal ones, which differ; of zeros those below one, if floating."""
     share = torch.rand(same.shape, generator=generator)

@@ -161,9 +161,10 @@ def _eager_model(made: Any) -> ModelDefinition:
     shapes = made.get_dynamic_shapes() if hasattr(made, "get_dynamic_shapes") else None
     keywords = made.get_example_kwarg_inputs() if hasattr(made, "get_example_kwarg_inputs") else None
     metadata = made.get_metadata() if hasattr(made, "get_metadata") else None
+    padding = made.get_padding() if hasattr(made, "get_padding") else {}
     module = made.get_eager_model()  # before the inputs, as ExecuTorch's examples do: both may be random
     method = _with_keywords(module, tuple(made.get_example_inputs()), keywords, shapes)
-    return ModelDefinition({"forward": method}, metadata=metadata)
+    return ModelDefinition({"forward": replace(method, padding=padding)}, metadata=metadata)
 
 
 def _definition(builder: str, made: Any) -> ModelDefinition:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ...configs.model import ModelDefinition
 from ...errors import PteforgeError, SourceError
+from ...formats.pte.buckets import Bucket, fit_bucket
 from ..usercode.model_source import seed_everything, user_code_error
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ Predict = Callable[..., Any]
 """``predict(*inputs, method="forward")``: runs a method with the arguments of the eager module.
 
 Returns the output of a method that has one, and otherwise a flat tuple of all outputs. State that a method keeps
-carries over from call to call.
+carries over from call to call. The attribute `methods` has the names of all methods, constant ones included.
 """
 
 
@@ -76,8 +77,8 @@ def _imported(name: str) -> Callable[..., Any]:
     return function
 
 
-def loaded_predict(payload: Loadable, what: str) -> Predict:
-    """Runs a payload, each method loaded once, as on a device.
+def loaded_predict(payload: Loadable, what: str, buckets: Mapping[str, Sequence[Bucket]]) -> Predict:
+    """Runs a payload, each method loaded once, as on a device, and of methods with `buckets` the one that inputs fit.
 
     Raises PteforgeError if the runtime cannot load it; `predict` raises it where the runtime cannot run it.
     """
@@ -89,6 +90,11 @@ def loaded_predict(payload: Loadable, what: str) -> Predict:
     methods: dict[str, Method] = {}
 
     def predict(*inputs: Any, method: str = "forward") -> Any:
+        if method in buckets:
+            flat = pytree.tree_leaves(inputs)
+            bucket, padded = fit_bucket(buckets[method], flat)
+            outputs = predict(*padded, method=bucket.name)
+            return _as_returned(bucket.cut(flat, outputs if isinstance(outputs, tuple) else [outputs]))
         if method not in program.method_names:
             raise SourceError(f"the evaluator runs the method {method!r}; {what} has {sorted(program.method_names)}")
         try:
@@ -101,7 +107,7 @@ def loaded_predict(payload: Loadable, what: str) -> Predict:
             ) from error
         return _as_returned(outputs)
 
-    return predict
+    return _with_methods(predict, program.method_names)
 
 
 def eager_predict(definition: ModelDefinition) -> Predict:
@@ -123,4 +129,9 @@ def eager_predict(definition: ModelDefinition) -> Predict:
             ) from error
         return _as_returned(pytree.tree_leaves(outputs))
 
+    return _with_methods(predict, (*definition.methods, *definition.constant_methods))
+
+
+def _with_methods(predict: Predict, names: Iterable[str]) -> Predict:
+    predict.methods = frozenset(names)  # type: ignore[attr-defined]
     return predict

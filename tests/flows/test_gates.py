@@ -10,6 +10,7 @@ from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
+from pteforge.tests.evaluators.generating import write_model
 
 SCORES = {"baseline/plain", "evaluate/plain", "evaluate/fat"}
 REPORTS = {"report/plain", "report/fat"}
@@ -181,3 +182,45 @@ def test_gates_decide_about_quantized_files(project):
     found = {recipe.name: recipe.bounds.min_sqnr_db for recipe in models["net"].recipes}
     assert found == {"int8": None, "own": 15, "fp32": 80, "ungated": 20}
     assert models["bounded"].recipes[0].bounds.min_sqnr_db == 20
+
+
+GENERATES = {
+    "t5": ("chrf", 100, {"tokens": 12}),
+    "llama": ("exact_match", 1, {"tokens": 12}),
+    "whisper": ("neg_word_error_rate", 0, {"tokens": 12, "decoder_prompt": ""}),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("t5", marks=pytest.mark.slow), *(pytest.param(kind, marks=pytest.mark.nightly) for kind in GENERATES if kind != "t5")],
+)
+@pytest.mark.timeout(300)
+def test_what_models_say(project, lower, kind):
+    """A file says what `generate` says, and passes; one with other weights says something else, and is rejected."""
+    metric, perfect, options = GENERATES[kind]
+    write_model(project.folder, kind)
+    project.write("transforms.py", "def halve(module):\n    for weight in module.parameters():\n        weight.data /= -2\n")
+    gate = {
+        "evaluator": f"pteforge.evaluators:{metric}",
+        "kwargs": {"file": f"{kind}.jsonl", "processor": kind, **options},
+        "floor": perfect - 0.01,
+        "max_drop": 0.01,
+    }
+    recipes = {
+        "exact": {"extends": "portable-fp32"},
+        "other": {"extends": "portable-fp32", "source_transforms": [{"callable": "transforms:halve"}]},
+    }
+    source = {"huggingface": f"./{kind}", "sequence": 32}
+    project.write_zoo({"net": {"source": source, "accuracy": gate}}, tuple(recipes), recipes)
+    (model,) = lower(project).outcome.models
+    exact, other = model.recipes
+    assert (exact.status, exact.failure) == ("made", None)
+    assert exact.accuracy.eager == exact.accuracy.file.scores[0].score == pytest.approx(perfect)
+    assert other.failure.step == "gate/other"
+    assert f"evaluator pteforge.evaluators:{metric}: " in other.failure.problem
+    assert f"below eager's {perfect}" in other.failure.problem
+    if kind == "whisper":  # a sound is part of the key
+        write_model(project.folder, kind)
+        (project.folder / "0.wav").write_bytes((project.folder / "1.wav").read_bytes())
+        assert "evaluate/exact" in lower(project).ran("net")

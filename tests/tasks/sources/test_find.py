@@ -150,10 +150,91 @@ def test_packages_that_are_not_installed(monkeypatch, tmp_path, source, command)
         find_source(source, tmp_path)
 
 
-def test_adapters_are_named(tmp_path):
-    """A folder with an adapter of PEFT only was written by save_pretrained, and still is no model."""
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    source = HuggingFaceSource(huggingface=str(tmp_path / "adapter"))
-    with pytest.raises(SourceError, match="adapter of PEFT only"):
-        find_source(source, tmp_path)
+def write_adapter(folder: Path, base: str | None, **fields: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, **fields}))
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+
+
+def test_an_adapter(hub):
+    """Its files are declared as those of the model are, and both are named so that they can be moved, or by commit."""
+    write_model(hub / "zoo" / "small", "LlamaForCausalLM")
+    write_adapter(hub / "zoo" / "tuned", "elsewhere")
+    source = HuggingFaceSource(huggingface=str(hub / "zoo" / "small"), adapter=str(hub / "zoo" / "tuned"))
+    found = find_source(source, hub / "zoo")
+    assert found.builder == "pteforge.tasks.sources.text_generation:model"
+    assert found.kwargs == {"name": "./small", "weights": {"adapter": {"name": "./tuned"}}}
+    names = ["adapter_config.json", "adapter_model.safetensors"]
+    assert [path.name for path in found.files if path.parent.name == "tuned"] == names
+    assert "model.safetensors" in [path.name for path in found.files if path.parent.name == "small"]
+
+    write_adapter(hub / "hub" / "models--org--tuned" / "snapshots" / COMMIT, "org/small", task_type="SEQ_CLS")
+    for source in (
+        HuggingFaceSource(huggingface="org/small", adapter="org/tuned", adapter_revision=COMMIT),
+        HuggingFaceSource(huggingface="org/tuned", revision=COMMIT),  # the adapter names its model
+    ):
+        found = find_source(source, hub)
+        adapter = {"name": "org/tuned", "revision": COMMIT}
+        wanted = {"name": "org/small", "revision": COMMIT, "weights": {"adapter": adapter}}
+        assert found.kwargs == {**wanted, "task": "text-classification"}
+        assert [path.name for path in found.files if path.name in names] == names
+
+
+@pytest.mark.parametrize("base", ["small", "../small", "{hub}/small"])
+def test_a_folder_with_an_adapter_only(hub, base):
+    """The model that it names is used where it is a folder of the zoo's, or next to the adapter."""
+    write_model(hub / "small", "LlamaForCausalLM")
+    write_adapter(hub / "tuned", base.format(hub=hub))
+    found = find_source(HuggingFaceSource(huggingface=str(hub / "tuned")), hub)
+    assert found.kwargs == {"name": "./small", "weights": {"adapter": {"name": "./tuned"}}}
+
+
+def test_adapters_that_cannot_be_used(hub, monkeypatch):
+    """Each is an error that says what to do."""
+    monkeypatch.chdir(hub)
+    write_model(hub / "small", "LlamaForCausalLM")
+    write_adapter(hub / "nameless", None)
+    write_adapter(hub / "elsewhere", "/not/here")
+    write_adapter(hub / "twice", "./nameless")
+    (hub / "empty").mkdir()
+    for fields, problem in (
+        ({"huggingface": "./nameless"}, "which it does not name, is not on this machine: write `source: {huggingface"),
+        ({"huggingface": "./elsewhere"}, r"/not/here, is not on this machine: .* adapter: ./elsewhere"),
+        ({"huggingface": "./twice"}, "nameless holds an adapter only: name the model that it is for"),
+        ({"huggingface": "./nameless", "adapter": "./elsewhere"}, "name the model that it is for"),
+        (
+            {"huggingface": "./small", "adapter": "./empty"},
+            "there is no adapter in empty: it needs adapter_",
+        ),
+        ({"huggingface": "./small", "adapter": "org/unknown"}, "org/unknown is not in the Hugging Face hub's cache"),
+    ):
+        with pytest.raises(SourceError, match=problem):
+            find_source(HuggingFaceSource(**fields), hub)
+    for field in ("adapter", "gguf"):
+        with pytest.raises(ValueError, match="the weights of its model are random: leave `gguf` and `adapter` out"):
+            HuggingFaceSource(huggingface="llama", config={}, **{field: "./small"})
+
+
+def test_a_gguf_file(hub, monkeypatch):
+    """It is declared instead of other weights, and needs no configuration; others are named where it is missing."""
+    snapshot = hub / "hub" / "models--org--small" / "snapshots" / COMMIT
+    (snapshot / "small-Q4_0.gguf").write_bytes(b"weights")
+    found = find_source(HuggingFaceSource(huggingface="org/small", gguf="small-Q4_0.gguf"), hub)
+    assert found.builder == "pteforge.tasks.sources.text_generation:model"
+    assert found.kwargs == {"name": "org/small", "revision": COMMIT, "weights": {"gguf": "small-Q4_0.gguf"}}
+    names = ["README.md", "chat_template.jinja", "config.json", "small-Q4_0.gguf"]
+    assert [path.name for path in found.files] == names
+    for name in ("org/small", str(snapshot)):
+        with pytest.raises(SourceError, match=r"GGUF files there: small-Q4_0\.gguf"):
+            find_source(HuggingFaceSource(huggingface=name, gguf="small-Q8_0.gguf"), hub)
+    write_adapter(hub / "tuned", "org/small")
+    installed = find.find_spec
+    for package, extra, fields in (
+        ("gguf", "gguf", {"gguf": "small-Q4_0.gguf"}),
+        ("peft", "lora", {"adapter": str(hub / "tuned")}),
+    ):
+        monkeypatch.setattr(
+            find, "find_spec", lambda name, missing=package: None if name == missing else installed(name)
+        )
+        with pytest.raises(SourceError, match=rf"pip install 'pteforge\[{extra}\]'"):
+            find_source(HuggingFaceSource(huggingface="org/small", **fields), hub)

@@ -1,15 +1,21 @@
 """source_transform: what torchao and callables do to modules, on a copy, stable, and clear where it cannot be done."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from pteforge.configs.nodes import plain
+from pteforge.configs.presets import preset_names
+from pteforge.configs.recipe import Recipe
 from pteforge.configs.recipe_lookup import read_preset
 from pteforge.errors import SourceError, TargetError
 from pteforge.tasks.engine.stage import CallableParams
-from pteforge.tasks.quantize.torchao_configs import TorchaoParams
+from pteforge.tasks.quantize import module_transforms
+from pteforge.tasks.quantize.module_transforms import transformed
+from pteforge.tasks.quantize.torchao_configs import TorchaoParams, class_name
 from pteforge.tasks.stages.source_transform import SourceTransform
+from pteforge.tasks.usercode.weights import TensorFiles
 from pteforge.tests.lowering import recipe
 
 STEP = "source_transform/forward"
@@ -215,3 +221,55 @@ def test_tables_that_transforms_leave(lower):
     asked = transforming(embeddings) | {"quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}}}
     (left,) = lower("builders:two_embeddings", asked).provenance["quantization"]["forward"]["left"]
     assert (left["name"], left["why"]) == ("small.weight", "a transform's `filter_fn` or `exclude` leaves it out")
+
+
+class Tied(torch.nn.Module):
+    """Layers of many kinds, with a large one and one that stands in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(4096, 64)
+        self.large = torch.nn.Linear(64, 4096)
+        self.back = torch.nn.Linear(4096, 64, bias=False)
+        self.again = self.back
+        self.head = torch.nn.Linear(64, 2080)
+
+    def forward(self, tokens):
+        states = self.again(self.large(self.back(self.large(self.table(tokens)))))
+        return self.head(states)
+
+
+TRANSFORMING = [name for name in preset_names() if "source_transforms" in plain(read_preset(name))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in TRANSFORMING),
+        *((name, torch.bfloat16) for name in TRANSFORMING if "codebook" not in name),  # torchao makes them of float32
+    ],
+)
+def test_weights_leave_memory_and_stay_the_same(name, dtype, tmp_path, monkeypatch):
+    """Layer by layer, large ones by rows, quantized weights move to files; they are those of one call of torchao's."""
+    ours = Recipe.model_validate(plain(read_preset(name)))
+    transforms = [
+        TorchaoParams(config=class_name(made.torchao), fields=made.params, layers=made.layers, exclude=made.exclude)
+        for made in ours.source_transforms
+    ]
+    module = Tied().to(dtype).eval()
+    at_once, matched = transformed(module, transforms)
+    monkeypatch.setattr(module_transforms, "_ROWS", 1 << 17)
+    moved, also_matched = transformed(module, transforms, files=TensorFiles(tmp_path))
+    assert matched == also_matched
+    expected, state = at_once.state_dict(), moved.state_dict()
+    assert expected.keys() == state.keys()
+    assert all(torch.equal(expected[key], value) and expected[key].dtype == value.dtype for key, value in state.items())
+    mapped = [
+        row.split()[0].split("-") for row in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in row
+    ]
+    large = [value for value in state.values() if not value.is_floating_point() and value.nbytes > 1 << 17]
+    assert large
+    for value in large:
+        assert any(int(start, 16) <= value.data_ptr() < int(end, 16) for start, end in mapped)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,258 @@
+"""Models that generate text, greedily, with their own methods: how near it is to what is right.
+
+All evaluators here take the arguments of `configs.text_samples.TextOptions`. docs/how-to/accuracy.md describes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..configs.text_samples import TextOptions, TextSample, read_samples
+from ..errors import SourceError, first_line
+from .samples import Predict
+
+Step = Callable[[torch.Tensor, int], torch.Tensor]
+"""Logits of tokens [1, n], int64, that follow so many others; those after the last one are in the last row."""
+
+
+def neg_word_error_rate(predict: Predict, **options: Any) -> float:
+    """Minus the word error rate, as jiwer computes it over all samples: 0 is perfect. For speech recognition."""
+    import jiwer  # noqa: PLC0415 - an extra
+
+    hypotheses, references = _texts(predict, options)
+    return 0.0 - float(jiwer.wer([answers[0] for answers in references], hypotheses))
+
+
+def bleu(predict: Predict, **options: Any) -> float:
+    """BLEU of all samples, as sacrebleu computes it, from 0 to 100. For translation."""
+    import sacrebleu  # noqa: PLC0415 - an extra
+
+    hypotheses, references = _texts(predict, options)
+    return float(sacrebleu.corpus_bleu(hypotheses, _by_rank(references)).score)
+
+
+def chrf(predict: Predict, **options: Any) -> float:
+    """The chrF score of all samples, as sacrebleu computes it, from 0 to 100. For translation and summaries."""
+    import sacrebleu  # noqa: PLC0415 - an extra
+
+    hypotheses, references = _texts(predict, options)
+    return float(sacrebleu.corpus_chrf(hypotheses, _by_rank(references)).score)
+
+
+def exact_match(predict: Predict, **options: Any) -> float:
+    """The share of samples whose text is one of the answers, normalized, from 0 to 1."""
+    matches = [text in answers for text, answers in zip(*_texts(predict, options, short=True), strict=True)]
+    return sum(matches) / len(matches)
+
+
+def vqa_accuracy(predict: Predict, **options: Any) -> float:
+    """The accuracy of VQA (https://visualqa.org/evaluation.html), from 0 to 1.
+
+    An answer that three people gave is right. Each person is left out once, and the mean taken. A sample with one
+    answer counts as an exact match.
+    """
+    scores = []
+    for text, answers in zip(*_texts(predict, options, short=True), strict=True):
+        others = [answers[:at] + answers[at + 1 :] for at in range(len(answers))] if answers[1:] else [answers * 3]
+        scores.append(sum(min(1.0, left.count(text) / 3) for left in others) / len(others))
+    return sum(scores) / len(scores)
+
+
+def _by_rank(references: list[list[str]]) -> list[list[str | None]]:
+    """The first reference of each sample, the second, and so on; None where a sample has fewer."""
+    most = max(map(len, references))
+    return [[answers[at] if at < len(answers) else None for answers in references] for at in range(most)]
+
+
+def _texts(predict: Predict, given: dict[str, Any], *, short: bool = False) -> tuple[list[str], list[list[str]]]:
+    """What the model says, and what is right; `short`: normalized as answers to questions are."""
+    options = TextOptions.model_validate(given)
+    clean = _normalized_answer if short else _normalized if options.normalize else str
+    pairs = [(clean(text), [clean(answer) for answer in sample.answers]) for text, sample in said(predict, options)]
+    return [text for text, _ in pairs], [answers for _, answers in pairs]
+
+
+def _normalized(text: str) -> str:
+    """In lower case, without punctuation."""
+    return " ".join(re.sub(r"[^\w\s']", " ", text.lower()).split())
+
+
+_NUMBERS = {name: str(at) for at, name in enumerate("zero one two three four five six seven eight nine ten".split())}
+
+
+def _normalized_answer(text: str) -> str:
+    """The same without articles and apostrophes, numbers up to ten in digits."""
+    words = _normalized(text).replace("'", "").split()
+    return " ".join(_NUMBERS.get(word, word) for word in words if word not in ("a", "an", "the"))
+
+
+def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSample]]:
+    """What a model says to each sample.
+
+    Raises:
+        SourceError: the model generates no text, the processor cannot be loaded, or a sample does not fit the model.
+    """
+    processor = _load_processor(options.processor)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    methods: Collection[str] = getattr(predict, "methods")  # noqa: B009 - of a function
+    if "get_max_seq_len" not in methods or not {"forward", "text_decoder"} & set(methods):
+        raise SourceError(
+            "the model generates no text: the evaluator takes models that were exported for generation, with the "
+            f"constant method get_max_seq_len; it has {', '.join(sorted(methods))}"
+        )
+    begin = _encode if "encoder" in methods else _embed if "token_embedding" in methods else _continue
+    context = _constants(predict, "get_max_seq_len")[0]
+    ends = {*_constants(predict, "get_eos_ids")} or {tokenizer.eos_token_id}
+    for where, sample in read_samples(options.file, options.samples):
+        tokens, step = begin(predict, processor, options, sample)
+        room = context - tokens.shape[1]
+        if room < 0:
+            raise SourceError(f"{where}: the prompt has {tokens.shape[1]} tokens, more than the context of {context}")
+        suppressed = _constants(predict, "begin_suppress_tokens")
+        made = _greedy(step, tokens, min(options.tokens, room + 1), ends, suppressed)
+        yield tokenizer.decode(made, skip_special_tokens=True).strip(), sample
+
+
+def _greedy(step: Step, tokens: torch.Tensor, most: int, ends: Collection[int], suppressed: list[int]) -> list[int]:
+    """The likeliest token after the others, again and again, until one ends the text; the first is not suppressed."""
+    made: list[int] = []
+    start = 0
+    while len(made) < most:
+        logits = step(tokens, start)
+        logits = logits.reshape(-1, logits.shape[-1])[-1]
+        if suppressed and not made:
+            logits = logits.index_fill(0, torch.tensor(suppressed), -torch.inf)
+        token = int(logits.argmax())
+        if token in ends:
+            break
+        made.append(token)
+        tokens, start = torch.tensor([[token]]), start + tokens.shape[1]
+    return made
+
+
+def _encode(predict: Predict, processor: Any, options: TextOptions, sample: TextSample) -> tuple[torch.Tensor, Step]:
+    """An encoder-decoder: the input is encoded once."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if sample.media:
+        prepare = getattr(processor, "feature_extractor" if sample.audio else "image_processor", processor)
+        prepared = prepare(**_media(sample, prepare, alone=True), return_tensors="pt")
+    else:
+        prepared = tokenizer(options.prompt.replace("{source}", sample.source), return_tensors="pt")
+    encoded = predict(next(prepared[name] for name in _INPUTS if name in prepared), method="encoder")
+    first = _constants(predict, "decoder_start_token_id")
+    if options.decoder_prompt:
+        first += tokenizer(options.decoder_prompt, add_special_tokens=False)["input_ids"]
+    else:
+        first += _constants(predict, "forced_bos_token_id")
+    return torch.tensor([first]), lambda tokens, start: predict(
+        tokens, encoded, torch.tensor([start]), method="text_decoder"
+    )
+
+
+def _continue(predict: Predict, processor: Any, options: TextOptions, sample: TextSample) -> tuple[torch.Tensor, Step]:
+    """A language model."""
+    if sample.media:
+        raise SourceError("the model takes text only, and samples have sounds or images")
+    tokens = processor(
+        _prompt(processor, options, sample), return_tensors="pt", add_special_tokens=not options.chat
+    )["input_ids"]
+    return tokens, lambda tokens, start: predict(tokens, torch.tensor([start]))
+
+
+def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextSample) -> tuple[torch.Tensor, Step]:
+    """A model of several modalities: what its encoder returns takes the places of its tokens among the embeddings."""
+    kind, encoder = ("audio", "audio_encoder") if sample.audio else ("image", "vision_encoder")
+    media = _media(sample, getattr(processor, "feature_extractor", processor))
+    text = _prompt(processor, options, sample)
+    prepared = processor(text=text, **media, return_tensors="pt", add_special_tokens=not options.chat)
+    is_text = torch.ones_like(prepared["input_ids"][0], dtype=torch.bool)
+    encoded = torch.empty(0)
+    if media:
+        is_text = prepared["input_ids"][0] != getattr(processor, f"{kind}_token_id")
+        encoded = predict(next(prepared[name] for name in _INPUTS if name in prepared), method=encoder).clone()
+    if encoded.shape[:-1].numel() != int((~is_text).sum()):
+        raise SourceError(
+            f"{encoder} returns {tuple(encoded.shape)} for {sample.media[0]}, and the prompt has {int((~is_text).sum())} "
+            f"tokens for it; `chat: true` puts them there, or a `prompt` with the processor's {kind} token"
+        )
+
+    def step(tokens: torch.Tensor, start: int) -> torch.Tensor:
+        logits, kinds = torch.empty(0), torch.ones(1, dtype=torch.bool) if start else is_text
+        for by_token, part in itertools.groupby(range(len(kinds)), lambda at: bool(kinds[at])):  # as the runner does
+            chosen = list(part)
+            rows = predict(tokens[:, chosen], method="token_embedding") if by_token else encoded
+            logits = predict(rows, torch.tensor([start + chosen[0]]), method="text_decoder")
+        return logits
+
+    return prepared["input_ids"], step
+
+
+_INPUTS = ("input_features", "input_values", "pixel_values", "input_ids")
+"""Names of what encoders take, as processors return it."""
+
+
+def _prompt(processor: Any, options: TextOptions, sample: TextSample) -> str:
+    text = options.prompt.replace("{source}", sample.source)
+    if not options.chat:
+        return text
+    kinds = [kind for kind in ("audio", "image") if getattr(sample, kind)]
+    content = [*({"type": kind} for kind in kinds), {"type": "text", "text": text}] if kinds else text
+    message = {"role": "user", "content": content}
+    prompt: str = processor.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    return prompt
+
+
+def _media(sample: TextSample, extractor: Any, *, alone: bool = False) -> dict[str, Any]:
+    """Arguments of a processor: a sound with its rate, mono, and an image; `alone`: of one for a single kind."""
+    found: dict[str, Any] = {}
+    if sample.audio:
+        if (rate := getattr(extractor, "sampling_rate", None)) is None:
+            raise SourceError(f"{type(extractor).__name__} takes no sounds: name the model's processor")
+        found |= {"raw_speech" if alone else "audio": _sound(sample.audio, rate), "sampling_rate": rate}
+    if sample.image:
+        from PIL import Image  # noqa: PLC0415 - an extra
+
+        try:
+            found["images"] = Image.open(sample.image).convert("RGB")
+        except OSError as error:
+            raise SourceError(f"{sample.image} cannot be read: {error}") from error
+    return found
+
+
+def _sound(path: Path, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A sound, mono, at so many samples per second, from -1 to 1."""
+    import soundfile  # noqa: PLC0415 - an extra
+
+    try:
+        channels, own = soundfile.read(path, dtype="float32", always_2d=True)
+    except (OSError, soundfile.SoundFileError) as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
+    sound = torch.from_numpy(channels).mean(1)
+    if own != rate and len(sound):  # resampled by its spectrum
+        count = round(len(sound) * rate / own)
+        sound = torch.fft.irfft(torch.fft.rfft(sound), n=count) * (count / len(sound))
+    return sound.numpy()
+
+
+def _constants(predict: Predict, name: str) -> list[int]:
+    """The numbers that a constant method returns; none if the model has no such method."""
+    if name not in getattr(predict, "methods"):  # noqa: B009 - of a function
+        return []
+    found = predict(method=name)
+    return [int(number) for number in (found if isinstance(found, tuple) else (found,))]
+
+
+def _load_processor(name: str) -> Any:
+    from transformers import AutoProcessor  # noqa: PLC0415 - takes seconds
+
+    try:
+        return AutoProcessor.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise SourceError(f"there is no processor or tokenizer {name!r}: {first_line(error)}") from error
