@@ -146,9 +146,10 @@ def _plan(
 def _check_layers(loaded: LoadedZoo, name: str, recipes: Sequence[str]) -> None:
     """Raises InputError if a model says how its recipes quantize layers, and none of them quantizes any."""
     fields = getattr(loaded.zoo.models[name].source, "quantize_layers", None)
-    if fields and not any(recipe.quantize_layers for recipe in map(loaded.zoo.recipes.__getitem__, recipes)):
+    found = [loaded.zoo.recipes[recipe] for recipe in recipes]
+    if fields and not any(recipe.quantize_layers and not recipe.source_transforms for recipe in found):
         problem = (
-            f"no recipe of the model has `quantize_layers` ({', '.join(recipes)}); add one that has, such as "
+            f"no recipe of the model goes by `quantize_layers` ({', '.join(recipes)}); add one that does, such as "
             "xnnpack-llm-8da4w"
         )
         raise loaded.locations.error(problem, ("models", name, "source", "quantize_layers"))

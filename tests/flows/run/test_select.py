@@ -30,7 +30,7 @@ def test_fields_of_a_name(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "recipe", "problem"),
     [
-        ({"group_size": 64}, "xnnpack-fp32", r"no recipe of the model has `quantize_layers` \(xnnpack-fp32\)"),
+        ({"group_size": 64}, "xnnpack-fp32", r"no recipe of the model goes by `quantize_layers` \(xnnpack-fp32\)"),
         ({"group_size": 64}, "xnnpack-llm-8da8w", "`group_size` is for int4 weights of linear layers"),
         ({"linear": "8da5w"}, "xnnpack-llm-8da4w", "8da4w"),
     ],
