@@ -134,6 +134,24 @@ class HuggingFaceSource(FrozenModel):
         description="Fields that replace those of `quantize_layers` in the model's recipes; recipes without stay as "
         "they are.",
     )
+    sinks: Annotated[int, Strict()] | None = Field(
+        None,
+        ge=1,
+        description="First tokens that a model that generates text always sees, with the last ones, `sequence` in all, "
+        "so that it generates beyond its context; left out: it sees all tokens, and stops at `sequence`.",
+    )
+    prefill: Annotated[bool, Strict()] | None = Field(
+        None,
+        description="Whether a model that generates text has two methods, `prefill` for prompts and `decode_step` "
+        "for one token, in place of `forward`. They share a cache: the recipe needs "
+        "`compile: {share_mutable_buffers: true}`.",
+    )
+    audio_frames: Annotated[int, Strict()] | None = Field(
+        None,
+        ge=1,
+        description="Frames of a sound that `audio_encoder` takes at once; left out: those of 30 seconds, or of the "
+        "window that the model has.",
+    )
 
     @model_validator(mode="after")
     def _cache_needs_attention(self) -> Self:

@@ -29,7 +29,7 @@ _READ = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "REA
 
 _ARGUMENTS = {
     *("task", "config", "batch", "sequence", "padding", "image_size", "outputs"),
-    *("dtype", "attention", "cache"),
+    *("dtype", "attention", "cache", "sinks", "prefill", "audio_frames"),
 }
 """Fields of a source that its builder takes as they are."""
 
@@ -183,17 +183,59 @@ _HEADS = {
 }
 
 
+_GENERATION = ("attention", "cache", "sinks", "prefill")  # fields of models that generate text
+
+
 def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     architectures = described.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
-    decodes = not generates and _has_decoder(source, described)
-    wrong = ("batch", "outputs", "padding", "image_size") if generates else ("attention", "cache")
+    images = not generates and _has_images(source, described)
+    hears = not (generates or images) and _has_sounds(source, described)
+    if images or hears:
+        for field in ("dtype", "padding", "image_size"):
+            if getattr(source, field) is not None:
+                kind = "that generate text from images or sounds have none yet"
+                raise SourceError(f"huggingface: {source.huggingface}: leave `{field}` out: models {kind}")
+    if images:
+        _check_fields(source, ("sinks", "prefill"), generates=False)
+        return "multimodal:model"
+    if source.audio_frames is not None and not hears:
+        raise SourceError(
+            f"huggingface: {source.huggingface}: leave `audio_frames` out: only models that generate text from sounds "
+            f"and text (`task: {_AUDIO_TASK}`) have it"
+        )
+    if hears:
+        _check_fields(source, ("batch", "outputs"), generates=True)
+        _check_fields(source, ("sinks", "prefill"), generates=False)
+        return "audio_text:model"
+    wrong = ("batch", "outputs", "padding", "image_size") if generates else _GENERATION
     _check_fields(source, wrong, generates=generates)
-    if decodes:
+    if not generates and _has_decoder(source, described):
         _check_fields(source, ("padding", "image_size"), generates=True)
         return "encoder_decoder:model"
     return "text_generation:model" if generates else "huggingface:Model"
+
+
+def _has_images(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
+    """Whether a model generates text from images and text."""
+    named = [str(name) for name in described.get("architectures") or ()]
+    if source.task is not None or described.get("is_encoder_decoder"):
+        return source.task == "image-text-to-text"
+    return "vision_config" in described and any(name.endswith(_GENERATES[0]) for name in named)
+
+
+def _has_sounds(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
+    """Whether a model without an encoder of text generates text from sounds and text."""
+    if source.task not in (None, "automatic-speech-recognition") or described.get("is_encoder_decoder"):
+        return source.task == _AUDIO_TASK
+    named = [str(name) for name in described.get("architectures") or ()]
+    return bool(described.keys() & {"audio_config", "encoder_config"}) and any(
+        name.endswith(_GENERATES[0]) for name in named
+    )
+
+
+_AUDIO_TASK = "audio-text-to-text"
 
 
 def _has_decoder(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
