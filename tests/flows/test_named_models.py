@@ -316,7 +316,9 @@ def test_layers_quantized_as_the_source_says(project, language_model):
     assert sizes["xnnpack-llm-8da4w"] < sizes["xnnpack-llm-8da8w"] < sizes["xnnpack-fp32"]
     fields = {"dtype": "float16", "quantize_layers.group_size": 64, "quantize_layers.embedding": "int8"}
     options = [option for name, value in fields.items() for option in ("--set", f"source.{name}={value}")]
-    assert project.run("export", "hf:./tiny", *recipes[:2], *options).code == 0
+    options += ["--set", "models.tiny.verify={min_sqnr_db: 6}"]  # larger groups lose more
+    done = project.run("export", "hf:./tiny", *recipes[:2], *options)
+    assert done.code == 0, done.err
     file = project.out / "tiny" / "xnnpack-llm-8da4w.pte"
     assert file.stat().st_size < sizes["xnnpack-llm-8da4w"]
     assert "quantized_decomposed::embedding_byte.dtype_out" in open_pte(file).methods[0].operators
