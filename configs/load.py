@@ -379,7 +379,12 @@ def recipe_names(globs: str) -> tuple[str, ...]:
 
 
 def load_source(folder: Path, source: str, recipes: Sequence[str], overrides: Sequence[str] = ()) -> LoadedZoo:
-    """The zoo that `zoo_text` describes, as if it were a file in a folder; raises as `load_zoo`."""
+    """The zoo that `zoo_text` describes, as if it were a file in a folder; raises as `load_zoo`.
+
+    Overrides of ``source`` are those of its only model's: ``source.dtype=bfloat16``.
+    """
+    of_model = format_field(("models", model_name(source)))
+    overrides = [f"{of_model}.{text}" if text.startswith("source.") else text for text in overrides]
     return load_zoo(folder / source.replace("/", "-"), overrides, text=zoo_text(source, recipes))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, Tag, model_validator
 
 from .base import FrozenModel, MethodName, ObjectReference, by_key
-from .sources import NamedFunction
+from .sources import LayerFields, LinearScheme, NamedFunction
 
 _QUANTIZER = "Name of the target whose quantizer annotates the program."
 _OPTIONS = "The quantizer's own options, such as per_channel or dynamic for xnnpack; checked before any work starts."
@@ -167,6 +167,66 @@ class TorchaoTransform(FrozenModel):
         if self.filter_fn and (others := sorted(self.model_fields_set & {"filter", "exclude", "layers"})):
             raise ValueError(f"has `filter_fn` as well as `{others[0]}`; let the function choose, or leave it out")
         return self
+
+
+ENCODERS = ("*encoder.*", "*vision*", "*visual.*", "*audio_tower*", "*speech*")
+"""Patterns of names of modules that read an image, a sound or a text for a decoder, in models of transformers."""
+
+_POSITIONS = ("*position*", "*pos_emb*", "*wpe*")
+
+
+class LayerQuantization(LayerFields):
+    """How torchao quantizes the weights of linear layers and embeddings; short for `source_transforms`."""
+
+    @model_validator(mode="after")
+    def _groups_are_used(self) -> Self:
+        return self.check_groups()
+
+    def check_groups(self) -> Self:
+        """Raises ValueError for sizes of groups where no weights are quantized in groups."""
+        if self.group_size and not {self.linear, self.encoder} & {"8da4w", "4w"}:
+            raise ValueError("`group_size` is for int4 weights of linear layers, and there are none; leave it out")
+        if self.embedding_group_size and not self.embedding:
+            raise ValueError("`embedding_group_size` needs `embedding`: int4 or int8")
+        return self
+
+    @property
+    def transforms(self) -> tuple[TorchaoTransform, ...]:
+        """The same as transforms; embeddings come first, since linear layers may share their weights."""
+        found = []
+        if self.embedding:
+            group = self.embedding_group_size or (_GROUP if self.embedding == "int4" else None)
+            params: dict[str, JsonValue] = {"weight_dtype": self.embedding, "granularity": _granularity(group)}
+            transform = TorchaoTransform(
+                torchao="intx_weight_only", params=params, layers=("embedding",), exclude=_POSITIONS
+            )
+            found.append(transform)
+        if self.linear:
+            found.append(self._of_linear(self.linear, exclude=ENCODERS if self.encoder else ()))
+        if self.encoder and self.encoder != "float":
+            found.append(self._of_linear(self.encoder, filter=ENCODERS))
+        return tuple(found)
+
+    def _of_linear(self, scheme: LinearScheme, **chosen: Patterns) -> TorchaoTransform:
+        four = scheme.endswith("4w")
+        of_activations = "da" in scheme
+        granularity = _granularity(self.group_size or _GROUP if four else None)
+        return TorchaoTransform(
+            torchao="int8_dynamic_activation_intx_weight" if of_activations else "intx_weight_only",
+            params={
+                "weight_dtype": "int4" if four else "int8",
+                "weight_granularity" if of_activations else "granularity": granularity,
+            },
+            **chosen,
+        )
+
+
+_GROUP = 32
+
+
+def _granularity(group: int | None) -> JsonValue:
+    """In groups of so many weights, or in rows."""
+    return {"per_group": group} if group else {"per_axis": 0}
 
 
 class CallableTransform(FrozenModel):

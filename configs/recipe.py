@@ -18,8 +18,8 @@ from pydantic import (
 
 from .base import TARGET_SEPARATOR, FrozenModel, MethodName, ObjectReference
 from .nodes import FieldPath
-from .quantize import Quantize, SourceTransform
-from .sources import NamedFunction
+from .quantize import LayerQuantization, Quantize, SourceTransform
+from .sources import LayerFields, NamedFunction
 from .verification import Accuracy, Number, Verification
 
 
@@ -334,6 +334,11 @@ class Recipe(FrozenModel):
     source_transforms: tuple[SourceTransform, ...] = Field(
         (), description="Transforms of the model's modules before they are exported, in order."
     )
+    quantize_layers: LayerQuantization | None = Field(
+        None,
+        description="Short for `source_transforms` that quantize linear layers and embeddings; where there are any of "
+        "those, they come in its place. A model's source may have other values.",
+    )
     fold_batch_norms: StrictBool = Field(
         True,
         description="Fold batch norms into the convolutions and linear layers before them, once for all "
@@ -380,6 +385,19 @@ class Recipe(FrozenModel):
         """Whether `quantize` applies to that method: one of `quantize.methods`, or any if that is left out."""
         methods = self.quantize and self.quantize.methods
         return not methods or method in methods
+
+    @property
+    def transforms(self) -> tuple[SourceTransform, ...]:
+        """The transforms, also where they are written as `quantize_layers`."""
+        return self.source_transforms or (self.quantize_layers.transforms if self.quantize_layers else ())
+
+    def with_layers(self, fields: LayerFields) -> Recipe:
+        """The recipe with fields that replace those of its `quantize_layers`; raises ValueError if they do not fit."""
+        own = self.quantize_layers
+        if own is None or self.source_transforms:
+            return self
+        merged = own.model_copy(update=fields.model_dump(exclude_unset=True)).check_groups()
+        return self.model_copy(update={"quantize_layers": merged})
 
     @property
     def allowed_drop(self) -> float | None:

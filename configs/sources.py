@@ -35,6 +35,37 @@ ResolvedSource = BuilderSource | ProgramSource
 """What a stage can run: a model's name has become the builder that makes it."""
 
 
+LinearScheme = Literal["8da4w", "8da8w", "4w", "8w"]
+"""Bits of weights of linear layers, and of activations, whose scales are computed at run time, before `da`."""
+
+
+class LayerFields(FrozenModel):
+    """Which linear layers and embeddings are quantized, and how."""
+
+    linear: LinearScheme | None = Field(
+        None,
+        description="Linear layers: 8da4w: int4 weights, and int8 activations as they come. 8da8w: int8 weights. 4w, "
+        "8w: weights only. null: in floating point.",
+    )
+    group_size: Annotated[int, Strict()] | None = Field(
+        None, ge=1, description="How many int4 weights of linear layers share a scale; null: 32. Those in int8: a row."
+    )
+    embedding: Literal["int4", "int8"] | None = Field(
+        None, description="Weights of embeddings, other than those of positions; null: in floating point."
+    )
+    embedding_group_size: Annotated[int, Strict()] | None = Field(
+        None, ge=1, description="How many weights of embeddings share a scale; null: 32 in int4, a row in int8."
+    )
+    encoder: LinearScheme | Literal["float"] | None = Field(
+        None,
+        description="Linear layers of encoders of texts, images and sounds; float: in floating point; null: as "
+        "`linear`.",
+    )
+
+
+_Size = Annotated[int, Strict(), Field(ge=1)]
+
+
 class HuggingFaceSource(FrozenModel):
     """A model of transformers, by the name of its repository or by its folder."""
 
@@ -76,7 +107,20 @@ class HuggingFaceSource(FrozenModel):
         description="Most tokens of an input; of a model that generates text, of prompt and answer together, or, "
         "if it has an encoder, of each.",
     )
+    padding: Literal["max_length"] | None = Field(
+        None,
+        description="max_length: texts are padded to `sequence` tokens, and their mask says which ones are; no size "
+        "varies, and `batch` is 1 if left out. Left out: sizes vary.",
+    )
+    image_size: _Size | tuple[_Size, _Size] | None = Field(
+        None, description="Size of images: a number, or [height, width]; left out: what the model was made for."
+    )
     outputs: tuple[str, ...] | None = Field(None, description="Names of the outputs to keep.")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None,
+        description="What weights, caches and computation are in; inputs and outputs are in float32. Left out: "
+        "float32.",
+    )
     attention: Literal["custom_sdpa"] | None = Field(
         None,
         description="Attention of a model that generates text by ExecuTorch's operators `llama::custom_sdpa` and "
@@ -84,6 +128,11 @@ class HuggingFaceSource(FrozenModel):
     )
     cache: Literal["int8"] | None = Field(
         None, description="What keys and values are kept in, with `attention: custom_sdpa`; left out: floating point."
+    )
+    quantize_layers: LayerFields | None = Field(
+        None,
+        description="Fields that replace those of `quantize_layers` in the model's recipes; recipes without stay as "
+        "they are.",
     )
     sinks: Annotated[int, Strict()] | None = Field(
         None,

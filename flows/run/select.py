@@ -8,15 +8,17 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 
+from ...configs.base import TARGET_SEPARATOR
 from ...configs.load import LoadedZoo
 from ...configs.model import ModelConfig
 from ...configs.nodes import FieldPath
 from ...configs.places import HOST
-from ...configs.sources import BuilderSource, ProgramSource, ResolvedSource
+from ...configs.recipe import Recipe
+from ...configs.sources import BuilderSource, HuggingFaceSource, LayerFields, ProgramSource, ResolvedSource
 from ...configs.text_samples import METRICS, check_text_options
 from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
 from ...configs.zoo import PublishConfig
-from ...errors import ConfigError, InputError
+from ...errors import ConfigError, InputError, SourceError
 from ...tasks.engine.keys.builder import find_builder
 from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.keys.source import check_program_file, named_callables
@@ -121,6 +123,8 @@ def _plan(
     with _collected(problems), errors_at(loaded.locations.error, ("models", name, "metadata", "labels_file")):
         config = config.model_copy(update={"metadata": config.metadata and config.metadata.with_labels()})
     names = loaded.zoo.recipes_of(name)
+    with _collected(problems):
+        _check_layers(loaded, name, names)
     reasons = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in names if _matches(recipe, recipes)}
     planned = []
     for recipe in [recipe for recipe, reason in reasons.items() if reason is None]:
@@ -137,6 +141,18 @@ def _plan(
         python_path=loaded.zoo.python_path,
         folder=loaded.files[0].parent,
     )
+
+
+def _check_layers(loaded: LoadedZoo, name: str, recipes: Sequence[str]) -> None:
+    """Raises InputError if a model says how its recipes quantize layers, and none of them quantizes any."""
+    fields = getattr(loaded.zoo.models[name].source, "quantize_layers", None)
+    found = [loaded.zoo.recipes[recipe] for recipe in recipes]
+    if fields and not any(recipe.quantize_layers and not recipe.source_transforms for recipe in found):
+        problem = (
+            f"no recipe of the model goes by `quantize_layers` ({', '.join(recipes)}); add one that does, such as "
+            "xnnpack-llm-8da4w"
+        )
+        raise loaded.locations.error(problem, ("models", name, "source", "quantize_layers"))
 
 
 def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: ModuleSearch) -> ResolvedSource:
@@ -164,12 +180,17 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: Mod
 def _plan_recipe(
     loaded: LoadedZoo, model: str, name: str, search: ModuleSearch, place: Callable[[str], PlannedPlace]
 ) -> PlannedRecipe:
-    recipe = loaded.zoo.recipes[name]
+    recipe, source = loaded.zoo.recipes[name], loaded.zoo.models[model].source
+    if isinstance(source, HuggingFaceSource):
+        with errors_at(loaded.locations.error, ("models", model, "source", "quantize_layers")):
+            recipe = recipe.with_layers(source.quantize_layers or LayerFields())
+        with errors_at(loaded.locations.error, ("models", model, "source", "dtype")):
+            _check_dtype(source, name, recipe)
 
     def error_at(problem: str, where: FieldPath) -> ConfigError:
         return loaded.locations.error(problem, ("recipes", name, *where))
 
-    if recipe.source_transforms and isinstance(loaded.zoo.models[model].source, ProgramSource):
+    if recipe.transforms and isinstance(source, ProgramSource):
         problem = f"recipe {name!r} has source_transforms; they change modules, and a .pt2 file has none"
         raise loaded.locations.error(problem, ("models", model, "source"))
     bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)
@@ -185,6 +206,18 @@ def _plan_recipe(
             )
             raise loaded.locations.error(problem, ("models", model, "limits", "device", limit))
     return replace(planned, places=places)
+
+
+def _check_dtype(source: HuggingFaceSource, name: str, recipe: Recipe) -> None:
+    """Raises SourceError for a dtype in which XNNPACK cannot quantize as the recipe says (executorch 1.5.1)."""
+    lowers = any("xnnpack" in made.target.split(TARGET_SEPARATOR) for made in recipe.specializations)
+    quantizes = recipe.quantize and any(chosen.quantizer == "xnnpack" for chosen in recipe.quantize.chosen)
+    if source.dtype in {"float16", "bfloat16"} and quantizes:
+        raise SourceError(f"XNNPACK's quantizer takes float32 only, and recipe {name!r} has it; leave `dtype` out")
+    if source.dtype == "bfloat16" and recipe.transforms and lowers:
+        raise SourceError(
+            f"XNNPACK takes no quantized layers in bfloat16, and recipe {name!r} has some; choose float16 or float32"
+        )
 
 
 def _may_measure(place: PlannedPlace) -> bool:

@@ -201,16 +201,17 @@ def is_like_eager(
         except SourceError:
             continue
         try:
-            return agrees_with_eager(_run_program(program, call), drawn, expected)
+            return agrees_with_eager(_run_program(program, call), drawn, expected, _rounding_of(program))
         except Exception:  # noqa: BLE001 - an assertion of the program, an operator's error, another shape
             return False
     return None
 
 
-def agrees_with_eager(outputs: Sequence[Any], flat: Sequence[Any], expected: Sequence[Any]) -> bool:
+def agrees_with_eager(outputs: Sequence[Any], flat: Sequence[Any], expected: Sequence[Any], rounding: str = "") -> bool:
     """Whether outputs are eager's up to rounding; raises VerificationFailed for other shapes."""
-    cases = list(compare_all(outputs, StoredCase("", flat, expected), method=""))
-    return not [*disagreements(cases, _EXACT), *(line for case in cases for line in violations(case, _EXACT))]
+    bounds = _EXACT.model_copy(update={"max_relative_error": None}) if rounding else _EXACT
+    cases = list(compare_all(outputs, StoredCase("", flat, expected), method="", rounding=rounding))
+    return not [*disagreements(cases, bounds), *(line for case in cases for line in violations(case, bounds))]
 
 
 def refusal(

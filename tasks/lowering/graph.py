@@ -362,7 +362,7 @@ async def prepare(run: RecipeRun, method: str, exports: Exports, so_far: Program
 
 async def transform(run: RecipeRun, method: str) -> SourceTransform.Outputs | None:
     """Exports a method again, where the recipe transforms its module or quantizers observe batches."""
-    if not (run.plan.recipe.source_transforms or run.plan.observes_any_batch(method)):
+    if not (run.plan.recipe.transforms or run.plan.observes_any_batch(method)):
         return None
     params, user_code = source_transform_params(run, method)
     return await run(SourceTransform, params, method=method, user_code=user_code)

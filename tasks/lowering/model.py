@@ -358,7 +358,7 @@ def plan_recipe(
             "scores may drop: `drop` here, or `max_drop` or `floor` there",
             ("quantize", "search"),
         )
-    if gate and not bounded and (recipe.quantize or recipe.source_transforms):
+    if gate and not bounded and (recipe.quantize or recipe.transforms):
         bounds = bounds.model_copy(update=dict.fromkeys(ERROR_BOUNDS))
     try:
         runtime = find_runtime(recipe.verify.runtime) if recipe.verify.runtime else None
@@ -380,7 +380,7 @@ def find_runtime(text: str) -> Runtime:
 
 def torchao_calls(recipe: Recipe) -> Iterator[tuple[str, Mapping[str, JsonValue]]]:
     """Class name and fields of each torchao config in a recipe, to check their values with torch."""
-    for transform in recipe.source_transforms:
+    for transform in recipe.transforms:
         if isinstance(transform, TorchaoTransform):
             yield class_name(transform.torchao), transform.params
 
@@ -429,7 +429,7 @@ def check_files(files: Iterable[Path], error_at: ErrorAt, where: FieldPath) -> N
 
 
 def _check_source_transforms(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
-    for position, transform in enumerate(recipe.source_transforms):
+    for position, transform in enumerate(recipe.transforms):
         where = "source_transforms", position
         if isinstance(transform, TorchaoTransform):
             with errors_at(error_at, where):

@@ -57,7 +57,7 @@ def diagnose_params(run: StageCalls, method: str | None) -> tuple[Diagnose.Param
 
 def source_transform_params(run: RecipeRun, method: str) -> tuple[SourceTransform.Params, UserCode | None]:
     """Params of `source_transform`, with digests of the user's code, and that code."""
-    model, transforms = run.model, run.plan.recipe.source_transforms
+    model, transforms = run.model, run.plan.recipe.transforms
     callables = tuple(source for made in transforms if (source := _code_of(made)))
     called = [[made.builder, made.kwargs] for made in callables]
     watch_name = canonical_json(["source_transform", model.watch_name(method), called]).decode()
@@ -105,7 +105,7 @@ def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str)
         preserve_operators=options.preserve_operators,
         check_ir_validity=options.check_ir_validity,
         skip_dim_order=options.skip_dim_order,
-        decompose_affine=bool(recipe.recipe.source_transforms) and not target.delegates,
+        decompose_affine=bool(recipe.recipe.transforms) and not target.delegates,
         core_aten_exceptions=options.core_aten_ops_exception_list,
     )
 

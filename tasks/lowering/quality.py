@@ -234,7 +234,7 @@ def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[s
 def _circumstances(run: RecipeRun, so_far: ProgramsSoFar) -> Iterator[Circumstance]:
     """What the cause of a failed verification may depend on."""
     recipe = run.plan
-    if recipe.quantizers or recipe.recipe.source_transforms:
+    if recipe.quantizers or recipe.recipe.transforms:
         yield "quantized"
     with suppress(PteforgeError):  # whoever needs it says so
         if count_changes(run, so_far):
@@ -293,7 +293,7 @@ async def compare_programs(run: RecipeRun, exports: Exports, so_far: ProgramsSoF
     Made where the recipe changes numerics on purpose, or asks for it. The file does not depend on it.
     """
     recipe = run.plan
-    changes = bool(recipe.recipe.source_transforms) or any(map(recipe.quantizes, exports.methods))
+    changes = bool(recipe.recipe.transforms) or any(map(recipe.quantizes, exports.methods))
     if not (changes or recipe.recipe.verify.ladder):
         return None
     try:
@@ -328,7 +328,7 @@ def ladder_rungs(
 ) -> Iterator[tuple[RungParams, Mapping[str, ArtifactRef]]]:
     """Every rung of a recipe, with those of its programs by method that were made."""
     yield RungParams(name="exported"), exports.programs
-    if recipe.recipe.source_transforms:
+    if recipe.recipe.transforms:
         yield RungParams(name="transformed"), so_far.transformed
     if any(map(recipe.quantizes, exports.methods)):
         yield RungParams(name="quantized"), so_far.quantized

@@ -25,6 +25,7 @@ from .huggingface import (
     describe,
     example_sound,
     example_tokens,
+    in_dtype,
     load_model,
     place_of,
     positions_of,
@@ -73,7 +74,7 @@ class Encoder(torch.nn.Module):
             [2 * layers * heads, frames, head size]: keys and values of the first layer, of the second, and so on.
         """
         own, cross = (Cache([_Layer() for _ in range(self.layers)]) for _ in range(2))
-        states = self.model.get_encoder()(inputs)
+        states = self.model.get_encoder()(in_dtype(inputs, self.model.dtype))
         token = torch.zeros(1, 1, dtype=torch.int64)
         # Of the decoder, no more than its keys and values remains when this is exported.
         cache = EncoderDecoderCache(own, cross)
@@ -119,7 +120,7 @@ class Decoder(torch.nn.Module):
         return torch.where(self.suppressed, logits.amin(dim=-1, keepdim=True), logits)
 
 
-def model(
+def model(  # noqa: PLR0913 - fields of a source
     name: str,
     revision: str | None = None,
     task: str | None = None,
@@ -128,6 +129,7 @@ def model(
     sequence: int | None = None,
     outputs: list[str] | None = None,
     *,
+    dtype: str = "float32",
     weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition | Model:
     """A model whose methods are `encoder` and `text_decoder`, or one without a decoder that has the same task.
@@ -140,12 +142,13 @@ def model(
         batch: of models without a decoder.
         sequence: tokens of a text to encode, and tokens to generate, at most; left out: 512.
         outputs: of models without a decoder.
+        dtype: of weights, computation, cache and what `encoder` returns: float32, bfloat16, float16.
         weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
     place = place_of(name, revision, weights)
-    loaded, configuration = load_model(place, task, config, weights)
+    loaded, configuration = load_model(place, task, config, weights, dtype=dtype)
     if not configuration.is_encoder_decoder:
-        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs, weights=weights)
+        return Model(name, revision, task, config, batch, sequence or 128, outputs, weights=weights, dtype=dtype)
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models with an encoder and a decoder have none")
     encoder, decoder, example, prompt = _with_caches(loaded, place, configuration, sequence or 512)
@@ -195,10 +198,12 @@ def _with_caches(
     prompt = random_tokens(config.vocab_size, 1, _LEAST)
     prompt[0, 0] = _start(loaded)
     with torch.no_grad():
-        given = {"encoder_outputs": loaded.get_encoder()(example), "decoder_input_ids": prompt}
+        given = {"encoder_outputs": loaded.get_encoder()(in_dtype(example, loaded.dtype)), "decoder_input_ids": prompt}
         shapes = cache_shapes(loaded, given)
         encoder = Encoder(loaded, len(shapes))
-        decoder = Decoder(loaded, KvCache(shapes, context), len(shapes), type(given["encoder_outputs"]))
+        decoder = Decoder(
+            loaded, KvCache(shapes, context).to(loaded.dtype), len(shapes), type(given["encoder_outputs"])
+        )
         wanted = loaded(**given, use_cache=False).logits[0, -2:].float()
         try:
             encoded = encoder(example)

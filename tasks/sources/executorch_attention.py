@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from executorch.extension.llm.custom_ops import custom_ops as _registered  # noqa: F401 - the operators
@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ...errors import SourceError
+from .huggingface import in_dtype
 from .text_generation import START, KvCache, LayerShape, Shapes, StaticCacheLayer, WindowCacheLayer
 
 NAME = "executorch"
@@ -58,7 +59,10 @@ class SequenceCache(KvCache):
 
 
 class QuantizedCache(SequenceCache):
-    """The same in int8, with a scale and a zero point for each token and head."""
+    """The same in int8, with a scale in float32 and a zero point for each token and head, whatever the model is in."""
+
+    def to(self, *_: Any, **__: Any) -> Self:
+        return self
 
     def _add_layer(self, number: int, shape: LayerShape) -> None:
         (_, heads, _, size), tokens = shape.keys, self._tokens(shape)
@@ -125,6 +129,7 @@ class _SequenceWindowLayer(WindowCacheLayer):
 def _quantized(states: torch.Tensor) -> _Kept:
     """Quantizes [1, tokens, heads, head size] to int8, each token and head on its own."""
     operators = torch.ops.quantized_decomposed
+    states = in_dtype(states, torch.float32)
     scales, zeros = operators.choose_qparams_per_token_asymmetric.default(states, torch.int8)
     made = operators.quantize_per_token.default(states, scales, zeros, -128, 127, torch.int8)
     return _Kept(made, scales.to(torch.float32), zeros.to(torch.int8))
@@ -156,7 +161,8 @@ def _attention(
         return torch.ops.llama.custom_sdpa(tokens, key.states, value.states, *arguments), None
     asked = _quantized(tokens)
     parts = (part for kept in (asked, key, value) for part in (kept.zeros, kept.scales))
-    return torch.ops.llama.custom_quantized_sdpa(asked.states, key.states, value.states, *arguments, *parts), None
+    made = torch.ops.llama.custom_quantized_sdpa(asked.states, key.states, value.states, *arguments, *parts)
+    return in_dtype(made, query.dtype), None
 
 
 def _mask(*, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None, **sizes: Any) -> Any:

@@ -27,6 +27,12 @@ from ...errors import SourceError, first_line
 _READ = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "README.md")
 """Files of a repository that a model and its processors read; its card names the licence."""
 
+_ARGUMENTS = {
+    *("task", "config", "batch", "sequence", "padding", "image_size", "outputs"),
+    *("dtype", "attention", "cache", "sinks", "prefill", "audio_frames"),
+}
+"""Fields of a source that its builder takes as they are."""
+
 _OLD_WEIGHTS = "pytorch_model*.bin"
 """Read where a repository has no safetensors."""
 
@@ -70,9 +76,7 @@ def _require(package: str, extra: str, what: str) -> None:
 
 
 def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
-    kwargs: dict[str, JsonValue] = source.model_dump(
-        mode="json", include={"task", "config", "batch", "sequence", "outputs", *_GENERATION, "audio_frames"}
-    )
+    kwargs: dict[str, JsonValue] = source.model_dump(mode="json", include=_ARGUMENTS)
     if source.config is not None and "/" not in source.huggingface and not is_folder(source.huggingface):
         return _built(_builder(source, {}), {"name": source.huggingface, **kwargs})
     read = (*_READ, *filter(None, [source.gguf]))
@@ -185,21 +189,28 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     architectures = described.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
-    if not generates and _has_images(source, described):
+    images = not generates and _has_images(source, described)
+    hears = not (generates or images) and _has_sounds(source, described)
+    if images or hears:
+        for field in ("dtype", "padding", *(() if images else ("image_size",))):
+            if getattr(source, field) is not None:
+                kind = f"that generate text from {'images' if images else 'sounds'} have none yet"
+                raise SourceError(f"huggingface: {source.huggingface}: leave `{field}` out: models {kind}")
         _check_fields(source, ("sinks", "prefill"), generates=False)
-        return "multimodal:model"
-    hears = not generates and _has_sounds(source, described)
     if source.audio_frames is not None and not hears:
         raise SourceError(
             f"huggingface: {source.huggingface}: leave `audio_frames` out: only models that generate text from sounds "
             f"and text (`task: {_AUDIO_TASK}`) have it"
         )
+    if images:
+        return "multimodal:model"
     if hears:
         _check_fields(source, ("batch", "outputs"), generates=True)
-        _check_fields(source, ("sinks", "prefill"), generates=False)
         return "audio_text:model"
-    _check_fields(source, ("batch", "outputs") if generates else _GENERATION, generates=generates)
+    wrong = ("batch", "outputs", "padding", "image_size") if generates else _GENERATION
+    _check_fields(source, wrong, generates=generates)
     if not generates and _has_decoder(source, described):
+        _check_fields(source, ("padding", "image_size"), generates=True)
         return "encoder_decoder:model"
     return "text_generation:model" if generates else "huggingface:Model"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,19 @@ _NO_OUTPUTS = {"cache", "past_key_values", "encoder_hidden_states", "hidden_stat
 class Model:
     """A model for one task, with the interface of ExecuTorch's ``EagerModelBase``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - fields of a source
         self,
         name: str,
         revision: str | None = None,
         task: str | None = None,
         config: Mapping[str, Any] | None = None,
-        batch: int = 4,
+        batch: int | None = None,
         sequence: int = 128,
         outputs: list[str] | None = None,
         *,
+        dtype: str = "float32",
+        padding: str | None = None,
+        image_size: int | list[int] | None = None,
         weights: Mapping[str, Any] | None = None,
     ) -> None:
         """Loads the model.
@@ -67,19 +70,26 @@ class Model:
             revision: the repository's commit.
             task: name of a task that transformers has a pipeline for; None: what the configuration names.
             config: fields of the configuration that replace its own. The weights are random then.
-            batch: examples at once, at most; 1 makes that dimension static.
+            batch: examples at once, at most, 4 if left out; 1 makes that dimension static.
             sequence: tokens, at most.
             outputs: names of the outputs to keep; None: all but caches, hidden states and attentions.
+            dtype: of weights and computation: float32, bfloat16, float16.
+            padding: max_length: each text has `sequence` tokens, and there are `batch` of them, 1 if left out.
+            image_size: of images, or height and width, in place of the model's own.
             weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
         """
         self._place = place_of(name, revision, weights)
-        self.model, self.config = load_model(self._place, task, config, weights)
-        self._batch, self._sequence = batch, min(sequence, positions_of(self.config) - 2)  # some begin to count at 2
-        self._inputs = self._examples()
+        self.model, self.config = load_model(self._place, task, config, weights, dtype=dtype)
+        self._padded, self._batch = bool(padding), batch or (1 if padding else 4)
+        self._sequence = min(sequence, positions_of(self.config) - (0 if padding else 2))  # some begin to count at 2
+        self._size = [image_size, image_size] if isinstance(image_size, int) else image_size
         self._outputs = outputs
+        self._inputs = self._examples()
+        if self._size:
+            self._fix_positions()
 
     def get_eager_model(self) -> torch.nn.Module:
-        return _with_signature(self.model, tuple(self._inputs), self._outputs)
+        return _with_signature(self.model, tuple(self._inputs), self._outputs, resized=bool(self._size))
 
     def get_example_inputs(self) -> tuple[torch.Tensor, ...]:
         return tuple(self._inputs.values())
@@ -96,6 +106,9 @@ class Model:
         described = describe(self._place, self.config)
         if "pixel_values" in self._inputs:
             described["image"] = image_preprocessing(self._place)
+            if self._size:
+                described["image"] = {**described["image"], "size": self._size}
+                described["image"].pop("resize", None)  # before images are cropped to another size
         if self._inputs.keys() & {"input_values", "input_features"}:
             described["audio"] = audio_metadata(self._place)
         if "input_ids" in self._inputs:
@@ -106,6 +119,8 @@ class Model:
         return described
 
     def _dims(self, name: str, tensor: torch.Tensor) -> dict[int, Any]:
+        if self._padded:
+            return {}
         dims: dict[int, Any] = {0: named_hint("batch", self._batch)} if self._batch > 1 else {}
         if self._sequence > 1 and tensor.dtype is torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1:
             dims[1] = named_hint("decoder_" * name.startswith("decoder_") + "sequence", self._sequence)
@@ -119,7 +134,13 @@ class Model:
     def _examples(self) -> dict[str, torch.Tensor]:
         """Inputs that the model's own processors make of a text, an image and a sound, or random ones."""
         names = list(inspect.signature(self.model.forward).parameters)
-        batch = 2 if self._batch > 1 else 1
+        batch = self._batch if self._padded else min(2, self._batch)
+        for field, given, needed in (
+            ("padding", self._padded, "input_ids"),
+            ("image_size", self._size, "pixel_values"),
+        ):
+            if given and needed not in names:
+                raise SourceError(f"leave `{field}` out: {type(self.model).__name__} takes no `{needed}`")
         found: dict[str, torch.Tensor] = {}
         if "input_ids" in names:
             found |= {name: value for name, value in self._text(batch).items() if name in names}
@@ -140,16 +161,49 @@ class Model:
 
     def _tokens(self, batch: int) -> torch.Tensor:
         vocabulary = self.config.get_text_config(decoder=True).vocab_size
-        return random_tokens(vocabulary, batch, min(16, self._sequence))
+        return random_tokens(vocabulary, batch, self._length)
+
+    @property
+    def _length(self) -> int:
+        return self._sequence if self._padded else min(16, self._sequence)
 
     def _text(self, batch: int) -> dict[str, torch.Tensor]:
-        made = _tokenized(self._place, batch, min(16, self._sequence))
+        made = _tokenized(self._place, batch, self._length, pad=self._padded)
         if made is None:
             tokens = self._tokens(batch)
-            return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+            mask = torch.ones_like(tokens)
+            if self._padded:
+                mask[:, len(TEXT) // 4 :] = 0
+                tokens = tokens.where(mask == 1, self.config.get_text_config().pad_token_id or 0)
+            return {"input_ids": tokens, "attention_mask": mask}
         return made
 
     def _image(self, batch: int) -> dict[str, torch.Tensor]:
+        made = self._images_of_own_size(batch)
+        if self._size and made["pixel_values"].dim() != 4:
+            raise SourceError(f"leave `image_size` out: images of {type(self.model).__name__} are not rows of pixels")
+        if self._size:
+            made["pixel_values"] = torch.nn.functional.interpolate(made["pixel_values"], self._size)
+        return made
+
+    def _fix_positions(self) -> None:
+        """Computes position embeddings for the size of the images, once: ExecuTorch has no operator that does.
+
+        Raises SourceError if the model takes no images of that size.
+        """
+        for module in self.model.modules():
+            if callable(interpolate := getattr(module, "interpolate_pos_encoding", None)):
+                module.interpolate_pos_encoding = partial(_interpolated_once, module, interpolate)
+        try:
+            with torch.no_grad():
+                self.get_eager_model()(*self.get_example_inputs())
+        except (ValueError, RuntimeError) as error:
+            size = "x".join(map(str, self._size or ()))
+            raise SourceError(
+                f"image_size: {type(self.model).__name__} takes no images of {size}: {first_line(error)}"
+            ) from error
+
+    def _images_of_own_size(self, batch: int) -> dict[str, torch.Tensor]:
         with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
             processor = AutoImageProcessor.from_pretrained(**self._place)
             made = processor(images=[picture()] * batch, return_tensors="pt")
@@ -307,11 +361,16 @@ def load_tokenizer(place: Mapping[str, Any]) -> Any:
     return None
 
 
-def _tokenized(place: Mapping[str, Any], batch: int, length: int) -> dict[str, torch.Tensor] | None:
+def _tokenized(
+    place: Mapping[str, Any], batch: int, length: int, *, pad: bool = False
+) -> dict[str, torch.Tensor] | None:
     tokenizer = load_tokenizer(place)
     if tokenizer is None:
         return None
-    made = tokenizer([TEXT] * batch, truncation=True, max_length=length, return_tensors="pt")
+    if pad and tokenizer.pad_token is None:
+        raise SourceError("leave `padding` out: the model's tokenizer has no token for it")
+    padding = "max_length" if pad else False
+    made = tokenizer([TEXT] * batch, truncation=True, padding=padding, max_length=length, return_tensors="pt")
     return {name: made[name] for name in tokenizer.model_input_names if name in made}
 
 
@@ -351,24 +410,26 @@ def load_model(
     task: str | None,
     changes: Mapping[str, Any] | None,
     weights: Mapping[str, Any] | None = None,
+    *,
+    dtype: str = "float32",
 ) -> tuple[Any, PretrainedConfig]:
     """The model, with the adapter merged, and its configuration; SourceError if they cannot be read."""
     config = _configuration(place, changes)
     if weights is None or "adapter" not in weights:
-        return _load(place, task, changes, config)
+        return _load(place, task, changes, config, dtype)
     from .adapters import adapter_folder, size_head, with_adapter  # noqa: PLC0415 - another extra
 
     folder = adapter_folder(weights["adapter"])
     size_head(config, folder)
-    loaded, config = _load(place, task, changes, config)
+    loaded, config = _load(place, task, changes, config, dtype)
     adapted = with_adapter(loaded, folder, merge=weights["adapter"].get("merge", True))
     return adapted.requires_grad_(requires_grad=False), config
 
 
 def _load(
-    place: Mapping[str, Any], task: str | None, changes: Mapping[str, Any] | None, config: PretrainedConfig
+    place: Mapping[str, Any], task: str | None, changes: Mapping[str, Any] | None, config: PretrainedConfig, dtype: str
 ) -> tuple[Any, PretrainedConfig]:
-    settings = {"config": config, "dtype": torch.float32, "attn_implementation": "sdpa"}
+    settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
     problem: Exception | None = None
     for auto in _classes(config, task):
         for attention in ("sdpa", "eager"):
@@ -379,7 +440,7 @@ def _load(
                     if "gguf_file" in place and loaded["missing_keys"]:
                         raise _unread(place, f"it finds no {min(loaded['missing_keys'])}")
                 else:
-                    made = _random(auto, config, attention)
+                    made = _random(auto, **settings)
             except ValueError as error:
                 problem = error
             else:
@@ -389,10 +450,17 @@ def _load(
     raise SourceError(f"no class of transformers takes {config.model_type!r} for the task {task!r}: {problem}")
 
 
-def _random(auto: Any, config: PretrainedConfig, attention: str) -> Any:
+def _random(auto: Any, config: PretrainedConfig, dtype: torch.dtype, attn_implementation: str) -> Any:
     config.architectures = config.architectures or []  # from_config looks through it
     make = getattr(auto, "from_config", None) or auto._from_config  # noqa: SLF001 - of a class that is no auto class
-    return make(config, attn_implementation=attention).float()
+    if dtype is torch.float32:
+        return make(config, attn_implementation=attn_implementation).float()
+    return make(config, attn_implementation=attn_implementation, dtype=dtype)  # `to` would round frequencies, too
+
+
+def in_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The value, converted if it is in floating point of another dtype; a program has no operator for it otherwise."""
+    return value.to(dtype) if value.is_floating_point() and value.dtype != dtype else value
 
 
 _UNDECLARED = {"head_dim"}
@@ -439,12 +507,14 @@ def _classes(config: PretrainedConfig, task: str | None) -> tuple[Any, ...]:
 class _Flat(torch.nn.Module):
     """A model that takes its inputs by position, and returns tensors."""
 
-    def __init__(self, model: torch.nn.Module, names: tuple[str, ...], outputs: list[str] | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, names: tuple[str, ...], outputs: list[str] | None, *, resized: bool
+    ) -> None:
         super().__init__()
         self.model = model
         self.names = names
         self.outputs = outputs
-        flags = {"return_dict": True, "use_cache": False}
+        flags = {"return_dict": True, "use_cache": False, **({"interpolate_pos_encoding": True} if resized else {})}
         self.flags = {
             name: value for name, value in flags.items() if name in inspect.signature(model.forward).parameters
         }
@@ -452,11 +522,12 @@ class _Flat(torch.nn.Module):
     def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Runs the model, while it is exported with the changes that transformers' own exporter makes to it."""
         with exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext():
-            made = self.model(**dict(zip(self.names, values, strict=True)), **self.flags)
+            given = (in_dtype(value, self.model.dtype) for value in values)
+            made = self.model(**dict(zip(self.names, given, strict=True)), **self.flags)
         if unknown := {*(self.outputs or ())} - {*(made if isinstance(made, Mapping) else ())}:
             returned = ", ".join(made) if isinstance(made, Mapping) else "no names"
             raise SourceError(f"outputs: the model does not return {', '.join(sorted(unknown))}; it returns {returned}")
-        return tuple(_tensors(made, self.outputs))
+        return tuple(in_dtype(value, torch.float32) for value in _tensors(made, self.outputs))
 
 
 def _tensors(made: Any, wanted: list[str] | None) -> Iterator[torch.Tensor]:
@@ -478,7 +549,9 @@ def exportable(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def _with_signature(model: torch.nn.Module, names: tuple[str, ...], outputs: list[str] | None) -> torch.nn.Module:
+def _with_signature(
+    model: torch.nn.Module, names: tuple[str, ...], outputs: list[str] | None, *, resized: bool
+) -> torch.nn.Module:
     """The model with a `forward` whose parameters have the inputs' names, which dynamic shapes refer to."""
 
     def forward(self: _Flat, *values: torch.Tensor, **named: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -488,4 +561,11 @@ def _with_signature(model: torch.nn.Module, names: tuple[str, ...], outputs: lis
     parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     made = type("Flat", (_Flat,), {"forward": forward})
-    return made(model, names, outputs)
+    return made(model, names, outputs, resized=resized)
+
+
+def _interpolated_once(module: torch.nn.Module, interpolate: Callable[..., torch.Tensor], *sizes: Any) -> torch.Tensor:
+    """What a module computes of its position embeddings, kept in a buffer of it."""
+    if "fixed_positions" not in module._buffers:  # noqa: SLF001 - `named_buffers` looks through all modules in it
+        module.register_buffer("fixed_positions", interpolate(*sizes).detach())
+    return module.get_buffer("fixed_positions")

@@ -146,6 +146,7 @@ def model(  # noqa: PLR0913 - the fields of a name
     cache: str | None = None,
     sinks: int = 0,
     prefill: bool = False,
+    dtype: str = "float32",
     weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition:
     """A language model whose one method, `forward`, takes a prompt or a token, and whose file says how to run it.
@@ -158,12 +159,13 @@ def model(  # noqa: PLR0913 - the fields of a name
         sequence: room in the cache: tokens of prompt and answer together, at most.
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
+        dtype: of weights, computation and cache: float32, bfloat16, float16.
         sinks: first tokens that are kept, with the last ones, `sequence` in all; 0: all tokens, up to `sequence`.
         prefill: two methods in place of one: `prefill` takes a prompt, and `decode_step` a token.
         weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
     place = place_of(name, revision, weights)
-    loaded, configuration = load_model(place, task or "text-generation", config, weights)
+    loaded, configuration = load_model(place, task or "text-generation", config, weights, dtype=dtype)
     text = configuration.get_text_config(decoder=True)
     context, least = min(sequence, positions_of(configuration)), _LEAST + sinks
     if sinks:  # positions go up to two windows after the sinks
@@ -230,7 +232,7 @@ Where a file takes fewer tokens at once, the runner does not stop at its context
 
 _LEAST = 4  # tokens of a context that the examples fit into
 _CHECKED = 1026  # tokens at most, with which a cache is compared to the model without one: a window and more
-_TOLERANCES = {None: 1e-4, "int8": 0.2}
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05, "int8": 0.2}
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
 
@@ -275,11 +277,11 @@ def make_cache(
 ) -> KvCache:
     """A cache as the fields `attention` and `cache` ask for; lets the model use the operators that read it."""
     if attention is None:
-        return KvCache(shapes, context, sinks)
+        return KvCache(shapes, context, sinks).to(model.dtype)
     from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
 
     own.switch_attention(model)
-    return (own.QuantizedCache if cache == "int8" else own.SequenceCache)(shapes, context, sinks)
+    return (own.QuantizedCache if cache == "int8" else own.SequenceCache)(shapes, context, sinks).to(model.dtype)
 
 
 STATIC_CACHE = (
@@ -292,7 +294,7 @@ def check_logits(
     found: torch.Tensor, wanted: torch.Tensor, loaded: Any, cache: str | None = None, how: str = STATIC_CACHE
 ) -> None:
     """Raises SourceError if a model with a cache computes other logits than without."""
-    if (found - wanted).abs().max() > _TOLERANCES[cache] * wanted.abs().max():
+    if (found - wanted).abs().max() > _TOLERANCES[cache or loaded.dtype] * wanted.abs().max():
         name = loaded.config.get_text_config(decoder=True).model_type
         raise SourceError(
             f"{name!r} computes other logits {how}: ExecuTorch's runners cannot use it; with `task: "

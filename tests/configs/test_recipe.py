@@ -3,12 +3,15 @@
 import ast
 import importlib.util
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from pteforge.configs import CompileOptions, EdgeOptions, preset_names
+from pteforge.configs.quantize import ENCODERS, LayerQuantization, TorchaoTransform
 from pteforge.configs.recipe import Output
 from pteforge.configs.recipe_lookup import call_recipe, load_preset, load_recipe
+from pteforge.configs.sources import LayerFields
 from pteforge.configs.verification import Verification, VerifyBounds
 from pteforge.errors import ConfigError
 
@@ -105,7 +108,61 @@ def test_shipped_recipes(name):
     assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0], *fallback]
     assert recipe.description
     assert (recipe.verify.bounds == VerifyBounds()) is (name in {"portable-fp32", "xnnpack-fp32"})
-    assert (recipe.quantize is None and not recipe.source_transforms) is name.endswith(("fp32", "fp16"))
+    assert (recipe.quantize is None and not recipe.transforms) is name.endswith(("fp32", "fp16"))
+
+
+LINEAR = TorchaoTransform(
+    torchao="int8_dynamic_activation_intx_weight",
+    params={"weight_dtype": "int4", "weight_granularity": {"per_group": 32}},
+)
+EMBEDDING = TorchaoTransform(
+    torchao="intx_weight_only",
+    layers=["embedding"],
+    exclude=["*position*", "*pos_emb*", "*wpe*"],
+    params={"weight_dtype": "int8", "granularity": {"per_axis": 0}},
+)
+
+
+def test_layers_are_short_for_transforms():
+    """Embeddings come first; encoders have a scheme of their own or none; transforms that are written win."""
+    recipe = load_preset("xnnpack-llm-8da4w-embedding-int8").recipe
+    assert recipe.transforms == (EMBEDDING, LINEAR)
+    assert load_preset("xnnpack-llm-8da8w").recipe.transforms[0].params["weight_granularity"] == {"per_axis": 0}
+    fields = LayerFields(group_size=64, embedding=None, encoder="8da8w")
+    decoder, encoder = recipe.with_layers(fields).transforms
+    assert (decoder.exclude, decoder.params["weight_granularity"]) == (encoder.filter, {"per_group": 64})
+    assert encoder.params["weight_dtype"] == "int8"
+    (decoder,) = recipe.with_layers(LayerFields(embedding=None, encoder="float")).transforms
+    assert (decoder.exclude, decoder.params) == (encoder.filter, LINEAR.params)
+    assert LayerQuantization(encoder="8da8w").transforms == (encoder,)
+    assert LayerQuantization(linear="4w").transforms[0].params == {
+        "weight_dtype": "int4",
+        "granularity": {"per_group": 32},
+    }
+    written = recipe.model_copy(update={"source_transforms": (EMBEDDING,)})
+    assert written.with_layers(fields).transforms == (EMBEDDING,)
+    with pytest.raises(ValueError, match="`group_size` is for int4 weights of linear layers, and there are none"):
+        load_preset("xnnpack-llm-8da8w").recipe.with_layers(fields.model_copy(update={"encoder": None}))
+    with pytest.raises(ValueError, match="`embedding_group_size` needs `embedding`"):
+        LayerQuantization(linear="8da4w", embedding_group_size=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "encodes"),
+    [
+        ("model.model.encoder.layers.0.fc1", True),  # Whisper
+        ("model.encoder.block.0.layer.0.SelfAttention.q", True),  # T5
+        ("model.vision_tower.vision_model.encoder.layers.0.mlp.fc1", True),
+        ("model.visual.blocks.0.mlp.fc1", True),
+        ("audio_tower.layers.0.fc1", True),
+        ("model.model.decoder.layers.0.encoder_attn.k_proj", False),
+        ("model.language_model.layers.0.mlp.up_proj", False),
+        ("lm_head", False),
+    ],
+)
+def test_names_of_encoders(name, encodes):
+    """Decoders' attention to an encoder is the decoder's."""
+    assert any(fnmatchcase(name, pattern) for pattern in ENCODERS) is encodes
 
 
 def test_extends(load):

@@ -77,7 +77,8 @@ for file, tokens, source, prompts in models:
     if isinstance(source, str):
         net = AutoModelForCausalLM.from_pretrained(source).eval()
     else:
-        net = model(source["huggingface"], None, source["task"], source["config"]).methods["forward"].module.model
+        taken = {name: source[name] for name in ("config", "dtype") if name in source}
+        net = model(source["huggingface"], task=source["task"], **taken).methods["forward"].module.model
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         said, wanted, room = [], "", context - ids.shape[1]
@@ -275,6 +276,57 @@ def test_quantized_language_models(project, language_model):
     exact, *others = talk(*((file, folder, str(language_model), PROMPTS[1:2]) for file in files))
     assert exact[1] == exact[2]
     assert all(said[:4] == wanted[:4] for _, said, wanted in others)
+
+
+def test_language_models_in_16_bits(project, language_model):
+    """Weights and caches take half of the space, and the runner says what eager says in the same dtype."""
+    shutil.copytree(language_model, project.folder / "tiny")
+    named = {"huggingface": "./tiny", "task": "text-generation"}
+    sources = {
+        "whole": named,
+        "bfloat16": {**named, "dtype": "bfloat16"},
+        "own": {**named, "dtype": "bfloat16", "attention": "custom_sdpa"},
+        "kept": {**named, "dtype": "bfloat16", "attention": "custom_sdpa", "cache": "int8"},
+        "float16": {**named, "dtype": "float16"},
+    }
+    project.write_zoo({name: {"source": source} for name, source in sources.items()}, ("xnnpack-fp32",))
+    done = project.export("--json")
+    assert done.code == 0, done.err
+    files = {name: project.out / name / "xnnpack-fp32.pte" for name in sources}
+    sizes = {name: done.json["models"][name]["xnnpack-fp32"]["size"] for name in sources}
+    assert max(sizes[name] for name in ("bfloat16", "own", "float16")) < 0.65 * sizes["whole"]
+    outputs = [open_pte(file).methods[0].outputs[0].dtype for file in files.values()]
+    assert len(set(outputs)) == 1
+    checkpoint = {"huggingface": str(language_model)}
+    results = talk(
+        *((file, project.out / name, {**sources[name], **checkpoint}, PROMPTS[:3]) for name, file in files.items())
+    )
+    assert len(results) == 3 * len(files)
+    for tokens, said, wanted in results:
+        assert (tokens, said) == (tokens, wanted)
+
+
+def test_layers_quantized_as_the_source_says(project, language_model):
+    """8-bit weights; larger groups and embeddings in int8 by fields of a name, on the command line, too."""
+    shutil.copytree(language_model, project.folder / "tiny")
+    recipes = ("--recipe", "xnnpack-llm-8da4w", "--recipe", "xnnpack-llm-8da8w", "--recipe", "xnnpack-fp32")
+    made = project.run("export", "hf:./tiny", *recipes)
+    assert made.code == 0, made.err
+    sizes = {path.stem: path.stat().st_size for path in (project.out / "tiny").glob("*.pte")}
+    assert sizes["xnnpack-llm-8da4w"] < sizes["xnnpack-llm-8da8w"] < sizes["xnnpack-fp32"]
+    fields = {"dtype": "float16", "quantize_layers.group_size": 64, "quantize_layers.embedding": "int8"}
+    options = [option for name, value in fields.items() for option in ("--set", f"source.{name}={value}")]
+    options += ["--set", "models.tiny.verify={min_sqnr_db: 6}"]  # larger groups lose more
+    done = project.run("export", "hf:./tiny", *recipes[:2], *options)
+    assert done.code == 0, done.err
+    file = project.out / "tiny" / "xnnpack-llm-8da4w.pte"
+    assert file.stat().st_size < sizes["xnnpack-llm-8da4w"]
+    assert "quantized_decomposed::embedding_byte.dtype_out" in open_pte(file).methods[0].operators
+    ((_, said, wanted),) = talk((file, project.out / "tiny", str(language_model), PROMPTS[1:2]))
+    assert said[:4] == wanted[:4]
+    refused = project.run("export", "hf:./tiny", *recipes[:2], "--set", "source.quantize_layers.group_size=48")
+    assert refused.code == 1
+    assert "has 64 input features, and groups of 48 do not divide them" in refused.err
 
 
 TALKING = {

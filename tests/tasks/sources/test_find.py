@@ -125,6 +125,8 @@ def test_fields_of_the_other_kind(tmp_path):
     """Those of language models are errors for other models, and the other way round."""
     for fields, problem in (
         ({"task": "text-generation", "batch": 2}, "leave `batch` out: models that generate text have none"),
+        ({"task": "text-generation", "padding": "max_length"}, "leave `padding` out: models that generate text"),
+        ({"task": "text2text-generation", "image_size": 32}, "leave `image_size` out: models that generate text"),
         ({"task": "fill-mask", "attention": "custom_sdpa"}, "leave `attention` out"),
         ({"task": "fill-mask", "sinks": 4}, "leave `sinks` out"),
         ({"task": "fill-mask", "prefill": True}, "leave `prefill` out"),

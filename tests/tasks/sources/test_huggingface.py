@@ -4,6 +4,7 @@ import pytest
 import torch
 from pteforge.errors import SourceError
 from pteforge.tasks.sources import huggingface
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -97,3 +98,83 @@ def test_an_image_from_the_processor(tmp_path):
     assert image.shape == (2, 3, 48, 48)
     assert torch.equal(image[0], image[1])
     assert 0.9 < float(image.abs().max()) <= 1
+
+
+def _with_tokenizer(folder, *special: str) -> None:
+    """Writes a small BERT and a tokenizer of words."""
+    backend = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "the": 2, "fox": 3}, unk_token="[UNK]"))  # noqa: S106 - no password
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    huggingface.Model("bert", config={**SMALL, "vocab_size": 10}).model.save_pretrained(folder)
+    named = {"tokenizer_object": backend, "model_input_names": ["input_ids", "attention_mask"]}
+    tokens = {f"{name}_token": f"[{name.upper()}]" for name in special}
+    huggingface.transformers.PreTrainedTokenizerFast(**named, **tokens).save_pretrained(folder)
+
+
+def test_padded_texts(tmp_path):
+    """Each text has as many tokens as asked for, the mask says which are padding, and no size varies."""
+    _with_tokenizer(tmp_path / "words", "pad", "unk")
+    for name, fields, shape in (
+        (str(tmp_path / "words"), {"sequence": 40}, (1, 40)),
+        (str(tmp_path / "words"), {"sequence": 64, "batch": 3}, (3, 64)),
+        ("bert", {"sequence": 48, "config": {**SMALL, "vocab_size": 10}}, (1, 48)),
+    ):
+        made = huggingface.Model(name, padding="max_length", **fields)
+        ids, mask = made.get_example_inputs()
+        assert (ids.shape, mask.shape) == (shape, shape)
+        assert 0 < int(mask[0].sum()) < shape[1]
+        assert not ids[mask == 0].any()
+        assert not any(made.get_dynamic_shapes().values())
+    _with_tokenizer(tmp_path / "without", "unk")
+    with pytest.raises(SourceError, match="leave `padding` out: the model's tokenizer has no token for it"):
+        huggingface.Model(str(tmp_path / "without"), padding="max_length")
+    with pytest.raises(SourceError, match="leave `padding` out: ViTModel takes no `input_ids`"):
+        huggingface.Model("vit", config=SMALL, padding="max_length")
+
+
+PATCHES = {**SMALL, "image_size": 32, "patch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("vit", PATCHES),
+        ("siglip_vision_model", PATCHES),
+        ("clip_vision_model", PATCHES),
+        ("resnet", {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}),
+    ],
+)
+def test_images_of_another_size(kind, config):
+    """The model computes what transformers does with interpolated position embeddings, for other images, too."""
+    made = huggingface.Model(kind, config=config, batch=1, image_size=[40, 64])
+    (image,) = made.get_example_inputs()
+    assert image.shape == (1, 3, 40, 64)
+    assert made.get_metadata()["image"]["size"] == [40, 64]
+    flat, image = made.get_eager_model(), torch.randn_like(image)
+    with torch.no_grad():
+        found = flat(image)[0]
+        for module in made.model.modules():
+            vars(module).pop("interpolate_pos_encoding", None)  # which is as transformers has it again
+        assert torch.equal(found, flat(image)[0])
+
+
+def test_images_of_a_size_that_is_refused():
+    """By the model, or because it takes none."""
+    with pytest.raises(SourceError, match=r"image_size: ViTModel takes no images of 4x4: "):
+        huggingface.Model("vit", config=PATCHES, image_size=4)
+    with pytest.raises(SourceError, match="leave `image_size` out: BertModel takes no `pixel_values`"):
+        huggingface.Model("bert", config=SMALL, image_size=32)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("kind", "config"), [("bert", {**SMALL, "vocab_size": 10}), ("vit", PATCHES)])
+def test_weights_in_16_bits(kind, config, dtype):
+    """Weights are in the dtype; inputs and outputs in float32, close to those of the model in float32."""
+    made = huggingface.Model(kind, config=config, batch=1, dtype=dtype)
+    assert {weight.dtype for weight in made.model.parameters()} == {getattr(torch, dtype)}
+    inputs = made.get_example_inputs()
+    with torch.no_grad():
+        found = made.get_eager_model()(*inputs)[0]
+        made.model.float()
+        wanted = made.get_eager_model()(*inputs)[0]
+    assert {value.dtype for value in (*inputs, found)} <= {torch.float32, torch.int64}
+    assert 0 < (found - wanted).abs().max() < 0.05 * wanted.abs().max()

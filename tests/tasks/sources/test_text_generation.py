@@ -96,6 +96,20 @@ def test_architectures(kind):
     assert definition.assets == {}
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_16_bits(kind, dtype):
+    """Weights and cache are in the dtype, the logits are not; they are close to those of the model without a cache."""
+    cached = made(kind, ARCHITECTURES[kind], dtype=dtype).methods["forward"].module
+    assert {value.dtype for value in (*cached.parameters(), *cached.cache.buffers())} == {getattr(torch, dtype)}
+    prompt = torch.randint(2, 60, (1, 9))
+    with torch.no_grad():
+        found = cached(prompt, torch.tensor([0]))
+        wanted = cached.model(prompt, use_cache=False).logits[:, -1]
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, wanted.float(), rtol=0, atol=0.05 * float(wanted.abs().max()))
+
+
 OWN = {"llama": GROUPED, "mistral, windows in all layers": WINDOWS, "gpt2": OLD}
 
 
