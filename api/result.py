@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from executorch.devtools.backend_debug import get_delegation_info
 from torch.export import ExportedProgram
@@ -20,6 +20,7 @@ from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import StageOutcome
 from ..artifacts.store import Store
 from ..errors import InputError, StoreUnusable, convert_os_errors
+from ..runtime.generation import Generated, GenerationOptions, generate
 from ..runtime.host import LoadedProgram, load
 from ..runtime.quiet import quiet
 from ..runtime.selection import scratch_folder
@@ -210,6 +211,19 @@ class Exported:
             # including keyword arguments; a constant method takes none
             flat = self._flat_examples(called)[0] if called in self.methods else []
         return self.load().run(method, flat)
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        stream: Callable[[str], None] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Generated:
+        """Generates text with the file, in a process of its own; arguments are those of `pteforge.runtime.generate`."""
+        with scratch_folder() as folder:
+            file = self.save(folder / f"{self.recipe}.pte")
+            data = file.with_suffix(".ptd") if self._file("data") else None
+            return generate(file, prompt, data=data, stream=stream, **options)
 
     def example_inputs(self, method: str = "forward") -> tuple[tuple[Any, ...], ...]:
         """The examples that a method was exported with; the first one was traced."""

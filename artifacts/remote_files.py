@@ -43,6 +43,9 @@ _Result = TypeVar("_Result")
 _CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs"})
 """Protocols with an atomic put, which fsspec's ``mode="create"`` makes conditional on the server."""
 
+_EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hf"}
+"""What installs the file system of a protocol."""
+
 _FOLDERS = frozenset({"file", "local"})
 
 _TRANSIENT_ERRNO = frozenset({
@@ -97,9 +100,10 @@ class RemoteFiles(NamedFiles):
         try:
             self._fs, root = fsspec.core.url_to_fs(url, **options)
         except ImportError as error:
-            extra = "pip install 'pteforge[s3]'" if self._protocol in {"s3", "s3a"} else "install it"
+            extra = _EXTRAS.get(self._protocol)
+            command = f"pip install 'pteforge[{extra}]'" if extra else "install it"
             raise StoreUnusable(
-                f"the store {self.url} needs a package that is not installed: {error}; {extra}"
+                f"the store {self.url} needs a package that is not installed: {error}; {command}"
             ) from error
         except Exception as error:  # noqa: BLE001 - whatever a backend raises for a wrong URL or option
             raise StoreUnusable(f"the store {self.url} cannot be opened: {self._describe(error)}") from None

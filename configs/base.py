@@ -30,7 +30,9 @@ class FrozenModel(BaseModel):
 
 def describe_errors(error: ValidationError) -> str:
     """Pydantic's errors on one line, one for each place."""
-    places = {".".join(map(str, problem["loc"])): problem["msg"].removeprefix("Value error, ") for problem in error.errors()}
+    places = {
+        ".".join(map(str, problem["loc"])): problem["msg"].removeprefix("Value error, ") for problem in error.errors()
+    }
     return "; ".join(f"{place}: {problem}" if place else problem for place, problem in places.items())
 
 

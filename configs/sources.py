@@ -85,6 +85,18 @@ class HuggingFaceSource(FrozenModel):
     cache: Literal["int8"] | None = Field(
         None, description="What keys and values are kept in, with `attention: custom_sdpa`; left out: floating point."
     )
+    sinks: Annotated[int, Strict()] | None = Field(
+        None,
+        ge=1,
+        description="First tokens that a model that generates text always sees, with the last ones, `sequence` in all, "
+        "so that it generates beyond its context; left out: it sees all tokens, and stops at `sequence`.",
+    )
+    prefill: Annotated[bool, Strict()] | None = Field(
+        None,
+        description="Whether a model that generates text has two methods, `prefill` for prompts and `decode_step` "
+        "for one token, in place of `forward`. They share a cache: the recipe needs "
+        "`compile: {share_mutable_buffers: true}`.",
+    )
     audio_frames: Annotated[int, Strict()] | None = Field(
         None,
         ge=1,

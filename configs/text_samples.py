@@ -14,7 +14,13 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from ..errors import SourceError
 from .base import FrozenModel, describe_errors
 
-METRICS = {"neg_word_error_rate": "jiwer", "bleu": "sacrebleu", "chrf": "sacrebleu", "exact_match": "", "vqa_accuracy": ""}
+METRICS = {
+    "neg_word_error_rate": "jiwer",
+    "bleu": "sacrebleu",
+    "chrf": "sacrebleu",
+    "exact_match": "",
+    "vqa_accuracy": "",
+}
 """Evaluators in `pteforge.evaluators` of generated text, and the package that each needs."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")

@@ -83,7 +83,7 @@ class PublishConfig(FrozenModel):
 
     url: str = Field(
         min_length=1,
-        description="Folder or URL (s3://bucket/prefix) of the releases. A folder is relative to this file.",
+        description="Folder or URL (s3://bucket/prefix, hf://org/name) of releases. A folder is relative to this file.",
     )
     channel: Name = Field("latest", description="The channel that moves to a new release.")
     keep: int = Field(30, ge=1, description="How many releases to keep, besides those that channels name.")

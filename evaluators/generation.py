@@ -65,7 +65,7 @@ def vqa_accuracy(predict: Predict, **options: Any) -> float:
     return sum(scores) / len(scores)
 
 
-def _by_rank(references: list[list[str]]) -> list[list[str | None]]:
+def _by_rank(references: list[list[str]]) -> list[list[Any]]:
     """The first reference of each sample, the second, and so on; None where a sample has fewer."""
     most = max(map(len, references))
     return [[answers[at] if at < len(answers) else None for answers in references] for at in range(most)]
@@ -84,13 +84,9 @@ def _normalized(text: str) -> str:
     return " ".join(re.sub(r"[^\w\s']", " ", text.lower()).split())
 
 
-_NUMBERS = {name: str(at) for at, name in enumerate("zero one two three four five six seven eight nine ten".split())}
-
-
 def _normalized_answer(text: str) -> str:
-    """The same without articles and apostrophes, numbers up to ten in digits."""
-    words = _normalized(text).replace("'", "").split()
-    return " ".join(_NUMBERS.get(word, word) for word in words if word not in ("a", "an", "the"))
+    """The same without articles and apostrophes."""
+    return " ".join(word for word in _normalized(text).replace("'", "").split() if word not in ("a", "an", "the"))
 
 
 def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSample]]:
@@ -160,28 +156,35 @@ def _continue(predict: Predict, processor: Any, options: TextOptions, sample: Te
     """A language model."""
     if sample.media:
         raise SourceError("the model takes text only, and samples have sounds or images")
-    tokens = processor(
-        _prompt(processor, options, sample), return_tensors="pt", add_special_tokens=not options.chat
-    )["input_ids"]
-    return tokens, lambda tokens, start: predict(tokens, torch.tensor([start]))
+    tokenizer, text = getattr(processor, "tokenizer", processor), _prompt(processor, options, sample)
+    made = tokenizer(text, return_tensors="pt", add_special_tokens=not options.chat)
+    return made["input_ids"], lambda tokens, start: predict(tokens, torch.tensor([start]))
 
 
 def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextSample) -> tuple[torch.Tensor, Step]:
     """A model of several modalities: what its encoder returns takes the places of its tokens among the embeddings."""
     kind, encoder = ("audio", "audio_encoder") if sample.audio else ("image", "vision_encoder")
     media = _media(sample, getattr(processor, "feature_extractor", processor))
+    values = None
+    if sample.image:
+        media["images"], values = _pixels(processor, media["images"], getattr(predict, "methods")[encoder])  # noqa: B009
     text = _prompt(processor, options, sample)
-    prepared = processor(text=text, **media, return_tensors="pt", add_special_tokens=not options.chat)
+    try:
+        prepared = processor(text=text, **media, return_tensors="pt", add_special_tokens=not options.chat)
+    except ValueError as error:
+        hint = f"`chat: true` or a `prompt` with the processor's {kind} token says where it is"
+        raise SourceError(
+            f"{type(processor).__name__} does not take the prompt: {first_line(error)}; {hint}"
+        ) from error
     is_text = torch.ones_like(prepared["input_ids"][0], dtype=torch.bool)
     encoded = torch.empty(0)
     if media:
-        is_text = prepared["input_ids"][0] != getattr(processor, f"{kind}_token_id")
-        encoded = predict(next(prepared[name] for name in _INPUTS if name in prepared), method=encoder).clone()
-    if encoded.shape[:-1].numel() != int((~is_text).sum()):
-        raise SourceError(
-            f"{encoder} returns {tuple(encoded.shape)} for {sample.media[0]}, and the prompt has {int((~is_text).sum())} "
-            f"tokens for it; `chat: true` puts them there, or a `prompt` with the processor's {kind} token"
-        )
+        special = _constants(predict, f"{kind}_token_id") or [getattr(processor, f"{kind}_token_id")]
+        is_text = prepared["input_ids"][0] != special[0]
+        values = next(prepared[name] for name in _INPUTS if name in prepared) if values is None else values
+        encoded = predict(values, method=encoder).clone()
+        if encoded.shape[:-1].numel() != (count := int((~is_text).sum())):
+            raise SourceError(f"{encoder} returns {tuple(encoded.shape)}, and the prompt has {count} {kind} tokens")
 
     def step(tokens: torch.Tensor, start: int) -> torch.Tensor:
         logits, kinds = torch.empty(0), torch.ones(1, dtype=torch.bool) if start else is_text
@@ -192,6 +195,21 @@ def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextS
         return logits
 
     return prepared["input_ids"], step
+
+
+def _pixels(processor: Any, image: Any, shape: tuple[int, ...]) -> tuple[Any, torch.Tensor]:
+    """An image in one piece, and its values as the encoder takes them, [1, channels, height, width]."""
+    extractor = processor.image_processor
+    for option in ("do_image_splitting", "crop_to_patches", "do_pan_and_scan"):
+        if hasattr(extractor, option):
+            setattr(extractor, option, False)
+    values = torch.as_tensor(extractor(images=[image], return_tensors="pt")["pixel_values"])
+    if values.dim() > 3 and values.numel() == torch.Size(shape).numel():
+        return image, values.reshape(shape)
+    image = image.resize((shape[3], shape[2]), extractor.resample)  # the processor makes patches, or has another size
+    mean, std = (torch.tensor(value).reshape(1, -1, 1, 1) for value in (extractor.image_mean, extractor.image_std))
+    values = torch.as_tensor(np.array(image)).permute(2, 0, 1)[None] * extractor.rescale_factor
+    return image, (values - mean) / std
 
 
 _INPUTS = ("input_features", "input_values", "pixel_values", "input_ids")
@@ -238,7 +256,7 @@ def _sound(path: Path, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     if own != rate and len(sound):  # resampled by its spectrum
         count = round(len(sound) * rate / own)
         sound = torch.fft.irfft(torch.fft.rfft(sound), n=count) * (count / len(sound))
-    return sound.numpy()
+    return np.asarray(sound)
 
 
 def _constants(predict: Predict, name: str) -> list[int]:
@@ -254,5 +272,5 @@ def _load_processor(name: str) -> Any:
 
     try:
         return AutoProcessor.from_pretrained(name, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:  # the last: torchvision is missing
         raise SourceError(f"there is no processor or tokenizer {name!r}: {first_line(error)}") from error

@@ -1,5 +1,6 @@
 """Runs `.pte` files, fat and plain, in Python. Only ExecuTorch's wheel is needed, no native library or compiler."""
 
+from .generation import Generated, GenerationOptions, generate
 from .host import LoadedProgram, load, metadata
 
-__all__ = ["LoadedProgram", "load", "metadata"]
+__all__ = ["Generated", "GenerationOptions", "LoadedProgram", "generate", "load", "metadata"]

@@ -17,7 +17,7 @@ from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
 from ..formats.pte.reader import open_pte
-from .selection import Preference, backend_problem, load_program, scratch_folder, select
+from .selection import Preference, backend_problem, load_program, missing_operators, scratch_folder, select
 from .signature import call_mismatch, inputs_problem
 
 _Item = TypeVar("_Item")
@@ -134,7 +134,9 @@ class LoadedProgram:
         try:
             loaded = self._programs[method].load_method(method)
         except (RuntimeError, KeyError, MemoryError) as error:
-            problem = f"the runtime cannot load {method!r} of {self._file}: {first_line(error)}{self._advice}"
+            missing = missing_operators(open_pte(self._file).operators)
+            reason = f"{first_line(error)}{self._advice}" + (f"; {missing}" if missing else "")
+            problem = f"the runtime cannot load {method!r} of {self._file}: {reason}"
             raise PteforgeError(problem) from error
         ready = time.perf_counter()
         try:

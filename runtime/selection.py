@@ -179,6 +179,16 @@ def backend_problem(backend: str) -> str | None:
     return None
 
 
+def missing_operators(operators: Iterable[str]) -> str:
+    """Says which operators have no kernel in this process; empty if all have one."""
+    import torch  # noqa: F401, PLC0415 - has the libraries that the next one needs
+    from executorch.extension.pybindings import _C  # noqa: PLC0415 - as above
+
+    here = set(_C._get_operator_names())  # noqa: SLF001 - `portable_lib` has it, too, but imports all of exir
+    missing = [name for name in operators if name not in here]
+    return f"this runtime has no kernel for {', '.join(missing)}" if missing else ""
+
+
 def load_program(file: Path, data_file: Path | None = None) -> Any:
     """An `executorch.runtime.Program`, with all of ExecuTorch's checks; raises RuntimeError if it is rejected."""
     load_runtime()

@@ -23,6 +23,7 @@ from filelock import FileLock
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from pteforge.tests.artifacts.hub_server import Hub
     from pteforge.tests.lowering import Lowered, Stages
 
 _RUNTIME = Path(__file__).parents[1] / "runtime"
@@ -296,3 +297,16 @@ def lower(stages: Stages) -> Callable[..., Lowered]:
 def lower_fresh(stages: Stages, tmp_path: Path) -> Callable[..., Lowered]:
     """The same on a new store, where every stage runs: for tests that patch what no key has, or watch stages run."""
     return type(stages)(type(stages.store).open(tmp_path / "store"), stages.folder).lower
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub, to which this process and those that it starts are logged in."""
+    from pteforge.tests.artifacts.hub_server import TOKEN, run_hub
+
+    with run_hub() as running:
+        monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", json.dumps({"endpoint": running.url}))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        yield running

@@ -23,6 +23,7 @@ from .contracts import check_file, print_contract
 from .examine import bisect_recipe, doctor
 from .export import deploy, export, init, plan, serve
 from .fat import extract_payload, merge_files, thin_file
+from .generate import generate_text
 from .inspect import inspect_file, show_metadata
 from .release import app as release_app
 from .release import diff, publish, reproduce_file
@@ -130,6 +131,7 @@ app.command("metadata")(show_metadata)
 app.command("contract")(print_contract)
 app.command("check")(check_file)
 app.command("run")(in_child(run_file))
+app.command("generate")(generate_text)
 app.command("verify")(verify_files)
 app.command("bench")(in_child(bench_files))
 app.command("thin")(thin_file)

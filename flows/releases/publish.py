@@ -197,12 +197,16 @@ class Publication:
 
     @classmethod
     def of(cls, config: PublishConfig) -> Publication:
-        """Raises InputError if the gates cannot be understood, or there is no key."""
+        """Raises InputError if the gates cannot be understood, there is no key, or nobody is logged in to the Hub."""
         from ..reports.comparison import parse_limits  # noqa: PLC0415 - see above
         from .records import check_key  # noqa: PLC0415 - see above
 
         if config.sign:
             check_key(config.sign)
+        if config.url.startswith("hf://"):
+            from ...artifacts.hub_files import check_login  # noqa: PLC0415 - see above
+
+            check_login(config.url)
         gates = parse_limits(config.gates) if config.gates else ()
         return cls(config.url, config.channel, config.keep, gates, config.sign)
 

@@ -7,8 +7,8 @@
 ``channels/<name>.json``      a `Channel`: the release that people get
 ============================  ==========================================================================================
 
-Whatever a file names is written before it, and removed after it. So whoever follows a channel finds a whole release,
-at whatever point a writer stops.
+In a repository of the Hugging Face Hub, a change is one commit. Elsewhere, whatever a file names is written before it,
+and removed after it. So whoever follows a channel finds a whole release, at whatever point a writer stops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -26,14 +26,15 @@ from typing import BinaryIO, Literal, TypeVar
 
 from ...artifacts.digest import Digest, canonical_json, digest_bytes, digest_file
 from ...artifacts.files import staging_file
+from ...artifacts.hub_files import HubFiles, open_files
 from ...artifacts.lease import LocalLeases, RemoteLeases
 from ...artifacts.records import Record
-from ...artifacts.remote_files import RemoteFiles
 from ...artifacts.store import cache_folder
 from ...configs.base import NAME_PATTERN
 from ...errors import InputError, ReleaseDamaged, StoreError, StoreUnusable, convert_os_errors
 from ..reports.comparison import Limit, regressions
 from .contents import ReleaseContents
+from .hub import show_release
 from .records import (
     VERSION,
     Channel,
@@ -63,10 +64,14 @@ class Releases:
     def __init__(self, url: str) -> None:
         """Takes a folder, or any URL that fsspec understands with the options of the artifact store."""
         address = url if "://" in url else f"file://{Path(url).expanduser().absolute()}"
-        self._files = RemoteFiles(address)
+        self._files = open_files(address)
         self.url = self._files.url if "://" in url else url
         local = LocalLeases(cache_folder() / "releases" / digest_bytes(address.encode())[:16])
         self._leases = RemoteLeases(self._files, local)
+
+    def _changes(self, message: str) -> AbstractContextManager[None]:
+        """Makes changes within a lease, or a commit with this message where files are in a repository."""
+        return self._files.commit(message) if isinstance(self._files, HubFiles) else self._leases.hold(_LEASE)
 
     def names(self) -> list[str]:
         """All releases, the oldest first."""
@@ -136,7 +141,7 @@ class Releases:
             ReleaseDamaged: the channel or its release cannot be understood.
         """
         check_channel(channel)
-        with self._leases.hold(_LEASE):
+        with self._changes(f"Publish {contents.zoo}"):
             present = self.channel(channel)
             before = self.manifest(present.release) if present else None
             self._upload(contents)
@@ -173,7 +178,7 @@ class Releases:
         A release that the channel named before it named the present one is a way back: it withdraws the present one.
         """
         check_channel(channel)
-        with self._leases.hold(_LEASE):
+        with self._changes(f"Promote {release} to {channel}"):
             name, present = self.find(release), self.channel(channel)
             if present and present.release == name:
                 return present
@@ -187,7 +192,7 @@ class Releases:
         Publishing does not move the channel to a release that was withdrawn, nor to another one with the same files.
         Raises InputError if there is none to go back to.
         """
-        with self._leases.hold(_LEASE):
+        with self._changes(f"Roll back {channel}"):
             present = self.channel(channel)
             if present is None:
                 there = ", ".join(self.channels()) or "none"
@@ -326,6 +331,8 @@ class Releases:
         moved = datetime.now(UTC).isoformat(timespec="milliseconds")
         named = Channel(release, digest_bytes(self._read(release)), moved, tuple(previous)[:_PREVIOUS], withdrawn)
         self._files.write(f"channels/{channel}.json", named.encode())
+        if isinstance(self._files, HubFiles) and (channel == "latest" or not self.channels().keys() - {channel}):
+            show_release(self._files, self.manifest(release))
         return named
 
     def _check_whole(self, release: str) -> None:

@@ -36,7 +36,7 @@ class Bucket(BaseModel):
     method: str
     sizes: dict[str, NonNegativeInt]
     inputs: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, str], ...] = ()
-    padding: tuple[float | None, ...] = ()
+    padding: tuple[int | float | None, ...] = ()
     outputs: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt], ...] = ()
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ from ...errors import SourceError, VerificationFailed
 from ...formats.pte.buckets import Bucket
 from ..usercode.inputs import fit_sizes
 from ..usercode.model_source import by_name
-from .eager import agrees_with_eager, run_eager
+from .eager import agrees_with_eager, run_eager, written_buffers
 from .sizes import input_dims, is_dim
 
 _Rows = Sequence[tuple[int, int, int, str]]
@@ -95,7 +95,7 @@ def _fitted(args: tuple[Any, ...], rows: _Rows) -> tuple[Any, ...]:
 def check_stateless(program: ExportedProgram, bucket: Bucket, definition: ModelDefinition) -> None:
     """Raises SourceError if a bucket changes buffers, which others would not see, or sequences call its method."""
     way_out = "define a method for each size, such as prefill and decode"
-    if state := sorted(program.graph_signature.buffers_to_mutate.values()):
+    if state := sorted(written_buffers(program)):
         raise SourceError(
             f"method {bucket.method!r} cannot have buckets: it keeps state ({state[0]!r}), and each bucket would have "
             f"its own; {way_out}, and lower them with `compile: {{share_mutable_buffers: true}}`"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -147,7 +148,7 @@ def _calls(program: ExportedProgram) -> Iterator[torch.fx.Node]:
 
 def _draws(node: torch.fx.Node) -> bool:
     """Whether an operator draws random numbers: dropout, for one, does so in training only."""
-    if not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - it has no public name
+    if not isinstance(node.target, OpOverload):
         return False
     arguments = node.target._schema.arguments  # noqa: SLF001 - overloads have no public schema
     given = {each.name: value for each, value in zip(arguments, node.args, strict=False)} | node.kwargs
@@ -155,6 +156,31 @@ def _draws(node: torch.fx.Node) -> bool:
     if "train" in values or "dropout_p" in values:
         return values.get("train") is not False and any(values.get(name) for name in ("p", "dropout", "dropout_p"))
     return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def written_buffers(program: ExportedProgram) -> set[str]:
+    """Names of the buffers that a program's operators write to, also through views."""
+    return buffers_written_in(program.module(check_guards=False))
+
+
+def buffers_written_in(module: torch.fx.GraphModule) -> set[str]:
+    written = set()
+    for node in module.graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):  # noqa: SLF001 - overloads have no public schema
+            if argument.alias_info and argument.alias_info.is_write:
+                written.add(_viewed(value))
+    return {str(node.target) for node in written if isinstance(node, torch.fx.Node) and node.op == "get_attr"}
+
+
+def _viewed(value: Any) -> Any:
+    """What a value is a view of, if it is one."""
+    while isinstance(value, torch.fx.Node) and isinstance(value.target, OpOverload):
+        if not any(returned.alias_info for returned in value.target._schema.returns):  # noqa: SLF001 - as above
+            break
+        value = value.args[0]
+    return value
 
 
 def is_like_eager(

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ...artifacts.digest import Digest, digest_bytes
 from ...configs.model import MethodDefinition, ModelDefinition
 from ...errors import SourceError
-from ..upstream.torch_export import uncompared_masks
+from ..upstream.torch_export import comparable_strides, uncompared_masks
 from ..usercode.inputs import check_bounded, check_fits
 from ..usercode.model_source import BuiltModel, by_name
 from ..usercode.modules import convert_prepared, copy_module, for_inference, is_prepared
@@ -312,7 +312,7 @@ def _export_contiguous(
 
     Without gradients, as ExecuTorch's examples do: state that is written to gets none.
     """
-    with torch.no_grad(), uncompared_masks(), _contiguous_weights(module) as weights:
+    with torch.no_grad(), uncompared_masks(), comparable_strides(), _contiguous_weights(module) as weights:
         program = export(module)
     for stored in (program.state_dict, program.constants):
         stored.update({name: weight for name, weight in weights.items() if name in stored})

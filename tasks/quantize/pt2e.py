@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -21,6 +20,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 from ...configs.model import MethodDefinition
 from ...errors import SourceError, TargetError
 from ..engine.stage import CallableParams
+from ..export.eager import buffers_written_in
 from ..export.method import Shapes, export_method
 from ..export.sizes import dynamic_sizes, export_again, sizes_collection
 from ..targets import TargetParams
@@ -137,7 +137,7 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
         unroll_recurrent_layers(module)
         write_as_linear(module)
     _leave_computed_weights(module)
-    changed = _written(module).union(state)
+    changed = buffers_written_in(module).union(state)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
     quantizer = make_quantizer(
         quantizers, {position: node_filter(function, position) for position, function in filters.items()}
@@ -166,31 +166,6 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     restore_integer_scalars(converted)
     converted = run_graph_passes(passes, "post_convert_passes", converted)
     return export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
-
-
-def written_buffers(program: ExportedProgram) -> set[str]:
-    """Names of the buffers that a program's operators write to, also through views."""
-    return _written(program.module(check_guards=False))
-
-
-def _written(module: GraphModule) -> set[str]:
-    written = set()
-    for node in module.graph.nodes:
-        if not isinstance(node.target, OpOverload):
-            continue
-        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):  # noqa: SLF001 - overloads have no public schema
-            if argument.alias_info and argument.alias_info.is_write:
-                written.add(_viewed(value))
-    return {str(node.target) for node in written if isinstance(node, Node) and node.op == "get_attr"}
-
-
-def _viewed(value: Any) -> Any:
-    """What a value is a view of, if it is one."""
-    while isinstance(value, Node) and isinstance(value.target, OpOverload):
-        if not any(returned.alias_info for returned in value.target._schema.returns):  # noqa: SLF001 - as above
-            break
-        value = value.args[0]
-    return value
 
 
 def _constants(module: GraphModule) -> set[Node]:

@@ -13,11 +13,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ..engine.stage import CallableParams
+from ..export.eager import written_buffers
 from ..results.quantization import LeftWeight, Quantization
 from ..targets import TargetParams
 from ..usercode.recipe_functions import node_filter
 from .linear_layers import SWAPS, TRANSPOSED
-from .pt2e import is_inside, written_buffers
+from .pt2e import is_inside
 from .torchao_configs import TorchaoParams
 
 _ATEN = torch.ops.aten

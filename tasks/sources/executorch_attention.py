@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ...errors import SourceError
-from .text_generation import START, KvCache, Shapes, StaticCacheLayer
+from .text_generation import START, KvCache, LayerShape, Shapes, StaticCacheLayer, WindowCacheLayer
 
 NAME = "executorch"
 """Of the attention in transformers."""
@@ -37,17 +37,21 @@ def switch_attention(model: Any) -> None:
 class SequenceCache(KvCache):
     """Keys and values of every layer, each [1, context, heads, head size], as the operators take them."""
 
-    def __init__(self, shapes: Shapes, context: int) -> None:
-        if any(shape and shape[0] != shape[1] for shape in shapes):
+    def __init__(self, shapes: Shapes, context: int, sinks: int = 0) -> None:
+        if any(shape and shape.keys != shape.values for shape in shapes):
             raise SourceError("attention: custom_sdpa needs keys and values of one shape, and this model's differ")
-        super().__init__(shapes, context)
+        super().__init__(shapes, context, sinks)
 
-    def _add_layer(self, number: int, keys: torch.Size, values: torch.Size) -> None:
-        for what, (_, heads, _, size) in (("keys", keys), ("values", values)):
-            self.register_buffer(f"{what}_{number}", torch.zeros(1, self.context, heads, size))
+    def _add_layer(self, number: int, shape: LayerShape) -> None:
+        _, heads, _, size = shape.keys
+        for what in ("keys", "values"):
+            self.register_buffer(f"{what}_{number}", torch.zeros(1, self._tokens(shape), heads, size))
 
     def _layer(self, number: int, positions: torch.Tensor, start: int) -> StaticCacheLayer:
-        return _SequenceLayer(self.context, positions, start, self._kept(number))
+        kept = self._kept(number)
+        if self._windows[number]:
+            return _SequenceWindowLayer(positions, self.sinks, kept)
+        return _SequenceLayer(positions, start, kept)
 
     def _kept(self, number: int) -> tuple[_Kept, _Kept]:
         return _Kept(self.get_buffer(f"keys_{number}")), _Kept(self.get_buffer(f"values_{number}"))
@@ -56,11 +60,12 @@ class SequenceCache(KvCache):
 class QuantizedCache(SequenceCache):
     """The same in int8, with a scale and a zero point for each token and head."""
 
-    def _add_layer(self, number: int, keys: torch.Size, values: torch.Size) -> None:
-        for what, (_, heads, _, size) in (("keys", keys), ("values", values)):
-            self.register_buffer(f"{what}_{number}", torch.zeros(1, self.context, heads, size, dtype=torch.int8))
-            self.register_buffer(f"{what}_scales_{number}", torch.zeros(1, self.context, heads, 1))
-            self.register_buffer(f"{what}_zeros_{number}", torch.zeros(1, self.context, heads, 1, dtype=torch.int8))
+    def _add_layer(self, number: int, shape: LayerShape) -> None:
+        (_, heads, _, size), tokens = shape.keys, self._tokens(shape)
+        for what in ("keys", "values"):
+            self.register_buffer(f"{what}_{number}", torch.zeros(1, tokens, heads, size, dtype=torch.int8))
+            self.register_buffer(f"{what}_scales_{number}", torch.zeros(1, tokens, heads, 1))
+            self.register_buffer(f"{what}_zeros_{number}", torch.zeros(1, tokens, heads, 1, dtype=torch.int8))
 
     def _kept(self, number: int) -> tuple[_Kept, _Kept]:
         keys, values = (
@@ -79,15 +84,20 @@ class _Kept:
     zeros: torch.Tensor | None = None
 
     def write(self, states: torch.Tensor, start: int) -> None:
-        new = _quantized(states) if self.scales is not None else _Kept(states)
-        for cache, value in ((self.states, new.states), (self.scales, new.scales), (self.zeros, new.zeros)):
-            if cache is not None:
-                torch.ops.llama.update_cache(value, cache, start)
+        for cache, new in self.parts(states):
+            torch.ops.llama.update_cache(new, cache, start)
+
+    def parts(self, states: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What is kept, and the same of new states."""
+        if self.scales is None or self.zeros is None:
+            return [(self.states, states)]
+        new = _quantized(states)
+        return [(self.states, new.states), (self.scales, new.scales), (self.zeros, new.zeros)]
 
 
 class _SequenceLayer(StaticCacheLayer):
-    def __init__(self, context: int, positions: torch.Tensor, start: int, kept: tuple[_Kept, _Kept]) -> None:
-        super().__init__(context, positions)
+    def __init__(self, positions: torch.Tensor, start: int, kept: tuple[_Kept, _Kept]) -> None:
+        super().__init__(kept[0].states.shape[1], positions)
         self._start = start
         self._kept = kept
 
@@ -96,6 +106,20 @@ class _SequenceLayer(StaticCacheLayer):
         for kept, states in zip(self._kept, (key_states, value_states), strict=True):
             kept.write(states.transpose(1, 2), self._start)
         return self._kept
+
+
+class _SequenceWindowLayer(WindowCacheLayer):
+    def __init__(self, positions: torch.Tensor, sinks: int, kept: tuple[_Kept, _Kept]) -> None:
+        super().__init__(kept[0].states.shape[1], positions, sinks)
+        self._kept = kept
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Returns the keys and values of kept and new tokens, for `_attention` only."""
+        keys, values = (
+            _Kept(*(self.append(cache, new, 1) for cache, new in kept.parts(states.transpose(1, 2))))
+            for kept, states in zip(self._kept, (key_states, value_states), strict=True)
+        )
+        return keys, values
 
 
 def _quantized(states: torch.Tensor) -> _Kept:

@@ -71,7 +71,7 @@ def _require(package: str, extra: str, what: str) -> None:
 
 def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
     kwargs: dict[str, JsonValue] = source.model_dump(
-        mode="json", include={"task", "config", "batch", "sequence", "outputs", "attention", "cache", "audio_frames"}
+        mode="json", include={"task", "config", "batch", "sequence", "outputs", *_GENERATION, "audio_frames"}
     )
     if source.config is not None and "/" not in source.huggingface and not is_folder(source.huggingface):
         return _built(_builder(source, {}), {"name": source.huggingface, **kwargs})
@@ -94,14 +94,13 @@ def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
         files = {path for path in files if path.suffix not in {".safetensors", ".bin"}} | {place / source.gguf}
     if source.adapter:
         _require("peft", "lora", f"adapter: {source.adapter}")
-        adapter, weights["adapter"] = _locate(source.adapter, source.adapter_revision, folder, _has_adapter, _READ)
+        adapter, named_adapter = _locate(source.adapter, source.adapter_revision, folder, _has_adapter, _READ)
         if not _has_adapter(adapter):
             raise SourceError(f"there is no adapter in {adapter}: it needs adapter_config.json and {_ADAPTER[0]}")
         source = source.model_copy(update={"task": source.task or _task_of(adapter)})
         kwargs["task"] = source.task
         files |= {path for pattern in (*_READ, *_ADAPTER) for path in adapter.glob(pattern)}
-        if not source.merge:
-            weights["adapter"]["merge"] = False
+        weights["adapter"] = named_adapter if source.merge else {**named_adapter, "merge": False}
     elif not source.merge:
         raise SourceError(f"huggingface: {source.huggingface}: `merge: false` needs an `adapter`")
     kwargs["weights"] = weights or None
@@ -179,11 +178,15 @@ _HEADS = {
 }
 
 
+_GENERATION = ("attention", "cache", "sinks", "prefill")  # fields of models that generate text
+
+
 def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     architectures = described.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
     if not generates and _has_images(source, described):
+        _check_fields(source, ("sinks", "prefill"), generates=False)
         return "multimodal:model"
     hears = not generates and _has_sounds(source, described)
     if source.audio_frames is not None and not hears:
@@ -193,8 +196,9 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
         )
     if hears:
         _check_fields(source, ("batch", "outputs"), generates=True)
+        _check_fields(source, ("sinks", "prefill"), generates=False)
         return "audio_text:model"
-    _check_fields(source, ("batch", "outputs") if generates else ("attention", "cache"), generates=generates)
+    _check_fields(source, ("batch", "outputs") if generates else _GENERATION, generates=generates)
     if not generates and _has_decoder(source, described):
         return "encoder_decoder:model"
     return "text_generation:model" if generates else "huggingface:Model"

@@ -89,7 +89,7 @@ class Model:
 
         Nothing varies where a text has tokens for its image.
         """
-        return {name: self._dims(tensor) for name, tensor in self._inputs.items()}
+        return {name: self._dims(name, tensor) for name, tensor in self._inputs.items()}
 
     def get_metadata(self) -> dict[str, Any]:
         """What the model's card, configuration and processors say."""
@@ -105,10 +105,10 @@ class Model:
             described["labels"] = [str(labels[index]) for index in sorted(labels)]
         return described
 
-    def _dims(self, tensor: torch.Tensor) -> dict[int, Any]:
+    def _dims(self, name: str, tensor: torch.Tensor) -> dict[int, Any]:
         dims: dict[int, Any] = {0: named_hint("batch", self._batch)} if self._batch > 1 else {}
         if self._sequence > 1 and tensor.dtype is torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1:
-            dims[1] = named_hint("sequence", self._sequence)
+            dims[1] = named_hint("decoder_" * name.startswith("decoder_") + "sequence", self._sequence)
         return dims
 
     def get_padding(self) -> dict[str, float]:

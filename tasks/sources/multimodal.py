@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +35,7 @@ from .huggingface import (
     load_model,
     parts_of,
     picture,
+    place_of,
     positions_of,
     tokenizer_metadata,
 )
@@ -67,6 +69,18 @@ class Encoder(torch.nn.Module):
         self._known = _KnownValues()
         self.register_buffer("columns", None)  # [1, tokens, columns]
 
+    def learn(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Encodes as `forward`, and remembers what does not depend on the values of inputs."""
+        seen = []
+        for values in torch.linspace(-1, 1, inputs.numel()).cos().view_as(inputs), inputs:
+            self._known.values, self._known.learning = {}, True
+            self(values)
+            seen.append(self._known.values)
+        self._known.learning = False
+        first, second = seen
+        self._known.known = {place: value for place, value in second.items() if _is_known(value, first.get(place))}
+        return self(inputs)
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Encodes one image [1, channels, height, width], or one sound.
 
@@ -74,7 +88,7 @@ class Encoder(torch.nn.Module):
             [1, tokens, hidden size + columns].
         """
         with contextlib.ExitStack() as changes:
-            if torch.compiler.is_exporting():
+            if torch.compiler.is_exporting() or self._known.learning:
                 changes.enter_context(exportable(self.model))
                 changes.enter_context(apply_patches("executorch"))
             changes.enter_context(self._known)
@@ -151,41 +165,51 @@ class Decoder(CachedModel):
 
 
 class _KnownValues(TorchFunctionMode):
-    """Numbers that a model reads from tensors, which depend on the size of its input only.
+    """Numbers, indices and masks that a model computes, where no pixel decides them.
 
-    torch.export cannot read them. So what eager has read, at each place in the code, is taken while exporting.
+    torch.export and ExecuTorch lack operators for many of these. So what eager has computed, at each place in the code,
+    is a constant of the program.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._values: dict[tuple[str, int], list[Any]] = {}
-        self._asked: dict[tuple[str, int], int] = {}
+        self.values: dict[_Place, Any] = {}
+        self.known: dict[_Place, Any] = {}
+        self.learning = False
 
     def __enter__(self) -> Any:
-        self._asked = {}
-        if not torch.compiler.is_exporting():
-            self._values = {}
+        self._visits: Counter[tuple[str, int, Any]] = Counter()
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Records or takes the number, or that no row is left out."""
-        masked = func is torch.Tensor.__getitem__ and getattr(args[1], "dtype", None) is torch.bool
-        if not masked and func not in _READERS:
-            return func(*args, **(kwargs or {}))
+        """Records or takes a value; of a mask of rows, whether it leaves none out."""
         caller = sys._getframe(1)  # noqa: SLF001 - torch calls this from where the operator is
-        place = caller.f_code.co_filename, caller.f_lineno
-        if not torch.compiler.is_exporting():
-            value = func(*args, **(kwargs or {}))
-            self._values.setdefault(place, []).append(bool(args[1].all()) if masked else value)
-            return value
-        number = self._asked[place] = self._asked.get(place, -1) + 1
-        known = self._values.get(place, [])[number : number + 1]
-        if not known or (masked and not known[0]):
-            return func(*args, **(kwargs or {}))
-        return args[0] if masked else known[0]
+        line = caller.f_code.co_filename, caller.f_lineno, func
+        place = *line, self._visits[line]
+        self._visits[line] += 1
+        if torch.compiler.is_exporting() and place in self.known:
+            value = self.known[place]
+            return args[0] if value is _ALL_ROWS else value.clone() if torch.is_tensor(value) else value
+        value = func(*args, **(kwargs or {}))
+        if self.learning:
+            masked = func is torch.Tensor.__getitem__ and getattr(args[1], "dtype", None) is torch.bool
+            kept = value.clone() if torch.is_tensor(value) else value  # it may be changed later
+            self.values[place] = _ALL_ROWS if masked and bool(args[1].all()) else kept
+        return value
 
 
-_READERS = (torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__index__)
+_Place = tuple[str, int, Any, int]
+"""File, line, function, and how often it was called there before."""
+
+_ALL_ROWS = "all rows"
+_MOST = 1 << 20  # values of a constant
+
+
+def _is_known(value: Any, other: Any) -> bool:
+    """Whether it is a constant that does not depend on the image, by its values for two images."""
+    if torch.is_tensor(value) and torch.is_tensor(other):
+        return not value.is_floating_point() and value.numel() <= _MOST and torch.equal(value, other)
+    return isinstance(value, (bool, int, list, str)) and not torch.is_tensor(other) and bool(value == other)
 
 
 @dataclass(frozen=True)
@@ -225,7 +249,7 @@ def image_example(place: Mapping[str, Any], config: PretrainedConfig, size: int 
     """
     processor = _processor(place, config)
     height, width = (size, size) if isinstance(size, int) else size or _size(processor, config)
-    image = torch.as_tensor(picture(height, width)).permute(2, 0, 1)[None] / 127.5 - 1
+    image = torch.as_tensor(picture(height, width)).permute(2, 0, 1)[None].contiguous() / 127.5 - 1
     metadata = {"image": {**image_preprocessing(place), "size": (height, width)}}
     if processor is None:
         return Example(image, Inputs("pixel_values"), metadata)
@@ -332,6 +356,7 @@ def model(  # noqa: PLR0913 - fields of a source
     attention: str | None = None,
     cache: str | None = None,
     image_size: int | Sequence[int] | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition | Model:
     """A model whose methods are `vision_encoder`, `token_embedding` and `text_decoder`, or one of another kind.
 
@@ -346,11 +371,16 @@ def model(  # noqa: PLR0913 - fields of a source
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
         image_size: of images, or height and width; None: what the configuration or the image processor names.
+        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
-    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    loaded, configuration = load_model(place, task, config)
+    place = place_of(name, revision, weights)
+    loaded, configuration = load_model(place, task, config, weights)
     if not hasattr(loaded, "get_image_features") or not hasattr(loaded, "generate") or configuration.is_encoder_decoder:
-        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs)
+        if attention or cache:
+            raise SourceError(
+                f"{type(loaded).__name__} does not generate text from images: leave `attention`, `cache` out"
+            )
+        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs, weights=weights)
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models that generate text have none")
     example = image_example(place, configuration, image_size)
@@ -407,13 +437,18 @@ def generating(
         wanted = loaded(**{name: value for name, value in given.items() if name in asked}, use_cache=False).logits
     columns = _name_columns(loaded, encoders, given)
     shapes = cache_shapes(loaded, {"input_ids": text})
+    if columns == _IMAGE:  # the masks of these models are for all positions of the context
+        shapes = [shape and shape._replace(window=None) for shape in shapes]
     kept = make_cache(loaded.get_decoder(), shapes, context, attention, cache)
     embed = TokenEmbedding(loaded, columns)
     decoder = Decoder(loaded, kept, columns, passes_start=attention is not None)
     calls = [MethodCall("token_embedding", (parts[0],))]
     calls += [MethodCall(kind.method, (example.values,)) for kind, example in examples.items()]
     calls += [MethodCall("token_embedding", (part,)) for part in (text[:, 3:7], text[:, 7:])]
-    modules = {"token_embedding": embed, **{kind.method: encoder for kind, encoder in encoders.items()}}
+    modules: dict[str, torch.nn.Module] = {
+        "token_embedding": embed,
+        **{kind.method: encoder for kind, encoder in encoders.items()},
+    }
     made, start, sequence = [], 0, []
     with torch.no_grad():
         for call in calls:
@@ -463,7 +498,7 @@ def _count(kind: Modality, encoder: Encoder, values: torch.Tensor, context: int)
     name = encoder.model.config.model_type
     try:
         with torch.no_grad():
-            count = int(encoder(values).shape[1])
+            count = int(encoder.learn(values).shape[1])
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise SourceError(
             f"{name!r} does not encode {kind.part} by itself ({first_line(error)}); with `task: feature-extraction` it "
@@ -488,4 +523,4 @@ def _name_columns(loaded: Any, encoders: Mapping[Modality, Encoder], given: Mapp
         return 0
     for encoder in encoders.values():
         encoder.columns = columns[None].float()
-    return columns.shape[1]
+    return int(columns.shape[1])

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import Dim
@@ -118,10 +118,12 @@ class CachedModel(torch.nn.Module):
         """Computes the logits [1, vocabulary] after the last of `length` tokens, from what the model takes of them."""
         positions = start + torch.arange(length)
         if self._takes_positions:
-            given = {"position_ids": positions[None], **given}
+            given = {"position_ids": self.cache.rotary_positions(positions)[None], **given}
+        if self.cache.sinks:
+            given["attention_mask"] = self.cache.mask(positions)
         first = 0
         if self._passes_start:
-            first = given[START] = self._first(start, length)
+            first = given[START] = 0 if self.cache.sinks else self._first(start, length)
         made = self.model(cache=self.cache.at(positions, first), **given, **self._options)
         return made.logits[:, -1].float()
 
@@ -133,15 +135,17 @@ class CachedModel(torch.nn.Module):
         return first  # type: ignore[no-any-return]  # a number, symbolic while it is traced
 
 
-def model(
+def model(  # noqa: PLR0913 - the fields of a name
     name: str,
     revision: str | None = None,
     task: str | None = None,
     config: Mapping[str, Any] | None = None,
+    *,
     sequence: int = 512,
     attention: str | None = None,
     cache: str | None = None,
-    *,
+    sinks: int = 0,
+    prefill: bool = False,
     weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition:
     """A language model whose one method, `forward`, takes a prompt or a token, and whose file says how to run it.
@@ -154,51 +158,99 @@ def model(
         sequence: room in the cache: tokens of prompt and answer together, at most.
         attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
         cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
+        sinks: first tokens that are kept, with the last ones, `sequence` in all; 0: all tokens, up to `sequence`.
+        prefill: two methods in place of one: `prefill` takes a prompt, and `decode_step` a token.
         weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
     """
     place = place_of(name, revision, weights)
     loaded, configuration = load_model(place, task or "text-generation", config, weights)
     text = configuration.get_text_config(decoder=True)
-    context = min(sequence, positions_of(configuration))
-    if context < _LEAST:
-        raise SourceError(f"a context of {context} tokens is too short: let `sequence` be {_LEAST} or more")
+    context, least = min(sequence, positions_of(configuration)), _LEAST + sinks
+    if sinks:  # positions go up to two windows after the sinks
+        context = min(context, sinks + (positions_of(configuration) - sinks) // 2)
+    if context < least:
+        raise SourceError(f"a context of {context} tokens is too short: let `sequence` be {least} or more")
     prompt = example_tokens(place, text.vocab_size, min(8, context - 2))
     if prompt.shape[1] < 2:
         prompt = random_tokens(text.vocab_size, 1, min(8, context - 2))
-    cached = _with_cache(loaded, prompt, context, attention, cache)
-    length = prompt.shape[1]
-    first = prompt, torch.tensor([0])
-    later = [(prompt[:, position : position + 1], torch.tensor([length + position])) for position in (0, 1)]
-    tokens = Dim("tokens", min=1, max=context)
+    cached = _with_cache(loaded, prompt, context, attention, cache, sinks)
+    calls = [_calls(prompt)]
+    if window := cached.cache.longest_window:
+        beyond = random_tokens(text.vocab_size, 1, min(window + 2, context - 2))
+        calls.append(_calls(*[beyond] * (2 if sinks else 1)))
+    tokens = {1: Dim("tokens", min=1, max=context)}
+    first, *later = calls[0]
+    methods = {"forward": MethodDefinition(cached, calls[0], (tokens, None))}
+    if prefill:
+        methods = {
+            "prefill": MethodDefinition(cached, [first], (tokens, None)),
+            STEP: MethodDefinition(cached, later),
+        }
+    endless = {"get_max_context_len": _ENDLESS} if sinks else {}
+
+    def method(call: tuple[torch.Tensor, ...]) -> str:
+        return "forward" if not prefill else STEP if call[0].shape[1] == 1 else "prefill"
+
     return ModelDefinition(
-        {"forward": MethodDefinition(cached, [first, *later], ({1: tokens}, None))},
-        constant_methods=constants(loaded, text, context, own_attention=attention is not None),
+        methods,
+        constant_methods=constants(loaded, text, context, own_attention=attention is not None) | endless,
         assets=tokenizer_files(place),
-        sequences=[[MethodCall("forward", call) for call in (first, *later)]],
+        sequences=[[MethodCall(method(call), call) for call in sequence] for sequence in calls],
         metadata={
             **describe(place, configuration),
             "tokenizer": tokenizer_metadata(place, configuration),
-            "context_length": context,
+            "context_length": None if sinks else context,
         },
     )
 
 
+def _calls(*prompts: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Calls with each prompt [1, tokens] and, after it, two of its tokens, at positions that follow each other."""
+    calls, start = list[tuple[torch.Tensor, torch.Tensor]](), 0
+    for prompt in prompts:
+        for tokens in (prompt, prompt[:, :1], prompt[:, 1:2]):
+            calls.append((tokens, torch.tensor([start])))
+            start += tokens.shape[1]
+    return calls
+
+
+STEP = "decode_step"
+"""The method that takes one token.
+
+ExecuTorch's text runner (executorch 1.5.1) takes `prefill` for prompts and tokens. It would run a method `decode`
+without the cache that `prefill` has filled, because its module gives each method memory of its own.
+"""
+
+_ENDLESS = 2**31 - 1
+"""The largest number of tokens that ExecuTorch's text runner counts to.
+
+Where a file takes fewer tokens at once, the runner does not stop at its context.
+"""
+
+
 _LEAST = 4  # tokens of a context that the examples fit into
+_CHECKED = 1026  # tokens at most, with which a cache is compared to the model without one: a window and more
 _TOLERANCES = {None: 1e-4, "int8": 0.2}
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
 
 def _with_cache(
-    loaded: Any, prompt: torch.Tensor, context: int, attention: str | None, cache: str | None
+    loaded: Any, prompt: torch.Tensor, context: int, attention: str | None, cache: str | None, sinks: int
 ) -> CachedModel:
     """The model with a cache.
 
     Raises ValueError if it has none that the runner can use, or does not compute with it what it computes without any.
     """
     shapes = cache_shapes(loaded, {"input_ids": prompt})
+    if sinks:
+        _check_sinks(loaded, shapes)
+    windows = [shape.window for shape in shapes if shape and shape.window and shape.window < context]
+    if (more := min(max(windows, default=0) + 2, _CHECKED) - prompt.shape[1]) > 0:
+        vocabulary = loaded.config.get_text_config(decoder=True).vocab_size
+        prompt = torch.cat([prompt, random_tokens(vocabulary, 1, min(more, context - prompt.shape[1]))], dim=1)
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
-    kept = make_cache(loaded, shapes, context, attention, cache)
+    kept = make_cache(loaded, shapes, context, attention, cache, sinks)
     cached = CachedModel(loaded, kept, passes_start=attention is not None)
     with torch.no_grad():
         before = cached(prompt[:, :-1], torch.tensor([0]))
@@ -208,14 +260,26 @@ def _with_cache(
     return cached
 
 
-def make_cache(model: Any, shapes: Shapes, context: int, attention: str | None, cache: str | None) -> KvCache:
+def _check_sinks(loaded: Any, shapes: Shapes) -> None:
+    """Raises SourceError if a model cannot repeat positions, or has windows of its own."""
+    text = loaded.config.get_text_config(decoder=True)
+    rotary = getattr(text, "rope_parameters", None) and not getattr(text, "alibi", False)
+    if not rotary or "position_ids" not in inspect.signature(loaded.forward).parameters:
+        raise SourceError(f"sinks: {text.model_type!r} has no rotary position embeddings; leave it out")
+    if any(shape and shape.window for shape in shapes):
+        raise SourceError(f"sinks: layers of {text.model_type!r} have sliding windows of their own; leave it out")
+
+
+def make_cache(
+    model: Any, shapes: Shapes, context: int, attention: str | None, cache: str | None, sinks: int = 0
+) -> KvCache:
     """A cache as the fields `attention` and `cache` ask for; lets the model use the operators that read it."""
     if attention is None:
-        return KvCache(shapes, context)
+        return KvCache(shapes, context, sinks)
     from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
 
     own.switch_attention(model)
-    return (own.QuantizedCache if cache == "int8" else own.SequenceCache)(shapes, context)
+    return (own.QuantizedCache if cache == "int8" else own.SequenceCache)(shapes, context, sinks)
 
 
 STATIC_CACHE = (
@@ -262,8 +326,18 @@ def constants(loaded: Any, text: PretrainedConfig, context: int, *, own_attentio
 START = "executorch_start"
 """The keyword by which a model hands its attention the number of tokens in the cache, if that takes one."""
 
-Shapes = Sequence[tuple[torch.Size, torch.Size] | None]
-"""Of keys and values of each layer, [1, heads, tokens, head size]; None for layers that have none."""
+
+class LayerShape(NamedTuple):
+    """Shapes of a layer's keys and values, [1, heads, tokens, head size], and how many tokens each token sees."""
+
+    keys: torch.Size
+    values: torch.Size
+    window: int | None
+    """With itself; None: all before it."""
+
+
+Shapes = Sequence[LayerShape | None]
+"""Of each layer; None for layers that have no keys and values."""
 
 _KEPT = {cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer, cache_utils.DummyLayer}
 
@@ -292,21 +366,27 @@ def cache_shapes(model: Any, inputs: Mapping[str, torch.Tensor]) -> Shapes:
     return [
         None
         if isinstance(layer, cache_utils.DummyLayer) or not layer.is_initialized
-        else (layer.keys.shape, layer.values.shape)
+        else LayerShape(layer.keys.shape, layer.values.shape, getattr(layer, "sliding_window", None))
         for layer in layers
     ]
 
 
 class KvCache(torch.nn.Module):
-    """Keys and values of every layer for all positions of the context, each [1, heads, context, head size]."""
+    """Keys and values of every layer, each [1, heads, tokens, head size].
 
-    def __init__(self, shapes: Shapes, context: int) -> None:
+    Layers with a sliding window keep the tokens before the next one that it sees, in their order; others keep those of
+    all positions of the context. With attention sinks, all layers keep these, the first tokens, and a window: a token
+    sees `context` tokens, and no number of tokens is too large.
+    """
+
+    def __init__(self, shapes: Shapes, context: int, sinks: int = 0) -> None:
         super().__init__()
-        self.context = context
+        self.context, self.sinks = context, sinks
+        self._windows = [shape and self._window(shape) for shape in shapes]
         self._stored = [shape is not None for shape in shapes]
         for number, shape in enumerate(shapes):
             if shape is not None:
-                self._add_layer(number, *shape)
+                self._add_layer(number, shape)
 
     def clear(self) -> None:
         for buffer in self.buffers():
@@ -321,27 +401,62 @@ class KvCache(torch.nn.Module):
             ]
         )
 
-    def _add_layer(self, number: int, keys: torch.Size, values: torch.Size) -> None:
-        for what, (_, heads, _, size) in (("keys", keys), ("values", values)):
-            self.register_buffer(f"{what}_{number}", torch.zeros(1, heads, self.context, size))
+    @property
+    def longest_window(self) -> int:
+        """In tokens; 0 if no layer has one."""
+        return max(filter(None, self._windows), default=0)
+
+    def rotary_positions(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions [tokens] as the model is told them.
+
+        With sinks, those after them repeat every two windows, so that they stay within what the model was trained for,
+        as in examples/models/llama/source_transformation/attention_sink.py (executorch 1.5.1).
+        """
+        if not self.sinks:
+            return positions
+        repeated = self.sinks + (positions - self.sinks) % (2 * self.longest_window)
+        return torch.where(positions < self.sinks, positions, repeated)
+
+    def mask(self, positions: torch.Tensor) -> torch.Tensor:
+        """Which of the kept and the new tokens those at positions [tokens] see, [1, 1, tokens, kept + tokens]."""
+        kept = kept_positions(positions[:1], self.context - 1, positions.shape[0], self.sinks)
+        seen = (kept < self.sinks) | (kept > positions[:, None] - self.longest_window)
+        return (seen & (kept <= positions[:, None]))[None, None]
+
+    def _window(self, shape: LayerShape) -> int | None:
+        if self.sinks:
+            return self.context - self.sinks
+        return shape.window if shape.window and shape.window < self.context else None
+
+    def _tokens(self, shape: LayerShape) -> int:
+        """How many a layer keeps."""
+        window = self._window(shape)
+        return self.sinks + max(window - 1, 1) if window else self.context
+
+    def _add_layer(self, number: int, shape: LayerShape) -> None:
+        for what, (_, heads, _, size) in (("keys", shape.keys), ("values", shape.values)):
+            self.register_buffer(f"{what}_{number}", torch.zeros(1, heads, self._tokens(shape), size))
 
     def _layer(self, number: int, positions: torch.Tensor, start: int) -> StaticCacheLayer:
         del start
-        return _Layer(self.context, positions, self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}"))
+        kept = self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}")
+        return _WindowLayer(positions, self.sinks, *kept) if self._windows[number] else _Layer(positions, *kept)
 
 
 class StaticCacheLayer(cache_utils.StaticLayer):
-    """One layer at certain positions. Sliding windows are masks: what they do not see is kept."""
+    """One layer at certain positions [tokens], which keeps a number of tokens."""
 
-    def __init__(self, context: int, positions: torch.Tensor) -> None:
-        super().__init__(context)
+    def __init__(self, tokens: int, positions: torch.Tensor) -> None:
+        super().__init__(tokens)
         self.cumulative_length = positions[:1]
         self.is_initialized = True
 
 
 class _Layer(StaticCacheLayer):
-    def __init__(self, context: int, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__(context, positions)
+    """All positions of the context."""
+
+    def __init__(self, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__(keys.shape[2], positions)
         self.keys, self.values = keys, values
         self._positions = positions
 
@@ -353,3 +468,55 @@ class _Layer(StaticCacheLayer):
             self.keys.index_copy_(2, self._positions, key_states),
             self.values.index_copy_(2, self._positions, value_states),
         )
+
+
+_HIDDEN = 1 << 30
+"""The position of empty places: causal masks hide it from all tokens."""
+
+
+def kept_positions(start: torch.Tensor, kept: int, new: int, sinks: int) -> torch.Tensor:
+    """The positions of kept and new tokens, [kept + new]; `start` [1] is that of the first new one."""
+    indices = torch.arange(kept + new)
+    positions = start - kept + indices
+    positions = torch.where((indices < kept) & (positions < sinks), _HIDDEN, positions)
+    if sinks:
+        positions = torch.where(indices < sinks, torch.where(indices < start, indices, _HIDDEN), positions)
+    return positions
+
+
+class WindowCacheLayer(StaticCacheLayer):
+    """The first tokens, or none, and the last ones before certain positions."""
+
+    is_sliding = True
+
+    def __init__(self, tokens: int, positions: torch.Tensor, sinks: int) -> None:
+        super().__init__(tokens, positions)
+        self._sinks = sinks
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
+        """The number of kept and new tokens, and by how much their positions differ from their indices."""
+        positions = kept_positions(self.cumulative_length, self.max_cache_len, query_length, self._sinks)
+        return positions.shape[0], positions - torch.arange(positions.shape[0])
+
+    def append(self, kept: torch.Tensor, new: torch.Tensor, axis: int) -> torch.Tensor:
+        """The kept and the new tokens on an axis; of them, the first and the last are kept."""
+        joined, sinks = torch.cat([kept, new.contiguous()], axis), self._sinks
+        last = joined.narrow(axis, sinks + new.shape[axis], kept.shape[axis] - sinks)
+        if sinks:
+            first, start = torch.arange(sinks), self.cumulative_length
+            there = (kept.shape[axis] + first - start).clamp(max=joined.shape[axis] - 1)
+            last = torch.cat([joined.index_select(axis, torch.where(first < start, first, there)), last], axis)
+        kept.copy_(last)
+        return joined
+
+
+class _WindowLayer(WindowCacheLayer):
+    def __init__(self, positions: torch.Tensor, sinks: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__(keys.shape[2], positions, sinks)
+        self.keys, self.values = keys, values
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the keys and values of kept and new tokens."""
+        return self.append(self.keys, key_states, 2), self.append(self.values, value_states, 2)

@@ -57,8 +57,9 @@ class Quantize(stage.Stage, name="quantize"):
         """
         from ..codecs.program import load_program, save_program
         from ..codecs.values import count_values, load_value, load_values
+        from ..export.eager import written_buffers
         from ..lower.graphs import why_nothing_to_quantize
-        from ..quantize.pt2e import quantize, written_buffers
+        from ..quantize.pt2e import quantize
         from ..quantize.reached import Asked, quantization_of
         from ..quantize.samples import checked_samples
         from ..usercode.inputs import with_progress

@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.nn.modules import transformer
+from torch.utils._sympy.functions import Min, MinMaxBase
 
 
 def uncompared_masks() -> AbstractContextManager[object]:
@@ -34,6 +35,26 @@ def uncompared_masks() -> AbstractContextManager[object]:
         return is_causal is True
 
     return patch.object(transformer, "_detect_is_causal_mask", is_said_to_be_causal)
+
+
+def comparable_strides() -> AbstractContextManager[object]:
+    """Has torch compare multiples of a sum, such as ``8 * n + 40`` and ``16 * n + 80``, while the context is open.
+
+    For torch 2.13, whose `Min` of sizes (torch/utils/_sympy/functions.py) compares multiples of a product only. The
+    stride of collapsed dimensions is such a minimum (`_collapse_view_helper` in torch/_prims). A view of heads and
+    tokens, where tokens are those of a cache and `n` more, then has a guard that torch cannot prove. What it compared
+    before, it remembers. Delete once it can.
+    """
+    compare = MinMaxBase._collapse_known_multiplicative_terms  # noqa: SLF001 - the function that compares
+
+    def compare_factored(cls: type[MinMaxBase], values: tuple[Any, ...]) -> Any:
+        if len(values) == 2:
+            factors, (term, other) = zip(*(value.primitive() for value in values), strict=True)
+            if term == other and term.is_nonnegative:
+                return (min if issubclass(cls, Min) else max)(factors) * term
+        return compare.__func__(cls, values)  # of the class that asks
+
+    return patch.object(MinMaxBase, "_collapse_known_multiplicative_terms", classmethod(compare_factored))
 
 
 def mapping_heard(hear: Callable[[Any], None]) -> AbstractContextManager[object]:

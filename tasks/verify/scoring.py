@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ Predict = Callable[..., Any]
 """``predict(*inputs, method="forward")``: runs a method with the arguments of the eager module.
 
 Returns the output of a method that has one, and otherwise a flat tuple of all outputs. State that a method keeps
-carries over from call to call. The attribute `methods` has the names of all methods, constant ones included.
+carries over from call to call. The attribute `methods` has the shape of the first input of each method by name, with
+upper bounds of sizes that vary; it is empty for methods without inputs.
 """
 
 
@@ -107,7 +108,8 @@ def loaded_predict(payload: Loadable, what: str, buckets: Mapping[str, Sequence[
             ) from error
         return _as_returned(outputs)
 
-    return _with_methods(predict, program.method_names)
+    first = {name: getattr(next(iter(method.inputs), None), "shape", ()) for name, method in signatures.items()}
+    return _with_methods(predict, first | {name: first[parts[-1].name] for name, parts in buckets.items()})
 
 
 def eager_predict(definition: ModelDefinition) -> Predict:
@@ -129,9 +131,11 @@ def eager_predict(definition: ModelDefinition) -> Predict:
             ) from error
         return _as_returned(pytree.tree_leaves(outputs))
 
-    return _with_methods(predict, (*definition.methods, *definition.constant_methods))
+    first = {name: pytree.tree_leaves(method.example_inputs[0])[0] for name, method in definition.methods.items()}
+    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in first.items()}
+    return _with_methods(predict, shapes | dict.fromkeys(definition.constant_methods, ()))
 
 
-def _with_methods(predict: Predict, names: Iterable[str]) -> Predict:
-    predict.methods = frozenset(names)  # type: ignore[attr-defined]
+def _with_methods(predict: Predict, shapes: Mapping[str, tuple[int, ...]]) -> Predict:
+    predict.methods = shapes  # type: ignore[attr-defined]
     return predict

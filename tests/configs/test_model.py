@@ -132,3 +132,29 @@ def test_overrides_replace_field_by_field(recipe, model):
     assert overrides.applied_to(VerifyBounds(**recipe)) == expected
     again = VerifyOverrides.model_validate_json(overrides.model_dump_json())
     assert again.applied_to(VerifyBounds(**recipe)) == expected
+
+
+@pytest.mark.parametrize(
+    ("buckets", "problem"),
+    [
+        ({"batch": [4, 1]}, "ascending order"),
+        ({"batch": [1, 1]}, "each once"),
+        ({"batch": []}, "at least one"),
+        ({"batch": [0, 1]}, "greater than or equal to 1"),
+        ({"batch": [True]}, "valid integer"),
+        ({"batch": ["32"]}, "valid integer"),
+        ({"batch": 32}, "valid tuple"),
+        ({name: list(range(1, 5)) for name in "abc"}, "64 combinations of sizes.*at most 32"),
+    ],
+)
+def test_buckets_that_are_none(buckets, problem):
+    """Sizes ascend, from 1 on, and there are not too many combinations of them."""
+    with pytest.raises(ValidationError, match=problem):
+        ModelConfig(source="m:f", methods={"forward": {"buckets": buckets}})
+
+
+def test_buckets_of_a_program():
+    """What is exported already has the sizes that it has."""
+    with pytest.raises(ValidationError, match=r"a \.pt2 file is exported already.*give a builder"):
+        ModelConfig(source="net.pt2", methods={"forward": {"buckets": {"batch": [1]}}})
+    assert ModelConfig(source="net.pt2", methods={"forward": {}}).methods["forward"].buckets == {}

@@ -74,6 +74,17 @@ def test_compile_options_are_those_of_the_backend_config():
             assert ast.literal_eval(defaults[name]) is getattr(CompileOptions(), name)
 
 
+def test_patterns_of_external_weights():
+    """They are for plain files, whose payload is split; the payloads of fat files are split when they are packed."""
+    assert Output(external_data=("*.lora_*",)).split_weights == ("*.lora_*",)
+    assert Output(external_data=True).split_weights is True
+    assert Output(external_data=True, form="fat").split_weights is False
+    with pytest.raises(ValueError, match="takes patterns with `form: plain` only"):
+        Output(external_data=("*.lora_*",), form="fat")
+    with pytest.raises(ValueError, match="at least 1 item"):
+        Output(external_data=())
+
+
 def test_edge_options_are_those_of_the_edge_config():
     """Each field of EdgeCompileConfig is an option; switches have the same defaults, lists are empty."""
     fields = _upstream_defaults("exir/capture/_config.py:EdgeCompileConfig")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import MappingProxyType
 
 import jiwer
 import numpy as np
@@ -21,7 +22,7 @@ WORDS = ["<end>", "the", "cat", "sat", "on", "mat", "dog", "ran", "home", "<imag
 class Parrot:
     """A language model with a word for each token, whose answer to a word is the text that begins with it."""
 
-    methods = frozenset({"forward", "get_max_seq_len", "get_eos_ids"})
+    methods = MappingProxyType(dict.fromkeys(("forward", "get_max_seq_len", "get_eos_ids"), ()))
 
     def __init__(self, *texts: str) -> None:
         self.texts = [[WORDS.index(word) for word in text.split()] for text in texts]
@@ -46,7 +47,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")  # noqa: S106
     tokenizer.chat_template = "dog {{ messages[0]['content'] }}"
     tokenizer.save_pretrained(tmp_path / "words")
     return tmp_path
@@ -128,7 +129,7 @@ def test_csv(folder):
     assert [sample.answers for _, sample in read_samples(folder / "samples.csv", 2)][1] == ("ran,\nhome",)
     assert evaluators.exact_match(Parrot(*HEARD), **options) == 0.5
     assert check_text_options(options, "bleu", folder) != ()
-    with pytest.raises(SourceError, match="line 5: answers: Field required"):
+    with pytest.raises(SourceError, match=r"line 5: answers: Field required"):
         check_text_options({**options, "samples": None}, "bleu", folder)
 
 
@@ -190,10 +191,10 @@ def test_models_that_do_not_fit(folder):
     """A model that generates nothing, a processor that is not there, and sounds for a language model."""
     options = write(folder, SAMPLES[0])
     classifier = Parrot()
-    classifier.methods = frozenset({"forward"})
-    with pytest.raises(SourceError, match="generates no text.*it has forward"):
+    classifier.methods = {"forward": (1, 4)}
+    with pytest.raises(SourceError, match=r"generates no text.*it has forward"):
         evaluators.bleu(classifier, **options)
-    with pytest.raises(SourceError, match="no processor or tokenizer 'nowhere'"):
+    with pytest.raises(SourceError, match=r"no processor or tokenizer 'nowhere'"):
         evaluators.bleu(Parrot(), **{**options, "processor": "nowhere"})
     sound(folder / "a.wav")
     with pytest.raises(SourceError, match="takes text only"):
@@ -201,7 +202,7 @@ def test_models_that_do_not_fit(folder):
 
 
 def test_eager_models_say_what_generate_does(tmp_path):
-    """A translator, a recognizer and a language model, with their own tokenizers: perfect against `generate`'s texts."""
+    """A translator, a recognizer and a language model say what transformers' `generate` says."""
     from pteforge.tasks.sources import encoder_decoder, text_generation
     from pteforge.tasks.verify.scoring import eager_predict
 
@@ -228,5 +229,58 @@ def test_sounds_at_other_rates(tmp_path):
     heard = _sound(tmp_path / "a.flac", 16000)
     assert heard == pytest.approx(0.5 * np.sin(2 * np.pi * 440 * np.arange(16000) / 16000), abs=1e-3)
     (tmp_path / "b.wav").write_text("no sound")
-    with pytest.raises(SourceError, match="b.wav cannot be read"):
+    with pytest.raises(SourceError, match=r"b.wav cannot be read"):
         _sound(tmp_path / "b.wav", 16000)
+
+
+class Seeing(Parrot):
+    """Says "cat" for each image that is rather bright, and "dog" for another; embeddings are one-hot."""
+
+    methods = MappingProxyType({
+        **dict.fromkeys(("get_max_seq_len", "get_eos_ids", "token_embedding", "text_decoder"), ()),
+        "vision_encoder": (1, 3, 8, 8),
+    })  # fmt: skip
+    tokens = 4
+
+    def __call__(self, *inputs, method="forward"):
+        if method == "vision_encoder":
+            assert inputs[0].shape == (1, 3, 8, 8)
+            self.bright = bool(inputs[0].mean() > 0)
+            return torch.zeros(1, self.tokens, len(WORDS))
+        if method == "token_embedding":
+            return torch.nn.functional.one_hot(inputs[0], len(WORDS)).float()
+        if method == "text_decoder":
+            rows, start = inputs
+            self.calls.append((rows[0].sum(-1).tolist(), start.tolist()))
+            said = 0 if rows[0, -1, [2, 6]].any() else WORDS.index("cat" if self.bright else "dog")
+            return torch.nn.functional.one_hot(torch.tensor([said]), len(WORDS)).float()
+        return super().__call__(method=method)
+
+
+@pytest.mark.parametrize("size", [8, 12], ids=["the processor's", "the file's"])
+def test_images(folder, size):
+    """Each part of a prompt is embedded and decoded in calls of its own, as ExecuTorch's runner does."""
+    from PIL import Image
+    from transformers import AutoTokenizer, CLIPImageProcessor, LlavaProcessor
+
+    pictures = CLIPImageProcessor(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
+    tokenizer = AutoTokenizer.from_pretrained("words", extra_special_tokens={"image_token": "<image>"})
+    LlavaProcessor(
+        pictures, tokenizer, patch_size=size // 2, vision_feature_select_strategy="full", chat_template=CHAT
+    ).save_pretrained("seeing")
+    for name, level in (("white", 255), ("black", 0)):
+        Image.new("RGB", (20, 10), (level, level, level)).save(f"{name}.png")
+    rows = [{"image": f"{name}.png", "question": "the", "answer": word} for name, word in SEEN]
+    options = {**write(folder, *rows), "processor": "seeing", "chat": True}
+    model = Seeing()
+    assert evaluators.exact_match(model, **options) == 1.0
+    assert model.calls[:4] == [([1.0], [0]), ([0.0] * 4, [1]), ([1.0], [5]), ([1.0], [6])]
+    with pytest.raises(SourceError, match=r"0 <image> tokens and 1 images.*; `chat: true` or a `prompt`"):
+        evaluators.exact_match(model, **{**options, "chat": False})
+    model.tokens = 3
+    with pytest.raises(SourceError, match=r"returns \(1, 3, 10\), and the prompt has 4 image tokens"):
+        evaluators.exact_match(model, **options)
+
+
+SEEN = (("white", "a cat"), ("black", "dog"))
+CHAT = "on {% for part in messages[0]['content'] %}{{ part.get('text', '<image>') }} {% endfor %}"

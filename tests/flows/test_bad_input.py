@@ -70,6 +70,10 @@ ZOOS = {
         ZOO + "    calibration: {forward: {dataset: 'nets:linea'}}\n",
         ("zoo.yaml:7:", "models.linear.calibration.forward.dataset", "nets.py binds no 'linea'"),
     ),
+    "buckets": (
+        ZOO + "    methods: {forward: {buckets: {batch: [4, 1]}}}\n",
+        ("zoo.yaml:7:", "models.linear.methods.forward.buckets.batch", "ascending order"),
+    ),
     "quantizer": (
         ZOO.replace("portable-fp32", "q")
         + "recipes:\n  q: {quantize: {quantizer: portable}, specializations: [{target: portable}]}\n",
@@ -238,6 +242,10 @@ FOUND_BY_WORKERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "method": (
         {"source": "nets:linear", "dynamic_shapes": {"decode": [None]}},
         ("dynamic_shapes names the methods ['decode']", "['forward']"),
+    ),
+    "bucket": (
+        {"source": "nets:linear", "methods": {"forward": {"buckets": {"batch": [2]}}}},
+        ("buckets of method 'forward'", "no dynamic dimension 'batch'"),
     ),
     "nothing": ("faulty:misunderstood", ("faulty:misunderstood returned int", "example inputs")),
     "rewritten": ("rewritten.pt2", ("rewritten.pt2 is not a program that torch", "can load")),

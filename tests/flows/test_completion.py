@@ -16,8 +16,9 @@ from pteforge.flows.run import request
 from pteforge.tasks.lowering.graph import STAGES
 from pteforge.tests.conftest import run_process
 
-COMMANDS = ["export", "plan", "init", "inspect", "metadata", "contract", "check", "run", "verify", "bench", "thin"]
-COMMANDS += ["extract", "merge", "bisect", "doctor", "publish", "reproduce", "deploy", "serve", "runs", "why", "diff"]
+COMMANDS = ["export", "plan", "init", "inspect", "metadata", "contract", "check", "run", "generate"]
+COMMANDS += ["verify", "bench", "thin", "extract", "merge", "bisect", "doctor", "publish", "reproduce", "deploy"]
+COMMANDS += ["serve", "runs", "why", "diff"]
 COMMANDS += ["schema", "release", "store"]
 COMMANDS += ["runtime"]
 BIN = Path(sys.executable).parent

@@ -85,6 +85,18 @@ def test_another_program_runs_everything(made, lower, override, field):
     assert run.changes("net", "edge/forward/portable-fp32") == {"inputs.program"}
 
 
+def test_another_bucket_exports_itself_only(made, lower):
+    """A bucket that is added later is exported and lowered; others are reused, up to the stages that link methods."""
+    shapes = "models.net.dynamic_shapes.forward=[{0: {min: 1, max: 4, name: batch}}]"
+    buckets = "models.net.methods={forward: {buckets: {batch: %s}}}"
+    for sizes in ("[2]", "[2, 4]"):
+        run = lower(made, shapes, buckets % sizes, models="net", recipes="xnnpack-fp32")
+        assert run.outcome.exit_code == 0, run.outcome.failures
+    linked = {f"{stage}/xnnpack-fp32" for stage in ("preprocess", "compile", "serialize", "verify", "report")}
+    own = {"export/forward_4", "edge/forward_4/xnnpack-fp32", "partition/forward_4/xnnpack-fp32"}
+    assert run.ran("net") == own | linked
+
+
 def test_another_dtype_runs_everything_that_differs(made, lower):
     """Another dtype runs all stages. XNNPACK delegates no float64: its file is the portable one, verified once."""
     run = lower(made, "models.net.source.kwargs.dtype=float64", models="net")

@@ -10,9 +10,12 @@ import sys
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.formats.pte.metadata import read_metadata
 from pteforge.formats.pte.reader import open_pte
+from pteforge.tests.tasks.sources.test_gguf import write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -145,6 +148,101 @@ def test_a_language_model_talks(project, language_model):
     assert f"2 tokens from position {CONTEXT - 1} on do not fit into its context of {CONTEXT} tokens" in past.err
 
 
+# Two adapters of a model, and what PEFT generates with each after a prompt: as JSON.
+ADAPT = """
+import json, sys, torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder, prompt = sys.argv[1:]
+tokenizer, said = AutoTokenizer.from_pretrained(folder), {}
+for seed, name in enumerate(("polite", "terse")):
+    torch.manual_seed(seed)
+    config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    net = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
+    for value in filter(lambda value: value.requires_grad, net.parameters()):
+        torch.nn.init.normal_(value, std=0.1)
+    net.save_pretrained(name)
+    net = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), name).eval()
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    made = net.generate(input_ids=ids, max_new_tokens=48, do_sample=False)[0, ids.shape[1] :]
+    said[name] = tokenizer.decode(made).removesuffix(tokenizer.eos_token)
+print("RESULT", json.dumps(said))
+"""
+
+# What the runner generates with a program, and with its weights of another file, after a prompt: as JSON.
+SAY = """
+import json, sys
+from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
+
+prompt, tokens = sys.argv[1:]
+for file, *data in json.load(sys.stdin):
+    said, runner = [], TextLLMRunner(file, tokens, *data)
+    runner.generate(prompt, GenerationConfig(max_new_tokens=48, temperature=0.0, echo=False), said.append)
+    print("\\nRESULT", json.dumps("".join(said)), flush=True)
+"""
+
+
+def results(script, folder, *arguments, given=None):
+    """What a script prints as JSON, run in a folder."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, input=json.dumps(given), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+
+
+def test_adapters(project, language_model):
+    """Merged, an adapter says what it says in PEFT; apart, each does with the program that was made with the other."""
+    shutil.copytree(language_model, project.folder / "base")
+    (wanted,) = results(ADAPT, project.folder, "base", PROMPTS[1])
+    assert wanted["polite"] != wanted["terse"]
+    sources = {
+        name: {"huggingface": "./base", "adapter": f"./{name}", "merge": False} for name in ("polite", "terse")
+    } | {"merged": {"huggingface": "./base", "adapter": "./polite"}, "alone": "hf:./terse"}
+    project.write_zoo(
+        {name: {"source": source, "recipes": [recipe_of(name)]} for name, source in sources.items()},
+        own={"apart": {"extends": "xnnpack-fp32", "output": {"external_data": ["*.lora_*"]}}},
+    )
+    done = project.export()
+    assert done.code == 0, done.err
+    made = {name: project.out / name / f"{recipe_of(name)}.pte" for name in sources}
+    pairs = [(program, data) for program in ("polite", "terse") for data in ("polite", "terse")]
+    apart = [[str(made[program]), str(made[data].with_suffix(".ptd"))] for program, data in pairs]
+    whole = [[str(made["merged"])], [str(made["alone"])]]
+    said = results(SAY, project.folder, PROMPTS[1], made["merged"].parent, given=[*apart, *whole])
+    assert said == [*(wanted[data] for _, data in pairs), wanted["polite"], wanted["terse"]]
+    assert made["polite"].with_suffix(".ptd").stat().st_size < made["merged"].stat().st_size / 8
+    assert {backend for name in sources for backend in open_pte(made[name]).backends} == {"XnnpackBackend"}
+
+    weights = project.folder / "polite" / "adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    planned = project.run("plan", "zoo.yaml", "--model", "merged")
+    assert planned.code == 3
+    assert "adapter_model.safetensors" in planned.out
+
+
+def recipe_of(name):
+    return "apart" if name in {"polite", "terse"} else "xnnpack-fp32"
+
+
+def test_a_gguf_file_talks(project):
+    """A GGUF file and nothing else becomes a program and its tokenizer, which say what transformers says with it."""
+    (project.folder / "chat").mkdir()
+    write_gguf(project.folder / "chat" / "small.gguf", GGMLQuantizationType.Q8_0)
+    project.write_zoo({"chat": {"source": {"huggingface": "./chat", "gguf": "small.gguf"}}}, ("xnnpack-fp32",))
+    done = project.export()
+    assert done.code == 0, done.err
+    file = project.out / "chat" / "xnnpack-fp32.pte"
+    net = AutoModelForCausalLM.from_pretrained(project.folder / "chat", gguf_file="small.gguf").eval()
+    tokenizer = AutoTokenizer.from_pretrained(project.folder / "chat", gguf_file="small.gguf")
+    ids = tokenizer("the cat", return_tensors="pt").input_ids
+    said = tokenizer.decode(net.generate(ids, max_new_tokens=48, do_sample=False)[0, ids.shape[1] :])
+    assert results(SAY, project.folder, "the cat", file.parent, given=[[str(file)]]) == [said.removesuffix("</s>")]
+    assert read_metadata(file)["general.architecture"] == "llama"
+
+
 def test_quantized_language_models(project, language_model):
     """Attention by ExecuTorch's operators, a cache in int8, weights in 4 bits with embeddings in 8, and in 4."""
     shutil.copytree(language_model, project.folder / "tiny")
@@ -191,9 +289,10 @@ TALKING = {
     "pad_token_id": 1,
 }
 GROUPED = {**TALKING, "num_key_value_heads": 2, "head_dim": 8}
+WINDOW = 12
 LETTERED = {
     "qwen3": {**GROUPED, "tie_word_embeddings": True},
-    "gemma3_text": {**GROUPED, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {**GROUPED, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": CONTEXT, "eos_token_id": 1},
     "opt": {**{k: v for k, v in TALKING.items() if k != "intermediate_size"}, "ffn_dim": 64, "word_embed_proj_dim": 32},
 }
@@ -221,6 +320,122 @@ def test_architectures_talk(project, tmp_path):
             assert said.startswith("error: ")
         else:
             assert (tokens, said) == (tokens, wanted)
+
+
+TEXT_OF_LETTERS = "TheQuickBrownFoxJumpsOverTheLazyDog" * 3
+
+
+def test_windows_talk(project, tmp_path):
+    """Layers keep their windows only; the runner says what eager says over several, also for prompts beyond one."""
+    subprocess.run([sys.executable, "-c", LETTERS, tmp_path / "letters"], check=True, capture_output=True)
+    source = {"huggingface": "mistral", "task": "text-generation", "config": {**GROUPED, "sliding_window": WINDOW}}
+    own = {**source, "attention": "custom_sdpa"}
+    project.write_zoo({"plain": {"source": source}, "own": {"source": own}}, ("xnnpack-fp32",))
+    done = project.export()
+    assert done.code == 0, done.err
+    files = [project.out / name / "xnnpack-fp32.pte" for name in ("plain", "own")]
+    prompts = [TEXT_OF_LETTERS[:length] for length in (1, WINDOW, 40, CONTEXT - 1)]
+    results = talk(*((file, tmp_path / "letters", source, prompts) for file in files))
+    assert len(results) == 2 * len(prompts)
+    for tokens, said, wanted in results:
+        assert (tokens, said.removesuffix("</s>")) == (tokens, wanted)
+
+
+# What files say: one with sinks by the runner, far beyond its context, and others with two methods by the runtime. As
+# JSON, with what passes of eager over all tokens say, which see the first tokens and the last ones.
+STREAM = """
+import json, sys, torch
+import executorch.extension.llm.custom_ops.custom_ops, executorch.kernels.quantized
+from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
+from executorch.runtime import Runtime
+from pteforge.tasks.usercode.model_source import seed_everything
+from pteforge.tasks.sources.text_generation import model
+from transformers import AutoTokenizer
+
+def eager(ids, count, sinks, window):
+    tokens, index = ids, torch.arange(ids.shape[1] + count)
+    places = torch.where(index < sinks, index, sinks + (index - sinks) % (2 * window))
+    seen = (index <= index[:, None]) & ((index < sinks) | (index[:, None] - index < window))
+    while tokens.shape[1] < len(index):
+        size = tokens.shape[1]
+        made = net(input_ids=tokens, attention_mask=seen[None, None, :size, :size], position_ids=places[None, :size])
+        tokens = torch.cat([tokens, made.logits[:, -1:].argmax(-1)], 1)
+    said = tokens[0, ids.shape[1] :].tolist()
+    return said[: said.index(1)] if 1 in said else said
+
+def stepped(file, ids, count):
+    program = Runtime.get().load_program(file)
+    prefill, step = program.load_method("prefill"), program.load_method("decode_step")
+    (logits,), said = prefill.execute([ids, torch.tensor([0])]), []
+    while int(logits.argmax()) != 1:
+        said.append(int(logits.argmax()))
+        if len(said) == count:
+            break
+        (logits,) = step.execute([torch.tensor([said[-1:]]), torch.tensor([ids.shape[1] + len(said) - 1])])
+    return tokenizer.decode(said)
+
+folder, source, models, prompts = json.load(sys.stdin)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+seed_everything(0)
+net = model(source["huggingface"], None, source["task"], source["config"]).methods["forward"].module.model
+with torch.no_grad():
+    for file, sinks, window, count, prefill in models:
+        runner = TextLLMRunner(file, folder)
+        for prompt in prompts:
+            ids, said = tokenizer(prompt, return_tensors="pt").input_ids, []
+            runner.reset()
+            runner.generate(prompt, GenerationConfig(max_new_tokens=count, temperature=0.0, echo=False), said.append)
+            by_host = stepped(file, ids, count) if prefill else None
+            wanted = tokenizer.decode(eager(ids, count, sinks, window))
+            print("\\nRESULT", json.dumps([ids.shape[1], "".join(said), by_host, wanted]), flush=True)
+"""
+
+
+def stream(folder, source, prompts, *models):
+    """For each model and prompt: its tokens, what the runner says, what two methods say, and what eager says."""
+    given = json.dumps([str(folder), source, models, prompts])
+    done = subprocess.run([sys.executable, "-c", STREAM], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+
+
+EOS = "</s>"
+CHAT = {"chat": {"extends": "xnnpack-fp32", "compile": {"share_mutable_buffers": True}}}
+
+
+def stream_models(project, folder, fields, models, prompts):
+    """What files of two kinds of attention say, as of `stream`, whose fields of a source and of a model are given."""
+    subprocess.run([sys.executable, "-c", LETTERS, folder], check=True, capture_output=True)
+    source = {"huggingface": "llama", "task": "text-generation", "config": GROUPED, **fields}
+    own = {**source, "attention": "custom_sdpa"}
+    project.write_zoo({"plain": {"source": source}, "own": {"source": own}}, ("chat",), CHAT)
+    done = project.export()
+    assert done.code == 0, done.err
+    files = [str(project.out / name / "chat.pte") for name in ("plain", "own")]
+    results = stream(folder, source, prompts, *([file, *models] for file in files))
+    assert len(results) == len(files) * len(prompts)
+    return results
+
+
+def test_sinks_talk(project, tmp_path):
+    """The runner continues over four contexts, also after prompts longer than one."""
+    context = 24
+    prompts = [TEXT_OF_LETTERS[:length] for length in (1, 20, context, 60)]
+    given = (4, context - 4, 4 * context, False)
+    results = stream_models(project, tmp_path / "letters", {"sinks": 4, "sequence": context}, given, prompts)
+    for tokens, said, _, wanted in results:
+        assert (tokens, said.removesuffix(EOS)) == (tokens, wanted)
+    assert max(len(said) for _, said, *_ in results) > 3 * context
+
+
+def test_prefill_and_decode_step_talk(project, tmp_path):
+    """The runner, which calls `prefill` for tokens, too, and a host that calls both methods say what eager says."""
+    prompts = [TEXT_OF_LETTERS[:length] for length in (1, 30, CONTEXT - 8)]
+    given = (0, CONTEXT, 8, True)
+    for tokens, said, by_host, wanted in stream_models(
+        project, tmp_path / "letters", {"prefill": True}, given, prompts
+    ):
+        assert (tokens, said.removesuffix(EOS), by_host) == (tokens, wanted, wanted)
 
 
 # A Whisper with random weights and one second of sound, in the hub's layout.

@@ -1017,3 +1017,46 @@ def described():
     metadata = {"name": "its own", "license": "mit", "labels": ["a", "b", "c"], "extra": {"acme.build": 7}}
     method = MethodDefinition(nn.Linear(512, 3), [(torch.randn(2, 512),)])
     return ModelDefinition({"forward": method}, {"get_acme_build": "1.0"}, metadata=metadata)
+
+
+# Dimensions with names.
+
+
+def masked_mean():
+    """Padding changes nothing of what is before it."""
+    dims = {0: Dim("batch", min=1, max=8), 1: Dim("length", min=1, max=64)}
+    examples = [(torch.randint(32, (2, 12)), torch.ones(2, 12)), (torch.randint(32, (3, 5)), torch.ones(3, 5))]
+    method = MethodDefinition(networks.MaskedMean(), examples, (dims, dims), padding={"tokens": 0, "mask": 0})
+    return ModelDefinition({"forward": method})
+
+
+def mean(*, padding: bool = False):
+    """The mean of all positions, which padding changes, whatever a builder says."""
+    net = nn.Sequential(nn.Linear(8, 8), Function(lambda x: x.mean(1)))
+    shapes = ({1: Dim("length", min=1, max=64)},)
+    method = MethodDefinition(net, [(torch.randn(1, 9, 8),)], shapes, padding={"input": 0.0} if padding else {})
+    return ModelDefinition({"forward": method})
+
+
+def counted():
+    """Positions from 0 on, with an embedding each, of rows that are one more than them."""
+    net = FunctionOfLayers(lambda m, rows, at: rows[:, 1:] + m.table(at), table=nn.Embedding(64, 8))
+    length = Dim("length", min=2, max=60)
+    example = torch.randn(1, 6, 8), torch.arange(5)
+    return ModelDefinition({"forward": MethodDefinition(net, [example], (({1: length + 1}, {0: length}),))})
+
+
+def keeps_count(*, called: bool = False):
+    """A module that changes its state, or is called in a sequence, as its bucket cannot be."""
+    module = nn.Linear(4, 4) if called else networks.Counter()
+    example, shapes = (torch.randn(2, 4),), ({0: Dim("batch", min=1, max=8)},)
+    calls = [[MethodCall("forward", example)]] if called else []
+    return ModelDefinition({"forward": MethodDefinition(module, [example], shapes)}, sequences=calls)
+
+
+def heights():
+    """Images of several heights; nearly all of a file are weights."""
+    rest = (nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 512, 1), nn.Conv2d(512, 256, 1), nn.Flatten())
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *rest)
+    shapes = ({2: Dim("height", min=8, max=64)},)
+    return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(1, 3, 24, 16),)], shapes)})

@@ -49,6 +49,18 @@ class Heads(nn.Module):
         return mixed.transpose(1, 2).view(-1, 8)
 
 
+class MaskedMean(nn.Module):
+    """The mean of the tokens that a mask keeps, and each token's own value, [batch, 256] and [batch, length, 256]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(32, 16), nn.Linear(16, 256)
+
+    def forward(self, tokens, mask):
+        hidden = self.layer(self.table(tokens))
+        return (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1), hidden
+
+
 class Skips(nn.Module):
     """Half the size and back, next to what it started with, as in a U-Net: [n, 3, h, w] to [n, 6, h, w], both even."""
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pteforge.artifacts.digest import digest_file
@@ -100,6 +101,69 @@ def test_published_and_fetched(made, pteforge):
     assert {name: run[name] for name in listed["run"]} == listed["run"]
     assert known["channels"]["latest"]["release"] == listed["release"]
     assert listed["release"] in pteforge(made, "release", "list", "shared").out
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # the hub's own client
+def test_a_repository_of_the_hub(made, grown, hub, pteforge):
+    """A release is one commit, with files under their own names and a card; `fetch` and `rollback` work, too."""
+    for name in ("apart", "portable-fp32"):
+        described = json.loads((made.out / "net" / f"{name}.json").read_text())
+        described["metadata"] = {"general.license": "mit", "general.source": "hf:org/base", "context.length": 8}
+        (made.out / "net" / f"{name}.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+    url = "hf://org/zoo"
+    first = pteforge(made, "publish", "out", "--to", url, "--json").json["release"]
+    assert hub.messages == ["Publish zoo"]
+    files = hub.files("org/zoo")
+    exported = {name: content for name, content in files_in(made.out).items() if name != "index.html"}
+    assert {name: files[name] for name in exported} == exported
+    assert len([request for request in hub.requests if request.startswith("PUT ")]) == 3  # each content once
+    head, _, text = files["README.md"].decode().removeprefix("---\n").partition("\n---\n")
+    assert yaml.safe_load(head) == {
+        "license": "mit",
+        "base_model": ["org/base"],
+        "pipeline_tag": "text-generation",
+        "library_name": "executorch",
+        "tags": ["executorch", "pteforge"],
+    }
+    assert f"pteforge release fetch {url} 'net/apart' -o models" in text
+    assert "| `portable-fp32` | portable kernels | forward |" in text
+    assert "proven on: " in text
+    assert "executorch 1." in text
+
+    assert pteforge(made, "publish", "out", "--to", url, "--json").json["new"] is False
+    assert len(hub.messages) == 1
+    assert pteforge(made, "release", "fetch", url, "net/*", "-o", "got").code == 0
+    assert {**exported, "net/card.md": b""} == {**files_in(made.folder / "got"), "net/card.md": b""}
+
+    pteforge(made, "publish", str(grown.out), "--to", url)
+    assert (len(hub.messages), hub.files("org/zoo")["net/apart.ptd"]) == (2, (grown.out / "net/apart.ptd").read_bytes())
+    assert pteforge(made, "release", "rollback", url).code == 0
+    assert hub.messages[2] == "Roll back latest"
+    assert {name: hub.files("org/zoo")[name] for name in exported} == exported
+    hub.push("org/zoo", "README.md", b"# My own card")
+    (made.out / "net" / "apart.pte").unlink()
+    pteforge(made, "publish", "out", "--to", url)
+    assert hub.files("org/zoo")["README.md"] == b"# My own card"
+    assert not any(name.startswith("net/apart") for name in hub.files("org/zoo"))
+
+    listed = made.run("release", "list", url, "--json", env={"HF_ENDPOINT": hub.url, "PTEFORGE_STORE_OPTIONS": ""})
+    assert first in [release["release"] for release in json.loads(listed.out)["releases"]]
+    refused = made.run("publish", "out", "--to", "hf://org/new", env={"HF_TOKEN": "hf_wrong"})
+    assert (refused.code, "hf auth login" in refused.err, "hf_wrong" in refused.err) == (2, True, False)
+
+
+def test_a_hub_without_login(made, hub, monkeypatch, pteforge):
+    """It is refused before any work, and so are addresses of something else."""
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(made.folder / "none"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(made.folder / "none"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
+    refused = pteforge(made, "publish", "out", "--to", "hf://org/zoo")
+    refused.refused("no token for hf://org/zoo: log in with `hf auth login`, or set HF_TOKEN")
+    made.edit("zoo.yaml", "version: 1", "version: 1\npublish: {url: 'hf://org/zoo'}")
+    pteforge(made, "export", "zoo.yaml").refused("zoo.yaml:2", "publish", "no token for hf://org/zoo")
+    pteforge(made, "publish", "out", "--to", "hf://zoo").refused("write hf://ORG/NAME")
+    assert hub.requests == []
 
 
 def test_releases_are_compared(made, lowered, grown, tmp_path, pteforge):

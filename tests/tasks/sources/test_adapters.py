@@ -74,9 +74,9 @@ def written(folder, kind: str, auto, adapter, **fields) -> torch.nn.Module:
     return PeftModel.from_pretrained(base, folder / "tuned").eval()
 
 
-def loaded(folder, task=None, *, base="base"):
+def loaded(folder, task=None, *, base="base", merge=True):
     place = place_of(str(folder / base), None)
-    return load_model(place, task, None, {"adapter": {"name": str(folder / "tuned")}})[0]
+    return load_model(place, task, None, {"adapter": {"name": str(folder / "tuned"), "merge": merge}})[0]
 
 
 @pytest.mark.parametrize(
@@ -169,3 +169,44 @@ def test_an_adapter_of_a_deeper_model(tmp_path):
     MODELS["llama"]().save_pretrained(tmp_path / "other")
     with pytest.raises(SourceError, match=r"4 tensors have no counterpart, such as .*layers\.2"):
         loaded(tmp_path, base="other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"target_modules": "all-linear", "use_rslora": True}),
+        ("llama", {"target_modules": PAIRS, "rank_pattern": {"v_proj": 2}, "alpha_pattern": {"q_proj": 3}}),
+        ("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}),
+    ],
+)
+def test_adapters_apart(tmp_path, kind, options):
+    """The model computes what PEFT computes, and its own weights are those of the base, bit for bit."""
+    adapted = written(tmp_path, kind, CAUSAL, LoraConfig(task_type=TaskType.CAUSAL_LM, **options))
+    apart = loaded(tmp_path, "text-generation", merge=False)
+    base = {value.data_ptr(): value for value in CAUSAL.from_pretrained(tmp_path / "base").parameters()}
+    kept = [value for name, value in apart.named_parameters() if "lora" not in name]
+    for value, expected in zip(kept, base.values(), strict=True):
+        assert torch.equal(value, expected)
+    assert {name.rpartition(".")[2] for name, _ in apart.named_buffers() if "lora" in name} == {"lora_A", "lora_B"}
+    for shape in ((1, 9), (3, 5)):
+        tokens = torch.randint(2, 60, shape)
+        with torch.no_grad():
+            wanted = adapted(input_ids=tokens).logits
+            torch.testing.assert_close(apart(input_ids=tokens).logits, wanted, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter"),
+    [
+        ("llama", LoraConfig(target_modules=PAIRS, use_dora=True)),
+        ("llama", LoraConfig(target_modules=PAIRS, modules_to_save=["lm_head"])),
+        ("llama", LoraConfig(target_modules=["embed_tokens"])),
+        ("gpt2", LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True, bias="lora_only")),
+        ("llama", LoHaConfig(target_modules=PAIRS)),
+    ],
+)
+def test_adapters_that_cannot_be_apart(tmp_path, kind, adapter):
+    """Those that change more than linear layers would need another program, and are refused."""
+    written(tmp_path, kind, CAUSAL, adapter)
+    with pytest.raises(SourceError, match=r"changes more than weights of linear layers .*leave `merge: false` out"):
+        loaded(tmp_path, "text-generation", merge=False)

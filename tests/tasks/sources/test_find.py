@@ -126,6 +126,8 @@ def test_fields_of_the_other_kind(tmp_path):
     for fields, problem in (
         ({"task": "text-generation", "batch": 2}, "leave `batch` out: models that generate text have none"),
         ({"task": "fill-mask", "attention": "custom_sdpa"}, "leave `attention` out"),
+        ({"task": "fill-mask", "sinks": 4}, "leave `sinks` out"),
+        ({"task": "fill-mask", "prefill": True}, "leave `prefill` out"),
         ({"task": "fill-mask", "audio_frames": 100}, "leave `audio_frames` out"),
         ({"task": "audio-text-to-text", "batch": 2}, "leave `batch` out"),
     ):
@@ -186,6 +188,8 @@ def test_an_adapter(hub):
     found = find_source(source, hub / "zoo")
     assert found.builder == "pteforge.tasks.sources.text_generation:model"
     assert found.kwargs == {"name": "./small", "weights": {"adapter": {"name": "./tuned"}}}
+    apart = find_source(source.model_copy(update={"merge": False}), hub / "zoo")
+    assert apart.kwargs["weights"] == {"adapter": {"name": "./tuned", "merge": False}}
     names = ["adapter_config.json", "adapter_model.safetensors"]
     assert [path.name for path in found.files if path.parent.name == "tuned"] == names
     assert "model.safetensors" in [path.name for path in found.files if path.parent.name == "small"]
@@ -228,6 +232,7 @@ def test_adapters_that_cannot_be_used(hub, monkeypatch):
             {"huggingface": "./small", "adapter": "./empty"},
             "there is no adapter in empty: it needs adapter_",
         ),
+        ({"huggingface": "./small", "merge": False}, "`merge: false` needs an `adapter`"),
         ({"huggingface": "./small", "adapter": "org/unknown"}, "org/unknown is not in the Hugging Face hub's cache"),
     ):
         with pytest.raises(SourceError, match=problem):

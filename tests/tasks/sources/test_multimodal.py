@@ -156,7 +156,7 @@ def test_architectures(kind):
             assert said[-1] == by_eager(definition, before, image, after, 20)
     assert said[0] != said[2]
     assert said[1] != said[3]
-    assert len({*said[1]}) > 2
+    assert len({*said[1]}) > 1
     constants = definition.constant_methods
     assert (constants["get_max_context_len"], constants["image_token_id"]) == (CONTEXT, IMAGE)
     assert definition.metadata["image"]["size"] == tuple(example.shape[2:])

@@ -19,7 +19,9 @@ SIZES = {
 }
 WITHOUT_MLP = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
-WINDOWS = {**GROUPED, "sliding_window": 6}
+WINDOW = 6
+WINDOWS = {**GROUPED, "sliding_window": WINDOW}
+MIXED = ["sliding_attention", "full_attention"]
 OLD = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": CONTEXT}
 LATENT = {
     "q_lora_rank": 16,
@@ -41,7 +43,11 @@ ARCHITECTURES = {
     "qwen3": GROUPED,
     "gemma": GROUPED,
     "gemma2": WINDOWS,
-    "gemma3_text": {**WINDOWS, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {**WINDOWS, "layer_types": MIXED},
+    "phi3, windows in all layers": WINDOWS,
+    "cohere2": {**WINDOWS, "layer_types": MIXED},
+    "exaone4": {**WINDOWS, "layer_types": MIXED},
+    "gpt_oss, sinks of its own": {**WINDOWS, "layer_types": MIXED, "num_local_experts": 4, "num_experts_per_tok": 2},
     "smollm3": GROUPED,
     "phi": SIZES,
     "phi3": GROUPED,
@@ -77,6 +83,13 @@ def test_architectures(kind):
         options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "eos_token_id": None}
         wanted = cached.model.generate(prompt, **options)[0, length:].tolist()
         assert greedy(cached, prompt, count) == wanted
+        cached.cache.clear()
+        with torch.no_grad():
+            for start, part in ((0, prompt[:, :-1]), (length - 1, prompt[:, -1:])):
+                logits = cached(part, torch.tensor([start])) if part.numel() else None
+        assert int(logits.argmax()) == wanted[0]
+    if "sliding_window" in ARCHITECTURES[kind]:
+        assert WINDOW - 1 in {buffer.shape[2] for buffer in cached.cache.buffers()}
     constants = definition.constant_methods
     assert (constants["get_max_context_len"], constants["get_vocab_size"]) == (CONTEXT, 60)
     assert "n_embd" in ARCHITECTURES[kind] or constants["get_eos_ids"] == [0]
@@ -103,6 +116,57 @@ def test_attention_of_executorch(kind, cache):
     kept = own.methods["forward"].module.cache.get_buffer("keys_0")
     assert kept.dtype == (torch.int8 if cache else torch.float32)
     assert kept.any()
+
+
+def streamed(net, prompt: torch.Tensor, count: int, sinks: int, window: int) -> list[int]:
+    """The likeliest tokens after a prompt, from a pass over all tokens for each, which see the first and the last."""
+    ids, index = prompt, torch.arange(prompt.shape[1] + count)
+    places = torch.tensor([at if at < sinks else sinks + (at - sinks) % (2 * window) for at in index.tolist()])
+    seen = (index <= index[:, None]) & ((index < sinks) | (index[:, None] - index < window))
+    with torch.no_grad():
+        for length in range(prompt.shape[1], len(index)):
+            mask = seen[None, None, :length, :length]
+            made = net(input_ids=ids, attention_mask=mask, position_ids=places[None, :length], use_cache=False)
+            ids = torch.cat([ids, made.logits[:, -1:].argmax(-1)], dim=1)
+    return ids[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("attention", [None, pytest.param("custom_sdpa", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_attention_sinks(kind, attention):
+    """Beyond the context, the first tokens and the last ones are seen, wherever prompts and parts of them end."""
+    definition = made(kind, {**GROUPED, "max_position_embeddings": 2 * CONTEXT}, sinks=4, attention=attention)
+    cached, constants = definition.methods["forward"].module, definition.constant_methods
+    net = made(kind, GROUPED).methods["forward"].module.model
+    assert constants["get_max_seq_len"] == CONTEXT < constants["get_max_context_len"]
+    assert CONTEXT - 1 in cached.cache.get_buffer("keys_0").shape
+    for length in (1, 4, CONTEXT):
+        prompt = torch.randint(2, 60, (1, length))
+        assert greedy(cached, prompt, 3 * CONTEXT) == streamed(net, prompt, 3 * CONTEXT, 4, CONTEXT - 4)
+    prompt, start = torch.randint(2, 60, (1, 3 * CONTEXT)), 0
+    cached.cache.clear()
+    for length in (2, 1, 3, CONTEXT, CONTEXT - 1, 19):
+        with torch.no_grad():
+            logits = cached(prompt[:, start : start + length], torch.tensor([start]))
+        start += length
+    assert int(logits.argmax()) == streamed(net, prompt[:, :start], 1, 4, CONTEXT - 4)[0]
+
+
+def test_positions_of_sinks_stay_within_the_model():
+    """They repeat every two windows, so a context is half of what the model was trained for."""
+    cache = made("llama", GROUPED, sinks=4).methods["forward"].module.cache
+    assert cache.context == 4 + (CONTEXT - 4) // 2
+    assert cache.rotary_positions(torch.arange(200)).max() < CONTEXT
+
+
+def test_prefill_and_decode():
+    """Two methods of one module: a prompt of any length, and one token."""
+    definition = made("llama", GROUPED, prefill=True)
+    prefill, decode = (definition.methods[name] for name in ("prefill", "decode_step"))
+    assert prefill.module is decode.module
+    assert {tuple(tokens.shape) for tokens, _ in decode.example_inputs} == {(1, 1)}
+    assert (prefill.dynamic_shapes is None, decode.dynamic_shapes) == (False, None)
+    assert [call.method for call in definition.sequences[0]] == ["prefill", "decode_step", "decode_step"]
 
 
 LINEAR = {**GROUPED, "layer_types": ["linear_attention", "full_attention"]}
@@ -132,6 +196,9 @@ STATE = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60}
         ("gemma2", WINDOWS, {"attention": "custom_sdpa"}, "cannot do what Gemma2Attention asks for"),
         ("deepseek_v3", UNEQUAL, {"attention": "custom_sdpa"}, "needs keys and values of one shape"),
         ("llama", {**GROUPED, "max_position_embeddings": 3}, {}, "a context of 3 tokens is too short"),
+        ("llama", GROUPED, {"sinks": 22}, "a context of 23 tokens is too short: let `sequence` be 26 or more"),
+        ("gpt2", OLD, {"sinks": 4}, "'gpt2' has no rotary position embeddings"),
+        ("mistral", WINDOWS, {"sinks": 4}, "'mistral' have sliding windows of their own"),
     ],
 )
 def test_what_the_runner_cannot_use(kind, sizes, fields, problem):

@@ -54,6 +54,18 @@ def test_shared_weights_are_there_once(target, lower):
     assert pte.size < 8192
 
 
+def test_weights_by_name(lower):
+    """Only weights with a name like that are in the `.ptd`; those in delegates are not, and cannot be."""
+    some = recipe("portable", output={"external_data": ["*.weight"]})
+    lowered = lower("builders:mlp", some)
+    assert weights_of(lowered).keys() == {"0.weight", "2.weight"}
+    assert {tensor.name for tensor in read_pte(lowered.file).external} == {"0.weight", "2.weight"}
+    assert len(read_pte(lowered.file).constants) == 2  # biases
+    for target, pattern in (("portable", "*.scale"), ("xnnpack", "*.weight")):
+        with pytest.raises(TargetError, match=rf"no weight outside of delegates is called \{pattern}"):
+            lower("builders:mlp", recipe(target, output={"external_data": [pattern]}))
+
+
 @pytest.mark.parametrize("target", ["portable", pytest.param("xnnpack", marks=pytest.mark.slow)])
 def test_equal_names_stay_apart(target, lower):
     """Methods whose weights have the same names and are different ones compute what eager does, each with its own."""

@@ -1,0 +1,203 @@
+"""Prompts as the methods of a file take them: tokens and features, by the tokenizer and processor next to the file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import InputError, first_line
+from ..formats.pte.contents import Method, TensorSpec
+from .generation import AUDIO, VISION, GenerationRequest
+
+
+class Part(NamedTuple):
+    """A part of a prompt: tokens for `token_embedding`, or the values of an image or a sound for its encoder."""
+
+    method: str
+    values: Any
+    tokens: int  # how many it takes of the context
+
+
+def required(module: str, extra: str) -> Any:
+    """Imports a package that an extra installs; raises InputError if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise InputError(f"this needs {name}: `pip install 'pteforge[{extra}]'` ({first_line(error)})") from error
+
+
+def from_folder(kind: str, folder: Path) -> Any:
+    """A tokenizer or processor of transformers, by the name of its Auto class; raises InputError."""
+    transformers = required("transformers", "hf")
+    try:
+        return getattr(transformers, kind).from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"transformers cannot make {kind} from the files in {folder}: {first_line(error)}") from error
+
+
+def text_prompt(request: GenerationRequest, tokenizer: Any) -> tuple[str, list[int]]:
+    """The prompt of a text model, by its chat template if that is asked for, and its tokens; raises InputError."""
+    text = chat(tokenizer, request.prompt, request.folder) if request.chat else request.prompt
+    return text, list(tokenizer(text, add_special_tokens=not request.chat).input_ids)
+
+
+def chat(template: Any, content: Any, folder: Path) -> str:
+    """A user's message by the chat template of a tokenizer or processor; raises InputError if it has none."""
+    if not getattr(template, "chat_template", None):
+        raise InputError(f"there is no chat template in {folder}")
+    messages = [{"role": "user", "content": content}]
+    text: str = template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def multimodal_prompt(
+    request: GenerationRequest, methods: Mapping[str, Method], special: Mapping[str, int], tokens: Mapping[str, int]
+) -> list[Part]:
+    """The parts of a prompt with images or a sound, where the processor puts them: by default before the text.
+
+    Args:
+        request: what to generate from.
+        methods: of the file, by name.
+        special: the token that stands for an embedding of an image or a sound, by method.
+        tokens: how many embeddings the method returns of each.
+    """
+    if not (request.images or request.audio is not None):
+        _, ids = text_prompt(request, from_folder("AutoTokenizer", request.folder))
+        return [Part("token_embedding", ids, len(ids))]
+    processor = from_folder("AutoProcessor", request.folder)
+    text, given = request.prompt, {}
+    content: list[dict[str, str]] = []
+    if request.images:
+        given["images"] = [_image(image) for image in request.images]
+        content += [{"type": "image"}] * len(request.images)
+    if request.audio is not None:
+        extractor = getattr(processor, "feature_extractor", None) or processor.audio_processor
+        given["audio"] = [samples_of(request.audio, extractor.sampling_rate)]
+        content += [{"type": "audio"}]
+    if request.chat:
+        text = chat(processor, [*content, {"type": "text", "text": text}], request.folder)
+    else:
+        tokenizer = processor.tokenizer
+        marks = {method: tokenizer.convert_ids_to_tokens(token) for method, token in special.items()}
+        counts = {VISION: len(request.images), AUDIO: int(request.audio is not None)}
+        text = "".join(mark * counts[method] for method, mark in marks.items() if mark not in text) + text
+    try:
+        return _parts(processor, text, given, methods, special, tokens)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"{type(processor).__name__} cannot prepare the prompt: {first_line(error)}") from error
+
+
+_PIECES = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
+"""Options of image processors that make several images of one: a file takes an image whole."""
+
+
+def _parts(
+    processor: Any,
+    text: str,
+    given: dict[str, Any],
+    methods: Mapping[str, Method],
+    special: Mapping[str, int],
+    tokens: Mapping[str, int],
+) -> list[Part]:
+    image_processor: Any = getattr(processor, "image_processor", None)
+    for option in _PIECES:
+        if hasattr(image_processor, option):
+            setattr(image_processor, option, False)
+    first = getattr(processor.tokenizer, "bos_token", None)
+    given |= {"text": text, "return_tensors": "pt"}
+    if first and text.startswith(first):  # from a chat template, which has it
+        given["add_special_tokens"] = False
+    made = processor(**given)
+    values: dict[str, list[Any]] = {}
+    if "images" in given:
+        size = _input(methods[VISION]).shape[-2:]
+        if tuple(made["pixel_values"].shape[-2:]) != size:  # patches, or an image of another size
+            given["images"] = [image.resize(size[::-1], image_processor.resample) for image in given["images"]]
+            made = processor(**given)
+            values[VISION] = [_normalized(image, image_processor) for image in given["images"]]
+        else:
+            values[VISION] = list(made["pixel_values"].reshape(-1, 1, 3, *size))
+    if "audio" in given:
+        values[AUDIO] = [made["input_features" if "input_features" in made else "input_values"]]
+    return list(_interleaved(made["input_ids"][0].tolist(), values, special, tokens))
+
+
+def _interleaved(
+    ids: Sequence[int], values: Mapping[str, list[Any]], special: Mapping[str, int], tokens: Mapping[str, int]
+) -> Iterator[Part]:
+    """Tokens, and in place of each run of special ones the values that take as many; raises ValueError if none do."""
+    methods = {token: method for method, token in special.items() if method in values}
+    left = {method: list(items) for method, items in values.items()}
+    for token, run in groupby(ids, key=lambda token: token if token in methods else None):
+        same = list(run)
+        if token is None:
+            yield Part("token_embedding", same, len(same))
+            continue
+        method = methods[token]
+        count, rest = divmod(len(same), tokens[method])
+        if rest or count > len(left[method]):
+            raise ValueError(
+                f"it puts {len(same)} tokens in place of what {method} makes {tokens[method]} embeddings of"
+            )
+        for _ in range(count):
+            yield Part(method, left[method].pop(0), tokens[method])
+    if unused := [method for method, items in left.items() if items]:
+        raise ValueError(f"the prompt has no place for what {unused[0]} takes")
+
+
+def _input(method: Method) -> TensorSpec:
+    return next(spec for spec in method.inputs if isinstance(spec, TensorSpec))
+
+
+def _image(image: Any) -> Any:
+    """An image of Pillow, in RGB; raises InputError if a file is none."""
+    pillow = required("PIL.Image", "generate")
+    if not isinstance(image, str | Path):
+        return image.convert("RGB")
+    try:
+        return pillow.open(image).convert("RGB")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{image} cannot be read as an image: {first_line(error)}") from error
+
+
+def _normalized(image: Any, processor: Any) -> Any:
+    """An image [1, 3, height, width] with the processor's mean and deviation."""
+    import numpy as np  # noqa: PLC0415 - only a process that generates needs it
+    import torch  # noqa: PLC0415 - as above
+
+    mean, deviation = (torch.tensor(getattr(processor, name)).view(3, 1, 1) for name in ("image_mean", "image_std"))
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1) * processor.rescale_factor
+    return ((pixels - mean) / deviation)[None]
+
+
+def samples_of(audio: Any, rate: int) -> Any:
+    """Samples [samples] of a sound in one channel, in float32, at a rate in hertz; raises InputError."""
+    import numpy as np  # noqa: PLC0415 - as above
+    from scipy.signal import resample_poly  # noqa: PLC0415 - as above
+
+    if isinstance(audio, str | Path):
+        soundfile = required("soundfile", "generate")
+        try:
+            samples, own_rate = soundfile.read(audio, dtype="float32", always_2d=True)
+        except (OSError, RuntimeError) as error:
+            raise InputError(f"{audio} cannot be read as a sound: {first_line(error)}") from error
+        samples = samples.mean(axis=1)
+    else:
+        samples, own_rate = np.asarray(audio[0], np.float32), int(audio[1])
+    return samples if own_rate == rate else resample_poly(samples, rate, own_rate).astype(np.float32)
+
+
+def sound_features(audio: Any, folder: Path) -> Any:
+    """What the feature extractor makes of a sound for an encoder; raises InputError if it is too long for it."""
+    extractor = from_folder("AutoFeatureExtractor", folder)
+    samples = samples_of(audio, extractor.sampling_rate)
+    longest = getattr(extractor, "n_samples", len(samples))  # Whisper's cuts longer ones
+    if len(samples) > longest:
+        seconds, most = (count / extractor.sampling_rate for count in (len(samples), longest))
+        raise InputError(f"the sound takes {seconds:.1f} s; the encoder takes {most:g} s at most: cut it into parts")
+    made = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    return made[extractor.model_input_names[0]]

@@ -1,0 +1,385 @@
+"""What `generation` starts a process for: runs a file by a runner of ExecuTorch, or by a loop.
+
+ExecuTorch's runners generate where they can. They load no fat files, no tokenizers but BPE and SentencePiece, and no
+encoder-decoders; and where they read a prompt as other tokens than transformers does, they would continue another text.
+The loop generates with all of these.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..errors import InputError, PteforgeError, first_line
+from ..formats.nfat.container import is_fat
+from ..formats.pte.contents import TensorSpec
+from ..formats.pte.reader import open_pte
+from .generation import AUDIO, VISION, Generated, GenerationRequest, constants_of, encodes_sound, kind_of
+from .host import LoadedProgram, load
+from .prompts import Part, from_folder, multimodal_prompt, sound_features, text_prompt
+from .selection import missing_operators
+
+
+def answer(descriptor: int) -> None:
+    """Receives a request, and sends each part of the text in a tuple, then the result, an error, or an error's text."""
+    with Connection(descriptor) as connection:
+        try:
+            connection.send(_Generation(connection.recv(), lambda text: connection.send((text,))).run())
+        except PteforgeError as error:
+            connection.send(error)
+        except (RuntimeError, ValueError, TypeError, LookupError, MemoryError) as error:
+            connection.send(f"{type(error).__name__}: {first_line(error)}")
+
+
+class _Text:
+    """The text so far, of which complete characters are passed on, and the times of its tokens."""
+
+    def __init__(self, tokenizer: Any, send: Callable[[str], None]) -> None:
+        self.tokens: list[int] = []
+        self.count = 0
+        self.parts: list[str] = []
+        self._decode: Callable[[list[int]], str] = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
+        self._send = send
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._context = self._shown = 0  # how many tokens are before those that are decoded again, and are passed on
+        self.begin()
+
+    def begin(self) -> None:
+        """The time of loading, and then of the prompt, begins."""
+        self.began = self.first = self.last = time.perf_counter()
+
+    def tick(self) -> None:
+        """Another token is there."""
+        self.count += 1
+        self.last = time.perf_counter()
+        if self.count == 1:
+            self.first = self.last
+
+    def add_bytes(self, content: bytes) -> None:
+        self._put(self._bytes.decode(content))
+
+    def add_token(self, token: int) -> None:
+        self.tokens.append(token)
+        self._show(self._decode(self.tokens[self._context :]), whole=False)
+
+    def add_mark(self, mark: str) -> None:
+        """Adds what is no token's text, such as a time."""
+        self.end()
+        self._put(mark)
+
+    def end(self) -> str:
+        """Passes on what is left; returns the whole text."""
+        self._put(self._bytes.decode(b"", final=True))
+        self._show(self._decode(self.tokens[self._context :]), whole=True)
+        return "".join(self.parts)
+
+    def _show(self, text: str, *, whole: bool) -> None:
+        """Passes on what a text has more than that of the tokens before; the last character may be incomplete."""
+        new = text[len(self._decode(self.tokens[self._context : self._shown])) :]
+        if new and (whole or not text.endswith("\N{REPLACEMENT CHARACTER}")):
+            self._put(new)
+            self._context, self._shown = self._shown, len(self.tokens)
+
+    def _put(self, text: str) -> None:
+        if text:
+            self.parts.append(text)
+            self._send(text)
+
+
+class _Generation:
+    """A file, its tokenizer, and the text that is generated from a request."""
+
+    def __init__(self, request: GenerationRequest, send: Callable[[str], None]) -> None:
+        self.request = request
+        self.pte = open_pte(request.file)
+        self.methods = {method.name: method for method in self.pte.methods}
+        self.constants = constants_of(self.pte)
+        self.tokenizer = from_folder("AutoTokenizer", request.folder)
+        self.ends = {*self.ids("get_eos_ids")} or {self.tokenizer.eos_token_id}
+        self.text = _Text(self.tokenizer, send)
+        self.load_seconds = 0.0
+
+    def ids(self, name: str) -> tuple[int, ...]:
+        """The numbers that a constant method returns; none if there is no such method."""
+        value = self.constants.get(name, ())
+        return value if isinstance(value, tuple) else (value,)
+
+    def run(self) -> Generated:
+        kind = kind_of(self.request.file, self.pte)
+        if kind == "encoder-decoder":
+            return self._transduce()
+        prompt = ""
+        if kind == "multimodal":
+            names = {VISION: "image_token_id", AUDIO: "audio_token_id"}
+            special = {method: self.ids(name)[0] for method, name in names.items() if method in self.methods}
+            counts = {method: _size(self.methods[method].outputs[0]) for method in special}
+            parts = multimodal_prompt(self.request, self.methods, special, counts)
+        else:
+            prompt, ids = text_prompt(self.request, self.tokenizer)
+            parts = [Part("", ids, len(ids))]
+        most = self._most(sum(part.tokens for part in parts))
+        if not is_fat(self.pte) and (reading := _reading(self.request, prompt, parts)):
+            return self._by_runner(prompt, parts, reading, most)
+        return self._by_loop(parts, most)
+
+    def _most(self, prompt: int) -> int:
+        """How many tokens can be generated; raises InputError if the prompt leaves none."""
+        (context,) = self.ids("get_max_context_len") or self.ids("get_max_seq_len")
+        if not 0 < prompt < context:
+            raise InputError(
+                f"the prompt has {prompt} tokens, and {self.request.file} takes 1 to {context - 1} (its context of "
+                f"{context} tokens, get_max_context_len, is for the prompt and what is generated)"
+            )
+        return min(self.request.max_new_tokens or context, context - prompt)
+
+    def _done(self, runner: str, prompt: int) -> Generated:
+        text = self.text
+        whole, seconds = text.end(), text.first - text.began - self.load_seconds
+        return Generated(whole, runner, prompt, text.count, self.load_seconds, seconds, text.last - text.first)
+
+    def _by_runner(self, prompt: str, parts: Sequence[Part], reading: tuple[str, int], most: int) -> Generated:
+        """Generates with the runner of ExecuTorch that takes the path of a tokenizer, and so many BOS tokens."""
+        self._prepare()
+        from executorch.extension.llm import runner as llm  # noqa: PLC0415 - takes seconds
+
+        kind = llm.TextLLMRunner if prompt else llm.MultimodalRunner
+        make = {VISION: llm.make_image_input, AUDIO: llm.make_audio_input, "token_embedding": llm.make_token_input}
+        ends, hidden = {*self.tokenizer.convert_ids_to_tokens([*self.ends])}, {*self.tokenizer.all_special_tokens}
+        stats: list[Any] = []
+        path, bos = reading
+
+        def add_piece(piece: str) -> None:
+            self.text.tick()
+            if piece in ends and self.text.count == 1:
+                raise _EndedError  # the runners look for the end from the second token on
+            if piece not in ends | hidden:
+                self.text.add_bytes(piece.encode("utf-8", "surrogateescape"))
+
+        self.text.begin()
+        runner = kind(str(self.request.file), path, str(self.request.data) if self.request.data else None)
+        made = time.perf_counter() - self.text.began
+        config = llm.GenerationConfig(
+            echo=False, max_new_tokens=most, temperature=self.request.temperature, num_bos=bos
+        )
+        with _incomplete_characters(), suppress(_EndedError):
+            runner.generate(
+                prompt or [make[part.method](part.values) for part in parts], config, add_piece, stats.append
+            )
+        self.load_seconds = made + sum(each.model_load_end_ms - each.model_load_start_ms for each in stats) / 1000
+        return self._done(kind.__name__, sum(part.tokens for part in parts))
+
+    def _prepare(self) -> None:
+        """Loads kernels; raises InputError if this runtime lacks a backend or a kernel of the file."""
+        for module in ("torch", "executorch.kernels.quantized", *self.pte.kernel_modules):
+            importlib.import_module(module)
+        from executorch.extension.pybindings import _C  # noqa: PLC0415 - takes seconds
+
+        here = _C._get_registered_backend_names()  # noqa: SLF001 - `portable_lib` has it, too, but imports all of exir
+        missing = [backend for backend in self.pte.backends if backend not in here]
+        problem = f"this runtime has no {', '.join(missing)}" if missing else missing_operators(self.pte.operators)
+        if problem:
+            raise InputError(f"{self.request.file} cannot run here: {problem}")
+
+    def _by_loop(self, parts: Sequence[Part], most: int) -> Generated:
+        call = self._loaded()
+        logits, position = None, 0
+        for part in parts:
+            logits = self._step(call, part.method, part.values, position)
+            position += part.tokens
+        self._loop(lambda token, at: self._step(call, parts[-1].method, [token], at), logits, position, most)
+        return self._done("pteforge", position)
+
+    def _loaded(self) -> Callable[..., Any]:
+        """A function that calls a method and returns its first output."""
+        importlib.import_module("executorch.runtime")  # takes seconds that are not the file's
+        self.text.begin()
+        program: LoadedProgram = load(self.request.file, data_files=[self.request.data] if self.request.data else [])
+        self.load_seconds = time.perf_counter() - self.text.began
+
+        def call(method: str, *inputs: Any) -> Any:
+            done = program.timed_run(method, inputs)
+            self.load_seconds += done.load_seconds if self.text.count == 0 else 0
+            return done.outputs[0]
+
+        return call
+
+    def _step(self, call: Callable[..., Any], method: str, values: Any, start: int) -> Any:
+        """Logits [vocabulary] after tokens, or after what an encoder takes."""
+        import torch  # noqa: PLC0415 - takes seconds
+
+        if method:
+            inputs = torch.tensor([values]) if isinstance(values, list) else values
+            return _last(call("text_decoder", call(method, inputs), torch.tensor([start])))
+        (longest,) = self.ids("get_max_seq_len")
+        name = "forward" if "forward" in self.methods else "prefill"  # which takes one token, too, as for the runner
+        for at in range(0, len(values), longest):
+            logits = call(name, torch.tensor([values[at : at + longest]]), torch.tensor([start + at]))
+        return _last(logits)
+
+    def _loop(
+        self,
+        step: Callable[[int, int], Any],
+        logits: Any,
+        position: int,
+        most: int,
+        adjust: Callable[[Sequence[int], Any], Any] = lambda _, logits: logits,
+    ) -> None:
+        """Generates after logits [vocabulary], which `adjust` may change with the tokens so far."""
+        import torch  # noqa: PLC0415 - takes seconds
+
+        generated: list[int] = []
+        marks = self.ids("no_timestamps_token_id") if self.request.timestamps else ()
+        while len(generated) < most:
+            if generated:
+                logits = step(generated[-1], position + len(generated) - 1)
+            scores = adjust(generated, logits.float())
+            if self.request.temperature:
+                token = int(torch.multinomial((scores / self.request.temperature).softmax(-1), 1))
+            else:
+                token = int(scores.argmax())
+            generated.append(token)
+            self.text.tick()
+            if token in self.ends:
+                return
+            if marks and token > marks[0]:
+                self.text.add_mark(f"<|{(token - marks[0] - 1) * _TIME_STEP:.2f}|>")
+            else:
+                self.text.add_token(token)
+
+    def _transduce(self) -> Generated:
+        """Generates with an encoder-decoder: as `generate` of transformers begins, and with its rules for tokens."""
+        import torch  # noqa: PLC0415 - takes seconds
+
+        if encodes_sound(self.pte):
+            inputs = sound_features(self.request.audio, self.request.folder)
+        else:
+            inputs = torch.tensor([text_prompt(self.request, self.tokenizer)[1]])
+        call = self._loaded()
+        encoded = call("encoder", inputs)
+
+        def step(tokens: Sequence[int], start: int) -> Any:
+            return _last(call("text_decoder", torch.tensor([tokens]), encoded, torch.tensor([start])))
+
+        prompt, forced = self._decoder_prompt(lambda tokens: step(tokens, 0))
+        most, rules = self._most(len(prompt)), self._rules(prompt, forced)
+        self._loop(
+            lambda token, at: step([token], at),
+            step(prompt, 0),
+            len(prompt),
+            most,
+            lambda tokens, logits: rules(torch.tensor([[*prompt, *tokens]]), logits[None])[0],
+        )
+        return self._done("pteforge", len(prompt))
+
+    def _decoder_prompt(self, logits_after: Callable[[list[int]], Any]) -> tuple[list[int], int | None]:
+        """The tokens that the decoder begins with, and the one that it has to generate first, if any.
+
+        Raises InputError if the model does not know the language.
+        """
+        start, silent = self.ids("decoder_start_token_id"), self.ids("no_timestamps_token_id")
+        forced, settings, language = self.ids("forced_bos_token_id"), self._settings(), self.request.language
+        languages = getattr(settings, "lang_to_id", None) or {}
+        prompt = [*start]
+        if language:
+            known = {**self.tokenizer.get_vocab(), **languages}
+            names = [name for name in (f"<|{language}|>", language, f"__{language}__") if name in known]
+            if not names or not (languages or forced):
+                raise InputError(f"{self.request.file} does not know the language {language!r}: {_some(languages)}")
+            if not languages:
+                return prompt, known[names[0]]
+            prompt.append(languages[names[0]])
+        elif languages:
+            scores = logits_after(prompt)
+            prompt.append(max(languages.values(), key=lambda token: float(scores[token])))
+        if languages:
+            prompt.append((getattr(settings, "task_to_id", None) or {})["transcribe"])
+        if silent and not self.request.timestamps:
+            prompt.append(silent[0])
+        return prompt, forced[0] if forced else None
+
+    def _settings(self) -> Any:
+        from transformers import GenerationConfig  # noqa: PLC0415 - takes seconds
+
+        with suppress(OSError):
+            return GenerationConfig.from_pretrained(self.request.folder, local_files_only=True)
+        return GenerationConfig()
+
+    def _rules(self, prompt: Sequence[int], forced: int | None) -> Any:
+        """What transformers does to logits of a decoder before it takes a token."""
+        from transformers.generation import logits_process as rules  # noqa: PLC0415 - takes seconds
+
+        made = rules.LogitsProcessorList()
+        first = len(prompt) + (forced is not None and len(prompt) == 1)
+        if begin := self.ids("begin_suppress_tokens"):
+            made.append(rules.SuppressTokensAtBeginLogitsProcessor([*begin], first))
+        if forced is not None:
+            made.append(rules.ForcedBOSTokenLogitsProcessor(forced))
+        if self.request.timestamps:
+            if not self.ids("no_timestamps_token_id"):
+                raise InputError(f"{self.request.file} has no timestamps (no_timestamps_token_id)")
+            settings = self._settings()
+            settings.no_timestamps_token_id = self.ids("no_timestamps_token_id")[0]
+            made.append(rules.WhisperTimeStampLogitsProcessor(settings, begin_index=len(prompt)))
+        return made
+
+
+_TIME_STEP = 0.02  # seconds, of Whisper
+
+
+class _EndedError(Exception):
+    """The model has ended its text."""
+
+
+def _last(logits: Any) -> Any:
+    """Logits [vocabulary] after the last token, of [1, vocabulary] or [1, tokens, vocabulary]."""
+    return logits.reshape(-1, logits.shape[-1])[-1]
+
+
+def _some(languages: Iterable[str]) -> str:
+    return f"it knows {', '.join(sorted(name.strip('<|>') for name in languages))}" if languages else "it knows none"
+
+
+def _size(spec: Any) -> int:
+    """Rows that an encoder returns, [1, rows, columns]."""
+    return int(spec.shape[1]) if isinstance(spec, TensorSpec) and len(spec.shape) == 3 else 0
+
+
+def _reading(request: GenerationRequest, prompt: str, parts: Sequence[Part]) -> tuple[str, int] | None:
+    """The tokenizer of ExecuTorch's runners, and the number of BOS tokens with which it reads a prompt like parts.
+
+    None if it reads it as other tokens, or cannot be loaded.
+    """
+    import pytorch_tokenizers  # noqa: PLC0415 - only a process that generates needs it
+
+    json, model = request.folder / "tokenizer.json", request.folder / "tokenizer.model"
+    path, tokenizer = (
+        (request.folder, pytorch_tokenizers.CppHFTokenizer())
+        if json.is_file()
+        else (model, pytorch_tokenizers.CppSPTokenizer())
+    )
+    try:
+        tokenizer.load(str(path))
+        if not prompt or tokenizer.encode(prompt, 0, 0) == parts[0].values:
+            return str(path), 0
+        return (str(path), 1) if tokenizer.encode(prompt, 1, 0) == parts[0].values else None
+    except (RuntimeError, ValueError):
+        return None
+
+
+@contextmanager
+def _incomplete_characters() -> Iterator[None]:
+    """Lets the runners pass on tokens that are parts of characters: the bytes become surrogates.
+
+    Their bindings decode each token by itself, and would raise UnicodeDecodeError (executorch 1.5.1): pybind11 decodes
+    by Python's `strict` errors.
+    """
+    codecs.register_error("strict", codecs.lookup_error("surrogateescape"))
+    try:
+        yield
+    finally:
+        codecs.register_error("strict", codecs.strict_errors)
