@@ -45,6 +45,7 @@ from pteforge.tasks.usercode.model_source import seed_everything
 from transformers import AutoFeatureExtractor, AutoTokenizer
 
 torch.set_num_threads(1)
+MASKS = {"qwen2_audio": "feature_attention_mask", **dict.fromkeys(("audioflamingo3", "glmasr"), "input_features_mask")}
 folder, before, after = sys.argv[1], [5, 6, 7], [9, 10, 11]
 tokenizer = AutoTokenizer.from_pretrained(folder)
 for file, source in json.load(sys.stdin):
@@ -65,8 +66,8 @@ for file, source in json.load(sys.stdin):
         count = encoder(windows[0]).shape[1] * len(windows)
         prompt, said = torch.tensor([before + [token] * count + after]), []
         given = {"input_features": torch.cat(windows)}
-        if source["huggingface"] == "qwen2_audio":
-            given["feature_attention_mask"] = torch.ones(len(windows), windows[0].shape[-1], dtype=torch.int64)
+        if mask := MASKS.get(source["huggingface"]):
+            given[mask] = torch.ones(len(windows), windows[0].shape[-1], dtype=torch.int64)
         wanted = net.generate(prompt, **given, max_new_tokens=32, do_sample=False)
         runner.reset()
         parts = [make_token_input(before), *map(make_audio_input, windows), make_token_input(after)]
