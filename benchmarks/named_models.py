@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +73,61 @@ OTHERS = {
 }
 TASKS = {"text-generation": TEXT, **OTHERS}
 
+# What optimum-executorch's test of a model checks of what the file returns; of text models: the text's perplexity.
+OPTIMUM_CHECKS = {
+    "fill-mask": "one word",
+    "image-classification": "logits of eager",
+    "object-detection": "logits and boxes of eager",
+    "text2text-generation": "a fixed text",
+    "automatic-speech-recognition": "a fixed text",
+    "image-text-to-text": "words of the text, its perplexity",
+    "audio-text-to-text": "words of the text, its perplexity",
+}
+OPTIMUM_ONLY_RUNS = {"gemma"}
+OPTIMUM_NOT_IN_CI = {"gemma2", "gemma3 (images)", "gptneoxjapanese", "granite_speech", "smollm3", "voxtral"}
+# transformers' tests of its exporter for ExecuTorch leave dynamic sizes of these out.
+STATIC_IN_TRANSFORMERS = {"efficientnet", "swin"}
+# `ModelType` of executorch/extension/llm/export/config/llm_config.py
+EXPORT_LLM = {"llama", "phi4", "qwen2", "qwen3", "smollm"}
+
 RESNET = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 16, 32], "depths": [1, 1, 1, 1]}
+WINDOWS = ["sliding_attention", "full_attention"]
+LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {**LAYERS, "head_dim": 8, "num_key_value_heads": 2, "vocab_size": 128}
 FIELDS: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8, "n_head": 4},  # its code splits heads in four parts
-    "detr": {
-        "backbone_config": {**RESNET, "out_features": ["stage4"]},
-        "num_queries": 8,
-    },
     "cvt": {"embed_dim": [16, 32, 32], "num_heads": [1, 2, 2]},
+    "detr": {"backbone_config": {**RESNET, "out_features": ["stage4"]}, "num_queries": 8},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 64},
+    "gemma3": {
+        "text_config": {**SMALL, "model_type": "gemma3_text", "sliding_window": 8, "layer_types": WINDOWS},
+        "vision_config": {**LAYERS, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8},
+        "mm_tokens_per_image": 4,
+        "image_token_id": 99,
+    },
     "gptj": {"rotary_dim": 8},
+    "granite_speech": {
+        "text_config": {**SMALL, "model_type": "granite"},
+        "encoder_config": {
+            "input_dim": 16,
+            "output_dim": 12,
+            "hidden_dim": 32,
+            "context_size": 20,
+            "max_pos_emb": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+        },
+        "projector_config": {**SMALL, "model_type": "blip_2_qformer", "encoder_hidden_size": 32},
+        "audio_token_index": 128,
+        "has_lora_adapter": False,
+    },
     "mobilevit": {"initializer_range": 0.2},  # with the usual one, values shrink to 1e-40
     "starcoder2": {"sliding_window": 16},
+    "voxtral": {
+        "text_config": {**SMALL, "model_type": "llama"},
+        "audio_config": {**SMALL, "num_mel_bins": 16, "max_source_positions": 32, "intermediate_size": 64},
+        "audio_token_id": 99,
+    },
     "whisper": {"max_source_positions": 50, "max_target_positions": CONTEXT, "num_mel_bins": 8},
 }
 
@@ -99,9 +143,11 @@ def sources(only: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for name, kind in models.items():
             if not fnmatchcase(name, only):
                 continue
-            config = shrunk(CONFIG_MAPPING[kind]().to_dict()) | FIELDS.get(kind, {})
-            length = {"sequence": CONTEXT} if "generation" in task or "speech" in task else {}
-            yield task, name, {"huggingface": kind, "task": task, "config": config, **length}
+            sizes = {} if task.endswith("-text-to-text") else shrunk(CONFIG_MAPPING[kind]().to_dict())
+            config = {**sizes, **FIELDS.get(kind, {})}
+            length = {"sequence": CONTEXT} if task in GENERATORS else {}
+            frames = {"audio_frames": 50} if kind == "granite_speech" else {}
+            yield task, name, {"huggingface": kind, "task": task, "config": config, **length, **frames}
 
 
 def exported(models: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -125,6 +171,17 @@ def result_of(task: str, name: str, source: Mapping[str, Any], problem: str, fol
         return [problem.partition("\n")[0], ""]
     file = folder / "out" / slug(name) / f"{RECIPE}.pte"
     return ["verified", generates(task, source, file) if task in GENERATORS else ""]
+
+
+def peers_of(task: str, name: str) -> list[str]:
+    """What optimum-executorch, transformers.exporters and export_llm do for a model."""
+    checked = "runs only" if name in OPTIMUM_ONLY_RUNS else OPTIMUM_CHECKS.get(task, "the text's perplexity")
+    if name in OPTIMUM_NOT_IN_CI:
+        checked += "; not in its CI"
+    theirs = "outputs counted" if task in ("fill-mask", "image-classification", "object-detection") else "ids of eager"
+    if name in STATIC_IN_TRANSFORMERS:
+        theirs += "; static sizes only"
+    return [checked, theirs, "makes" if name in EXPORT_LLM else ""]
 
 
 def generates(task: str, source: Mapping[str, Any], file: Path) -> str:
@@ -181,12 +238,49 @@ def encoder_steps(program: Any, source: Mapping[str, Any]) -> Steps:
         yield lambda *given, e=encoded: decoder.execute([given[0], e, given[1]])[0], said[0, 1:].tolist(), first
 
 
+def part_steps(program: Any, source: Mapping[str, Any]) -> Steps:
+    """Prompts of a text, an image or a sound, and a text."""
+    import inspect
+
+    import torch
+    from pteforge.tasks.sources import audio_text, multimodal
+
+    is_image = source["task"].startswith("image")
+    fields = {name: value for name, value in source.items() if name != "huggingface"}
+    made = (multimodal if is_image else audio_text).model(source["huggingface"], **fields)
+    name, token = ("vision_encoder", "image_token_id") if is_image else ("audio_encoder", "audio_token_id")
+    encoder, special = made.methods[name].module, made.constant_methods[token]
+    taken = inspect.signature(encoder.model.forward).parameters
+    embed, decoder = program.load_method("token_embedding"), program.load_method("text_decoder")
+    for length in SHORT:
+        text, prompt = (torch.randint(5, 90, (1, length)) for _ in range(2))
+        values = torch.randn_like(made.methods[name].example_inputs[0][0])
+        before = [embed.execute([text])[0], program.load_method(name).execute([values])[0]]
+        ids = torch.cat([text, torch.full((1, before[1].shape[1]), special), prompt], dim=1)
+        given = {**encoder.inputs.of(values), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        given |= dict.fromkeys({"token_type_ids", "mm_token_type_ids"} & taken.keys(), (ids == special).long())
+        said = encoder.model.generate(**given, eos_token_id=-1, **GREEDY)[0, ids.shape[1] :]
+        yield partial(after_parts, embed, decoder, before), said.tolist(), prompt
+
+
+def after_parts(embed: Any, decoder: Any, before: list[Any], tokens: Any, start: Any) -> Any:
+    """The logits after tokens whose start is counted from the end of the parts before them."""
+    at = start + sum(part.shape[1] for part in before) if start else start
+    for part in (*(() if start else before), embed.execute([tokens])[0]):
+        (logits,) = decoder.execute([part, at])
+        at = at + part.shape[1]
+    return logits
+
+
+SHORT = (1, 5, 9)  # texts around an image or a sound
 LENGTHS = (1, 7, 23)  # of prompts
 GREEDY = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS, "do_sample": False}
 GENERATORS = {
     "text-generation": text_steps,
     "text2text-generation": encoder_steps,
     "automatic-speech-recognition": encoder_steps,
+    "image-text-to-text": part_steps,
+    "audio-text-to-text": part_steps,
 }
 
 
@@ -198,13 +292,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/reference/supported-models.md")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    rows = [["model", "task", "file", "greedy text"]]
+    rows = [["model", "task", "pteforge: file", "greedy text", "optimum-executorch", "transformers", "export_llm"]]
     known = [*sources(options.only)]
     for first in range(0, len(known), BATCH):
         batch = known[first : first + BATCH]
         problems = exported({name: source for _, name, source in batch}, options.folder)
         for task, name, source in batch:
-            rows.append([name, task, *result_of(task, name, source, problems[name], options.folder)])
+            result = result_of(task, name, source, problems[name], options.folder)
+            rows.append([name, task, *result, *peers_of(task, name)])
             print(*rows[-1], sep=" | ", flush=True)
     if options.write:
         write_section(PAGE, "benchmarks/named_models.py --write", markdown(rows))

@@ -97,6 +97,12 @@ class HuggingFaceSource(FrozenModel):
         "for one token, in place of `forward`. They share a cache: the recipe needs "
         "`compile: {share_mutable_buffers: true}`.",
     )
+    audio_frames: Annotated[int, Strict()] | None = Field(
+        None,
+        ge=1,
+        description="Frames of a sound that `audio_encoder` takes at once; left out: those of 30 seconds, or of the "
+        "window that the model has.",
+    )
 
     @model_validator(mode="after")
     def _cache_needs_attention(self) -> Self:
