@@ -122,7 +122,7 @@ def _parts(
         else:
             values[VISION] = list(made["pixel_values"].reshape(-1, 1, 3, *size))
     if "audio" in given:
-        values[AUDIO] = [made["input_features" if "input_features" in made else "input_values"]]
+        values[AUDIO] = list(made["input_features" if "input_features" in made else "input_values"].split(1))
     return list(_interleaved(made["input_ids"][0].tolist(), values, special, tokens))
 
 

@@ -77,7 +77,7 @@ def write_reader(folder: Path) -> Path:
 def write_listener(folder: Path) -> Path:
     """Writes a Whisper with random weights that knows two languages, and times; its sounds are one second long."""
     import torch
-    from tokenizers import AddedToken, Tokenizer, models
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import (
         GenerationConfig,
         PreTrainedTokenizerFast,
@@ -87,7 +87,8 @@ def write_listener(folder: Path) -> Path:
     )
 
     special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|notimestamps|>"]
-    made = Tokenizer(models.BPE({letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz ")}, []))
+    made = Tokenizer(models.BPE({letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyzĠ")}, []))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.add_special_tokens(special)
     made.add_tokens([AddedToken(f"<|{number * 0.02:.2f}|>") for number in range(51)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=special[0], pad_token=special[0])

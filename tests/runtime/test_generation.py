@@ -217,7 +217,7 @@ def test_translations(tmp_path):
         said: list[str] = []
         generated = result.generate(prompt, max_new_tokens=24, stream=said.append)
         assert (generated.text, "".join(said)) == (tokenizer.decode(wanted[0, 1:], skip_special_tokens=True),) * 2
-        assert len(generated.text) > 4
+        assert generated.generated_tokens > 2
     with pytest.raises(InputError, match="does not know the language 'fr'"):
         result.generate(SONG, language="fr")
 
@@ -244,6 +244,7 @@ def test_speech(tmp_path):
     net = WhisperForConditionalGeneration.from_pretrained(folder)
     tokenizer, settings = AutoTokenizer.from_pretrained(folder), net.generation_config
     token = tokenizer.convert_tokens_to_ids
+    texts: dict[str, str] = {}
     found = tokenizer.decode(net.detect_language(input_features=features))
     for language, timestamps in (("de", False), ("en", True), ("", False)):
         prompt = ["<|startoftranscript|>", f"<|{language}|>" if language else found, "<|transcribe|>"]
@@ -266,8 +267,10 @@ def test_speech(tmp_path):
             audio=tmp_path / "a.wav", language=language, timestamps=timestamps, max_new_tokens=24
         ).text
         assert text == wanted
-        assert ("<|" in text) == timestamps
-    assert result.generate(audio=(heard, 16_000), language="de", max_new_tokens=24).text != wanted
+        assert len(text) > 4
+        assert text.startswith("<|") or not timestamps
+        texts[language] = text
+    assert result.generate(audio=(heard, 16_000), language="de", max_new_tokens=24).text == texts["de"]
     with pytest.raises(InputError, match=r"takes 2\.0 s; the encoder takes 1 s"):
         result.generate(audio=(np.zeros(32_000, np.float32), 16_000))
     with pytest.raises(InputError, match="transcribes a sound: give it one, and no prompt"):
