@@ -311,7 +311,7 @@ async def ladder(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> Cli
     for rung, programs in ladder_rungs(recipe, exports, so_far):
         rungs.append(rung)
         compared |= {rung.key(method): program for method, program in programs.items()}
-    split = payloads.get(recipe.specializations[0].name) if recipe.recipe.output.payload_is_split else None
+    split = payloads.get(recipe.specializations[0].name) if recipe.recipe.output.split_weights else None
     params = Ladder.Params(
         rungs=tuple(rungs),
         methods=tuple(exports.methods),
