@@ -32,7 +32,7 @@ from ..tasks.engine.runner import CutShort, Done, StageCall, StageId
 from ..tasks.engine.stage import Params, to_roles
 from ..tasks.engine.workers import InProcess, as_in_a_process
 from ..tasks.lowering.graph import check_stage, lower_model
-from ..tasks.lowering.model import PlannedModel, for_debugging
+from ..tasks.lowering.model import PlannedModel, for_debugging, plan_buckets
 from ..tasks.lowering.places import PlannedPlace, plan_place
 from ..tasks.lowering.runs import History, ModelRun, run_without_loop
 from ..tasks.quantize.samples import checked_samples, flat_samples, save_samples
@@ -151,7 +151,7 @@ def _plan_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterat
         if method in source.programs:
             raise SourceError(f"method {method!r} is exported already, so no size can become static; give a module")
         try:
-            yield from MethodConfig(buckets=sizes).planned(method)
+            yield from plan_buckets(method, MethodConfig(buckets=sizes))
         except ValidationError as error:
             raise InputError(f"buckets of method {method!r}: {describe_errors(error)}") from error
 

@@ -105,7 +105,8 @@ class HubFiles(RemoteFiles):
         content = self._staged.get(name)
         if name in self._staged and not isinstance(content, _Copy):
             return content.read_bytes() if isinstance(content, Path) else content
-        self._fs.invalidate_cache()
+        if not self._committing:  # a commit is refused if the branch has moved
+            self._fs.invalidate_cache()
         return super().read(name, *limit)
 
     def write(self, name: str, content: bytes) -> None:

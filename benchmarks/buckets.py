@@ -7,44 +7,51 @@ Ratios are to the dynamic file; time is the median of calls in turns.
 from __future__ import annotations
 
 import json
+import time
 from statistics import median
 from typing import Any
 
-from measuring import arguments_of, export, temporary_folder, write_zoo
-
-RECIPE = "xnnpack-fp32"
+from measuring import arguments_of, temporary_folder
 
 
 def measure(sizes: list[int], layers: int, hidden: int, calls: int) -> dict[str, Any]:
     """Planned bytes and seconds of a text as long as the smallest bucket, by file and method, and the files' bytes."""
+    import pteforge
     import torch
-    from pteforge.formats.pte.reader import open_pte
-    from pteforge.runtime import load
+    from executorch.runtime import Runtime
+    from pteforge.formats.pte.reader import read_pte
+    from pteforge.tasks.usercode.model_source import build, seed_everything
 
     shape = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": 4 * hidden}
     config = {**shape, "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": sizes[-1] + 2}
-    source = {"huggingface": "bert", "config": config, "batch": 1, "sequence": sizes[-1]}
-    buckets = {"dynamic": [], "one": sizes[:1], "all": sizes}
-    models = {
-        name: {"source": source, "methods": {"forward": {"buckets": {"sequence": own}}} if own else {}}
-        for name, own in buckets.items()
-    }
+    seed_everything(0)
+    source = {"name": "bert", "config": config, "batch": 1, "sequence": sizes[-1]}
+    model = build("pteforge.tasks.sources.huggingface:Model", source).definition
+    forms = {"dynamic": None, "one": {"sequence": sizes[:1]}, "all": {"sequence": sizes}}
     with temporary_folder() as folder:
-        export(write_zoo(folder, models, defaults={"recipes": [RECIPE]}), folder, "--jobs", "1")
-        files = {name: folder / "out" / name / f"{RECIPE}.pte" for name in models}
-        planned = {
-            f"{name}: {method.name}": sum(method.planned_memory)
-            for name, file in files.items()
-            for method in open_pte(file).methods
+        results = {
+            name: pteforge.export(model, recipe="xnnpack-fp32", buckets=buckets, store=folder)
+            for name, buckets in forms.items()
         }
-        text = [torch.randint(1000, (1, sizes[0])), torch.ones(1, sizes[0], dtype=torch.int64)]
-        methods = {name: file for name, file in files.items() if name != "one"}
-        programs = {name: load(file) for name, file in methods.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in methods}
-        for _ in range(calls):
-            for name, program in programs.items():
-                seconds[name].append(program.timed_run("forward", text).run_seconds)
-        bytes_of = {name: file.stat().st_size for name, file in files.items()}
+        files = {name: result.pte for name, result in results.items()}
+        saved = {name: results[name].save(folder / f"{name}.pte") for name in ("dynamic", "all")}
+        programs = {name: Runtime.get().load_program(path) for name, path in saved.items()}
+    planned = {
+        f"{name}: {method.name}": sum(method.planned_memory)
+        for name, file in files.items()
+        for method in read_pte(memoryview(file)).methods
+        if not method.constant
+    }
+    text = [torch.randint(1000, (1, sizes[0])), torch.ones(1, sizes[0], dtype=torch.int64)]
+    method_of = {"dynamic": "forward", "all": f"forward_{sizes[0]}"}
+    methods = {name: program.load_method(method_of[name]) for name, program in programs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    for _ in range(calls):
+        for name, method in methods.items():
+            began = time.perf_counter()
+            method.execute(text)
+            seconds[name].append(time.perf_counter() - began)
+    bytes_of = {name: len(file) for name, file in files.items()}
     return {"planned": planned, "seconds": {name: median(own) for name, own in seconds.items()}, "bytes": bytes_of}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
@@ -21,7 +21,6 @@ from pydantic import (
     model_validator,
 )
 
-from ..formats.pte.buckets import Bucket
 from .base import Bytes, FrozenModel, MethodName, Names, Seconds
 from .metadata import Metadata
 from .sources import Dataset, ProgramSource, Source
@@ -152,18 +151,6 @@ class MethodConfig(FrozenModel):
         if (count := math.prod(map(len, buckets.values()))) > _MOST_BUCKETS:
             raise ValueError(f"has {count} combinations of sizes, each of which is exported; at most {_MOST_BUCKETS}")
         return buckets
-
-    def planned(self, method: str) -> list[Bucket]:
-        """The buckets of the method of this name, which are named after it and their sizes."""
-        combinations = product(*self.buckets.values()) if self.buckets else ()
-        return [
-            Bucket(
-                name="_".join(map(str, (method, *sizes))),
-                method=method,
-                sizes=dict(zip(self.buckets, sizes, strict=True)),
-            )
-            for sizes in combinations
-        ]
 
 
 class DeviceLimits(FrozenModel):

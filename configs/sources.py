@@ -94,7 +94,14 @@ class HuggingFaceSource(FrozenModel):
     prefill: Annotated[bool, Strict()] | None = Field(
         None,
         description="Whether a model that generates text has two methods, `prefill` for prompts and `decode_step` "
-        "for one token, in place of `forward`. They share a cache: the recipe needs `compile: {share_mutable_buffers: true}`.",
+        "for one token, in place of `forward`. They share a cache: the recipe needs "
+        "`compile: {share_mutable_buffers: true}`.",
+    )
+    audio_frames: Annotated[int, Strict()] | None = Field(
+        None,
+        ge=1,
+        description="Frames of a sound that `audio_encoder` takes at once; left out: those of 30 seconds, or of the "
+        "window that the model has.",
     )
 
     @model_validator(mode="after")

@@ -84,16 +84,9 @@ def _normalized(text: str) -> str:
     return " ".join(re.sub(r"[^\w\s']", " ", text.lower()).split())
 
 
-_NUMBERS = {
-    name: str(at)
-    for at, name in enumerate(("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"))
-}
-
-
 def _normalized_answer(text: str) -> str:
-    """The same without articles and apostrophes, numbers up to ten in digits."""
-    words = _normalized(text).replace("'", "").split()
-    return " ".join(_NUMBERS.get(word, word) for word in words if word not in ("a", "an", "the"))
+    """The same without articles and apostrophes."""
+    return " ".join(word for word in _normalized(text).replace("'", "").split() if word not in ("a", "an", "the"))
 
 
 def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSample]]:
@@ -163,10 +156,9 @@ def _continue(predict: Predict, processor: Any, options: TextOptions, sample: Te
     """A language model."""
     if sample.media:
         raise SourceError("the model takes text only, and samples have sounds or images")
-    tokens = processor(_prompt(processor, options, sample), return_tensors="pt", add_special_tokens=not options.chat)[
-        "input_ids"
-    ]
-    return tokens, lambda tokens, start: predict(tokens, torch.tensor([start]))
+    tokenizer, text = getattr(processor, "tokenizer", processor), _prompt(processor, options, sample)
+    made = tokenizer(text, return_tensors="pt", add_special_tokens=not options.chat)
+    return made["input_ids"], lambda tokens, start: predict(tokens, torch.tensor([start]))
 
 
 def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextSample) -> tuple[torch.Tensor, Step]:
@@ -187,7 +179,8 @@ def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextS
     is_text = torch.ones_like(prepared["input_ids"][0], dtype=torch.bool)
     encoded = torch.empty(0)
     if media:
-        is_text = prepared["input_ids"][0] != getattr(processor, f"{kind}_token_id")
+        special = _constants(predict, f"{kind}_token_id") or [getattr(processor, f"{kind}_token_id")]
+        is_text = prepared["input_ids"][0] != special[0]
         values = next(prepared[name] for name in _INPUTS if name in prepared) if values is None else values
         encoded = predict(values, method=encoder).clone()
         if encoded.shape[:-1].numel() != (count := int((~is_text).sum())):
@@ -279,5 +272,5 @@ def _load_processor(name: str) -> Any:
 
     try:
         return AutoProcessor.from_pretrained(name, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:  # the last: torchvision is missing
         raise SourceError(f"there is no processor or tokenizer {name!r}: {first_line(error)}") from error

@@ -128,7 +128,7 @@ def kind_of(file: Path, pte: PteFile) -> Kind:
         return "multimodal"
     if {"encoder", "text_decoder"} <= names:
         return "encoder-decoder"
-    if ("forward" in names or {"prefill", "decode_step"} <= names) and "get_max_seq_len" in constants_of(pte):
+    if {"forward", "prefill"} & names and "get_max_seq_len" in constants_of(pte):
         return "language model"
     raise InputError(
         f"{file} generates no text: it has {', '.join(sorted(names)) or 'no methods'}; a language model has `forward` "
@@ -186,11 +186,13 @@ def generate(
             return answer
         if isinstance(answer, PteforgeError):
             raise answer
-        reasons = "; ".join(runtime_reasons(log.read().decode(errors="replace")))
+        said = log.read().decode(errors="replace")
+        reasons = "; ".join(runtime_reasons(said))
     if answer is not None:
         raise PteforgeError(f"ExecuTorch cannot generate text with {request.file}: {reasons or answer}")
     ended = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with {code}"
-    raise PteforgeError(f"the process that ran {request.file} {ended}" + (f": {reasons}" if reasons else ""))
+    reason = reasons or next(reversed(said.split("\n")[:-1]), "")
+    raise PteforgeError(f"the process that ran {request.file} {ended}" + (f": {reason}" if reason else ""))
 
 
 def _read(connection: Connection[Any, Any], stream: Callable[[str], None] | None) -> Any:
@@ -203,29 +205,32 @@ def _read(connection: Connection[Any, Any], stream: Callable[[str], None] | None
 
 def _check(request: GenerationRequest) -> None:
     """Raises InputError for what can be known before anything is loaded."""
-    pte = open_pte(request.file)
-    kind, names = kind_of(request.file, pte), {method.name for method in pte.methods}
-    if request.images and VISION not in names:
-        raise InputError(f"{request.file} takes no images: it has no method {VISION}")
-    listens = AUDIO in names or (kind == "encoder-decoder" and encodes_sound(pte))
-    if request.audio is not None and not listens:
-        raise InputError(f"{request.file} takes no sound: it has no encoder of sounds")
-    for path in (*request.images, request.audio):
-        if isinstance(path, str | Path) and not Path(path).is_file():
-            raise InputError(f"there is no file {path}")
-    if kind == "encoder-decoder" and listens and (request.audio is None or request.prompt):
-        raise InputError(f"{request.file} transcribes a sound: give it one, and no prompt")
-    if not (request.prompt or request.audio is not None or request.images):
-        raise InputError("there is nothing to generate from: give a prompt")
-    if request.max_new_tokens is not None and request.max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {request.max_new_tokens}; it has to be 1 or more")
-    if not 0 <= request.temperature <= 1:
-        raise InputError(f"the temperature is {request.temperature}; it has to be between 0 and 1")
-    if not any((request.folder / name).is_file() for name in TOKENIZERS):
-        raise InputError(
-            f"there is no tokenizer in {request.folder}, such as {TOKENIZERS[0]}: name the folder that has it "
-            "(--tokenizer)"
-        )
+    file, most = request.file, request.max_new_tokens
+    pte = open_pte(file)
+    kind, names = kind_of(file, pte), {method.name for method in pte.methods}
+    transduces, sound = kind == "encoder-decoder", request.audio is not None
+    transcribes = transduces and encodes_sound(pte)
+    paths = [path for path in (*request.images, request.audio) if isinstance(path, str | Path)]
+    missing = next((path for path in paths if not Path(path).is_file()), "")
+    for wrong, problem in (
+        (request.images and VISION not in names, f"{file} takes no images: it has no method {VISION}"),
+        (sound and not transcribes and AUDIO not in names, f"{file} takes no sound: it has no encoder of sounds"),
+        (missing, f"there is no file {missing}"),
+        (transcribes and (not sound or request.prompt), f"{file} transcribes a sound: give it one, and no prompt"),
+        (not (request.prompt or sound or request.images), "there is nothing to generate from: give a prompt"),
+        (
+            not transduces and (request.language or request.timestamps),
+            f"{file} is no encoder-decoder: only those take a language or timestamps",
+        ),
+        (most is not None and most < 1, f"max_new_tokens is {most}; it has to be 1 or more"),
+        (not 0 <= request.temperature <= 1, f"the temperature is {request.temperature}; it has to be from 0 to 1"),
+        (
+            not any((request.folder / name).is_file() for name in TOKENIZERS),
+            f"there is no tokenizer in {request.folder}, such as {TOKENIZERS[0]}: name its folder (--tokenizer)",
+        ),
+    ):
+        if wrong:
+            raise InputError(problem)
 
 
 def encodes_sound(pte: PteFile) -> bool:

@@ -80,9 +80,9 @@ class _Text:
 
     def _show(self, text: str, *, whole: bool) -> None:
         """Passes on what a text has more than that of the tokens before; the last character may be incomplete."""
-        before = self._decode(self.tokens[self._context : self._shown])
-        if whole or not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            self._put(text[len(before) :])
+        new = text[len(self._decode(self.tokens[self._context : self._shown])) :]
+        if new and (whole or not text.endswith("\N{REPLACEMENT CHARACTER}")):
+            self._put(new)
             self._context, self._shown = self._shown, len(self.tokens)
 
     def _put(self, text: str) -> None:
@@ -216,7 +216,7 @@ class _Generation:
             inputs = torch.tensor([values]) if isinstance(values, list) else values
             return _last(call("text_decoder", call(method, inputs), torch.tensor([start])))
         (longest,) = self.ids("get_max_seq_len")
-        name = "forward" if "forward" in self.methods else "decode_step" if start and len(values) == 1 else "prefill"
+        name = "forward" if "forward" in self.methods else "prefill"  # which takes one token, too, as for the runner
         for at in range(0, len(values), longest):
             logits = call(name, torch.tensor([values[at : at + longest]]), torch.tensor([start + at]))
         return _last(logits)

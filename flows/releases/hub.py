@@ -13,8 +13,8 @@ from .records import Content, Manifest, ReleasedFile
 
 _CARD = "README.md"
 _MARK = "<!-- Written by `pteforge publish`, again with each release. Remove this line to keep the card as it is. -->"
-_SHOWN = "shown.json"
-"""Names of the files that the last call of `show_release` wrote."""
+_SHOWN = "shown.txt"
+"""Names of the files that the last call of `show_release` wrote, a line each."""
 
 
 def show_release(files: HubFiles, manifest: Manifest) -> None:
@@ -31,9 +31,9 @@ def show_release(files: HubFiles, manifest: Manifest) -> None:
     for name, content in names.items():
         files.copy(f"files/{content.sha256}", name)
     shown = [*names, *(f"{name}.json" for name, _ in manifest.files)]
-    for name in set(json.loads(files.read(_SHOWN) or b"[]")) - set(shown):
+    for name in set((files.read(_SHOWN) or b"").decode().splitlines()) - set(shown):
         files.delete(name)
-    files.write(_SHOWN, json.dumps(shown, indent=2).encode())
+    files.write(_SHOWN, "\n".join(shown).encode())
     if _MARK.encode() in (files.read(_CARD) or _MARK.encode()):
         cards = [files.read(f"files/{released.card.sha256}") or b"" for released in manifest.models.values()]
         files.write(_CARD, hub_card(files.url, manifest, [card.decode() for card in cards]).encode())

@@ -22,6 +22,7 @@ from executorch.extension.flat_tensor.serialize.serialize import FlatTensorConfi
 from ...artifacts.files import new_file
 from ...formats.nfat.contents import BACKEND_ID
 from ...formats.nfat.pack import PackedContainer
+from ...formats.pte.buckets import BUCKETS
 from ...formats.pte.contents import METADATA_PREFIX, SIZES, Extent, Method, PteFile, TensorSpec, ValueSpec
 from ...formats.pte.metadata import MetadataValue, constant_method, encode_value, metadata_of, returning_methods
 from ...formats.pte.reader import map_file, read_pte
@@ -206,7 +207,9 @@ def _add_constant_methods(program: schema.Program, entries: Mapping[str, Metadat
     values = {
         name: list(value) if isinstance(value, tuple) else value
         for key, value in entries.items()
-        if (name := constant_method(key)) not in taken and not isinstance(value, bytes) and not key.startswith(SIZES)
+        if (name := constant_method(key)) not in taken
+        and not isinstance(value, bytes)
+        and not key.startswith((SIZES, BUCKETS))
     }
     # only tensors need an emitter, and there are none
     program.execution_plan += _Emitter._emit_prim_getters(None, values)  # noqa: SLF001 - nothing public emits plans

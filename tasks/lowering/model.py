@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from glob import escape
+from itertools import product
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -16,7 +17,7 @@ from pydantic import JsonValue
 
 from ...artifacts.digest import canonical_json
 from ...configs.contract_file import RELEASE, Runtime, read_contract
-from ...configs.model import Limits, ModelConfig
+from ...configs.model import Limits, MethodConfig, ModelConfig
 from ...configs.nodes import FieldPath
 from ...configs.problems import raise_all
 from ...configs.quantize import QuantizationSearch, TorchaoTransform
@@ -193,6 +194,19 @@ class PlannedRecipe:
                 )
 
 
+def plan_buckets(method: str, config: MethodConfig) -> list[Bucket]:
+    """The buckets of the method of this name, which are named after it and their sizes."""
+    combinations = product(*config.buckets.values()) if config.buckets else ()
+    return [
+        Bucket(
+            name="_".join(map(str, (method, *sizes))),
+            method=method,
+            sizes=dict(zip(config.buckets, sizes, strict=True)),
+        )
+        for sizes in combinations
+    ]
+
+
 def by_bucket(given: Mapping[str, T], buckets: Sequence[Bucket]) -> dict[str, T]:
     """Values by the file's methods: a method's value is that of its buckets, except for those with one of their own."""
     bucketed = {bucket.method for bucket in buckets}
@@ -237,7 +251,7 @@ class PlannedModel:
         python_path: tuple[Path, ...],
         folder: Path,
     ) -> Self:
-        buckets = tuple(bucket for method, own in config.methods.items() for bucket in own.planned(method))
+        buckets = tuple(bucket for method, own in config.methods.items() for bucket in plan_buckets(method, own))
         return cls(
             name=name,
             recipes=tuple(recipe.for_buckets(buckets) for recipe in recipes),

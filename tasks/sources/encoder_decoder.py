@@ -8,14 +8,13 @@ states, keys and values, which are the same for every token: they are computed o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.export import Dim
 from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError, first_line
@@ -74,9 +73,11 @@ class Encoder(torch.nn.Module):
             [2 * layers * heads, frames, head size]: keys and values of the first layer, of the second, and so on.
         """
         own, cross = (Cache([_Layer() for _ in range(self.layers)]) for _ in range(2))
-        given = {self.model.main_input_name: inputs, "decoder_input_ids": torch.zeros(1, 1, dtype=torch.int64)}
+        states = self.model.get_encoder()(inputs)
+        token = torch.zeros(1, 1, dtype=torch.int64)
         # Of the decoder, no more than its keys and values remains when this is exported.
-        self.model(**given, cache=EncoderDecoderCache(own, cross), use_cache=True)
+        cache = EncoderDecoderCache(own, cross)
+        self.model(encoder_outputs=states, decoder_input_ids=token, cache=cache, use_cache=True)
         return torch.cat([part.squeeze(0) for layer in cross.layers for part in (layer.keys, layer.values)])
 
 
@@ -85,12 +86,13 @@ class Decoder(torch.nn.Module):
 
     suppressed: torch.Tensor | None
 
-    def __init__(self, model: Any, cache: KvCache, layers: int, suppressed: torch.Tensor | None) -> None:
+    def __init__(self, model: Any, cache: KvCache, layers: int, states: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
         self.cache = cache
         self.layers = layers
-        self.register_buffer("suppressed", suppressed)
+        self.states = states  # the type of what the model's encoder returns
+        self.register_buffer("suppressed", None)
 
     def forward(self, tokens: torch.Tensor, encoded: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """Computes the logits after the last token. Suppressed tokens have the least of all.
@@ -107,8 +109,7 @@ class Decoder(torch.nn.Module):
         parts = [part.unsqueeze(0) for part in encoded.chunk(2 * self.layers)]
         for layer, keys, values in zip(cross.layers, parts[::2], parts[1::2], strict=True):
             layer.update(keys, values)
-        states = BaseModelOutput(last_hidden_state=encoded[:1])  # only its size is read
-        states.attention_mask = None  # Moonshine's encoder returns one
+        states = self.states(last_hidden_state=encoded[:1])  # only its size is read
         own = self.cache.at(start + torch.arange(tokens.shape[1]), 0)
         cache = EncoderDecoderCache(own, cross)
         made = self.model(encoder_outputs=states, decoder_input_ids=tokens, cache=cache, use_cache=True)
@@ -193,17 +194,17 @@ def _with_caches(
         raise SourceError(f"{config.model_type!r} encodes `{name}`: inputs of that kind are not known")
     prompt = random_tokens(config.vocab_size, 1, _LEAST)
     prompt[0, 0] = _start(loaded)
-    given = {name: example, "decoder_input_ids": prompt}
-    shapes = cache_shapes(loaded, given)
-    encoder = Encoder(loaded, len(shapes))
-    decoder = Decoder(loaded, KvCache(shapes, context), len(shapes), None)
     with torch.no_grad():
+        given = {"encoder_outputs": loaded.get_encoder()(example), "decoder_input_ids": prompt}
+        shapes = cache_shapes(loaded, given)
+        encoder = Encoder(loaded, len(shapes))
+        decoder = Decoder(loaded, KvCache(shapes, context), len(shapes), type(given["encoder_outputs"]))
         wanted = loaded(**given, use_cache=False).logits[0, -2:].float()
         try:
             encoded = encoder(example)
             before = decoder(prompt[:, :-1], encoded, torch.tensor([0]))
             after = decoder(prompt[:, -1:], encoded, torch.tensor([_LEAST - 1]))
-        except (TypeError, RuntimeError) as error:
+        except (AttributeError, TypeError, RuntimeError) as error:
             raise SourceError(
                 f"{config.model_type!r} cannot run with a cache of static size ({first_line(error)}); with "
                 "`task: feature-extraction` it is exported without a cache"
@@ -218,7 +219,9 @@ _LEAST = 6  # tokens of a context that the examples fit into
 
 
 def _start(loaded: Any) -> int:
-    known = (loaded.generation_config.decoder_start_token_id, getattr(loaded.config, "decoder_start_token_id", None))
+    """The token that `generate` begins with."""
+    names, settings = ("decoder_start_token_id", "bos_token_id"), (loaded.generation_config, loaded.config)
+    known = (getattr(where, name, None) for name in names for where in settings)
     return next((int(token) for token in known if token is not None), 0)
 
 

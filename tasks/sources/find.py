@@ -71,7 +71,7 @@ def _require(package: str, extra: str, what: str) -> None:
 
 def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
     kwargs: dict[str, JsonValue] = source.model_dump(
-        mode="json", include={"task", "config", "batch", "sequence", "outputs", *_GENERATION}
+        mode="json", include={"task", "config", "batch", "sequence", "outputs", *_GENERATION, "audio_frames"}
     )
     if source.config is not None and "/" not in source.huggingface and not is_folder(source.huggingface):
         return _built(_builder(source, {}), {"name": source.huggingface, **kwargs})
@@ -185,10 +185,44 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     architectures = described.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
+    if not generates and _has_images(source, described):
+        _check_fields(source, ("sinks", "prefill"), generates=False)
+        return "multimodal:model"
+    hears = not generates and _has_sounds(source, described)
+    if source.audio_frames is not None and not hears:
+        raise SourceError(
+            f"huggingface: {source.huggingface}: leave `audio_frames` out: only models that generate text from sounds "
+            f"and text (`task: {_AUDIO_TASK}`) have it"
+        )
+    if hears:
+        _check_fields(source, ("batch", "outputs"), generates=True)
+        _check_fields(source, ("sinks", "prefill"), generates=False)
+        return "audio_text:model"
     _check_fields(source, ("batch", "outputs") if generates else _GENERATION, generates=generates)
     if not generates and _has_decoder(source, described):
         return "encoder_decoder:model"
     return "text_generation:model" if generates else "huggingface:Model"
+
+
+def _has_images(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
+    """Whether a model generates text from images and text."""
+    named = [str(name) for name in described.get("architectures") or ()]
+    if source.task is not None or described.get("is_encoder_decoder"):
+        return source.task == "image-text-to-text"
+    return "vision_config" in described and any(name.endswith(_GENERATES[0]) for name in named)
+
+
+def _has_sounds(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
+    """Whether a model without an encoder of text generates text from sounds and text."""
+    if source.task not in (None, "automatic-speech-recognition") or described.get("is_encoder_decoder"):
+        return source.task == _AUDIO_TASK
+    named = [str(name) for name in described.get("architectures") or ()]
+    return bool(described.keys() & {"audio_config", "encoder_config"}) and any(
+        name.endswith(_GENERATES[0]) for name in named
+    )
+
+
+_AUDIO_TASK = "audio-text-to-text"
 
 
 def _has_decoder(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
     AutoImageProcessor,
+    AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PretrainedConfig,
@@ -39,6 +40,7 @@ TEXT = "The quick brown fox jumps over the lazy dog, and a few more words follow
 SAMPLING_RATE = 16_000  # of the example sound, in Hz
 
 _TASKS = {name: described["pt"] for name, described in SUPPORTED_TASKS.items()}
+_TASKS["audio-text-to-text"] = (AutoModelForMultimodalLM, AutoModelForSeq2SeqLM)  # the hub's, without a pipeline
 _TASKS["text2text-generation"] = (AutoModelForSeq2SeqLM,)  # without a pipeline since transformers 5
 _NO_OUTPUTS = {"cache", "past_key_values", "encoder_hidden_states", "hidden_states", "attentions"}
 
@@ -93,7 +95,7 @@ class Model:
         """What the model's card, configuration and processors say."""
         described = describe(self._place, self.config)
         if "pixel_values" in self._inputs:
-            described["image"] = _image_preprocessing(self._place)
+            described["image"] = image_preprocessing(self._place)
         if self._inputs.keys() & {"input_values", "input_features"}:
             described["audio"] = audio_metadata(self._place)
         if "input_ids" in self._inputs:
@@ -150,12 +152,12 @@ class Model:
     def _image(self, batch: int) -> dict[str, torch.Tensor]:
         with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
             processor = AutoImageProcessor.from_pretrained(**self._place)
-            made = processor(images=[_picture()] * batch, return_tensors="pt")
+            made = processor(images=[picture()] * batch, return_tensors="pt")
             parameters = inspect.signature(self.model.forward).parameters
             required = {name for name, taken in parameters.items() if taken.default is inspect.Parameter.empty}
             required |= {"pixel_values"}  # the model does without all others
             return {name: torch.as_tensor(value) for name, value in made.items() if name in required}
-        config = next((part for part in _parts(self.config) if hasattr(part, "image_size")), self.config)
+        config = next((part for part in parts_of(self.config) if hasattr(part, "image_size")), self.config)
         size: Any = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return {"pixel_values": torch.randn(batch, getattr(config, "num_channels", 3), height, width)}
@@ -233,7 +235,7 @@ def tokenizer_metadata(place: Mapping[str, Any], config: PretrainedConfig) -> di
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _image_preprocessing(place: Mapping[str, Any]) -> dict[str, Any]:
+def image_preprocessing(place: Mapping[str, Any]) -> dict[str, Any]:
     """What the model's image processor does; nothing where it has none."""
     try:
         processor = AutoImageProcessor.from_pretrained(**place)
@@ -269,17 +271,22 @@ def audio_metadata(place: Mapping[str, Any]) -> dict[str, Any]:
 
 def example_sound(place: Mapping[str, Any], config: PretrainedConfig, name: str, batch: int) -> torch.Tensor:
     """A tone of one second, as the model's feature extractor prepares it for the input `name`, or random values."""
-    tone = torch.sin(torch.arange(SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
+    sound = tone(1)
     with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
         extractor = AutoFeatureExtractor.from_pretrained(**place)
-        made = extractor([tone.numpy()] * batch, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        made = extractor([sound.numpy()] * batch, sampling_rate=extractor.sampling_rate, return_tensors="pt")
         return torch.as_tensor(made[name])
     if name == "input_values":
-        return (tone + 0.01 * torch.randn(batch, SAMPLING_RATE)).to(torch.float32)
+        return (sound + 0.01 * torch.randn(batch, SAMPLING_RATE)).to(torch.float32)
     mel_bins = getattr(config, "num_mel_bins", getattr(config, "input_feat_per_channel", 80))
     frames = 2 * getattr(config, "max_source_positions", 1500)
     whisper = hasattr(config, "max_source_positions") and not hasattr(config, "input_feat_per_channel")
     return torch.randn(batch, mel_bins, frames) if whisper else torch.randn(batch, 100, mel_bins)
+
+
+def tone(seconds: int) -> torch.Tensor:
+    """[samples]: a tone of 440 Hz."""
+    return torch.sin(torch.arange(seconds * SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
 
 
 def example_tokens(place: Mapping[str, Any], vocabulary: int, length: int) -> torch.Tensor:
@@ -308,19 +315,19 @@ def _tokenized(place: Mapping[str, Any], batch: int, length: int) -> dict[str, t
     return {name: made[name] for name in tokenizer.model_input_names if name in made}
 
 
-def _picture() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """[480, 640, 3]: waves of all levels, of another length in each channel."""
-    rows, columns = np.mgrid[0:480, 0:640]
+def picture(height: int = 480, width: int = 640) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """[height, width, 3]: waves of all levels, of another length in each channel."""
+    rows, columns = np.mgrid[0:height, 0:width]
     waves = [np.sin((rows + columns) / length) for length in (16, 32, 64)]
     return (127.5 + 127.5 * np.stack(waves, axis=-1)).astype(np.uint8)
 
 
-def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+def parts_of(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     """The configuration, and those of its parts, such as ``vision_config``."""
     yield config
     for value in vars(config).values():
         if isinstance(value, PretrainedConfig):
-            yield from _parts(value)
+            yield from parts_of(value)
 
 
 TEXT_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
@@ -444,7 +451,7 @@ class _Flat(torch.nn.Module):
 
     def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Runs the model, while it is exported with the changes that transformers' own exporter makes to it."""
-        with _exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext():
+        with exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext():
             made = self.model(**dict(zip(self.names, values, strict=True)), **self.flags)
         if unknown := {*(self.outputs or ())} - {*(made if isinstance(made, Mapping) else ())}:
             returned = ", ".join(made) if isinstance(made, Mapping) else "no names"
@@ -466,7 +473,7 @@ def _tensors(made: Any, wanted: list[str] | None) -> Iterator[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _exportable(model: torch.nn.Module) -> Iterator[None]:
+def exportable(model: torch.nn.Module) -> Iterator[None]:
     with apply_patches("dynamo"), reset_model_state(model):
         yield
 

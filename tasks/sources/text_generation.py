@@ -112,16 +112,19 @@ class CachedModel(torch.nn.Module):
         Returns:
             [1, vocabulary].
         """
-        positions = start + torch.arange(tokens.shape[1])
-        given: dict[str, Any] = {}
+        return self.run(start, tokens.shape[1], input_ids=tokens)
+
+    def run(self, start: torch.Tensor, length: int, **given: Any) -> torch.Tensor:
+        """Computes the logits [1, vocabulary] after the last of `length` tokens, from what the model takes of them."""
+        positions = start + torch.arange(length)
         if self._takes_positions:
-            given["position_ids"] = self.cache.rotary_positions(positions)[None]
+            given = {"position_ids": self.cache.rotary_positions(positions)[None], **given}
         if self.cache.sinks:
             given["attention_mask"] = self.cache.mask(positions)
         first = 0
         if self._passes_start:
-            first = given[START] = 0 if self.cache.sinks else self._first(start, tokens.shape[1])
-        made = self.model(input_ids=tokens, cache=self.cache.at(positions, first), **given, **self._options)
+            first = given[START] = 0 if self.cache.sinks else self._first(start, length)
+        made = self.model(cache=self.cache.at(positions, first), **given, **self._options)
         return made.logits[:, -1].float()
 
     def _first(self, start: torch.Tensor, tokens: int) -> int:
@@ -132,15 +135,15 @@ class CachedModel(torch.nn.Module):
         return first  # type: ignore[no-any-return]  # a number, symbolic while it is traced
 
 
-def model(
+def model(  # noqa: PLR0913 - the fields of a name
     name: str,
     revision: str | None = None,
     task: str | None = None,
     config: Mapping[str, Any] | None = None,
+    *,
     sequence: int = 512,
     attention: str | None = None,
     cache: str | None = None,
-    *,
     sinks: int = 0,
     prefill: bool = False,
     weights: Mapping[str, Any] | None = None,
@@ -226,6 +229,7 @@ Where a file takes fewer tokens at once, the runner does not stop at its context
 
 
 _LEAST = 4  # tokens of a context that the examples fit into
+_CHECKED = 1026  # tokens at most, with which a cache is compared to the model without one: a window and more
 _TOLERANCES = {None: 1e-4, "int8": 0.2}
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
@@ -240,21 +244,19 @@ def _with_cache(
     shapes = cache_shapes(loaded, {"input_ids": prompt})
     if sinks:
         _check_sinks(loaded, shapes)
+    windows = [shape.window for shape in shapes if shape and shape.window and shape.window < context]
+    if (more := min(max(windows, default=0) + 2, _CHECKED) - prompt.shape[1]) > 0:
+        vocabulary = loaded.config.get_text_config(decoder=True).vocab_size
+        prompt = torch.cat([prompt, random_tokens(vocabulary, 1, min(more, context - prompt.shape[1]))], dim=1)
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
-    if attention is None:
-        cached = CachedModel(loaded, KvCache(shapes, context, sinks))
-    else:
-        from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
-
-        kind = own.QuantizedCache if cache == "int8" else own.SequenceCache
-        own.switch_attention(loaded)
-        cached = CachedModel(loaded, kind(shapes, context, sinks), passes_start=True)
+    kept = make_cache(loaded, shapes, context, attention, cache, sinks)
+    cached = CachedModel(loaded, kept, passes_start=attention is not None)
     with torch.no_grad():
         before = cached(prompt[:, :-1], torch.tensor([0]))
         after = cached(prompt[:, -1:], torch.tensor([prompt.shape[1] - 1]))
     cached.cache.clear()
-    check_logits(torch.cat([before, after]), wanted, loaded, _TOLERANCES[cache])
+    check_logits(torch.cat([before, after]), wanted, loaded, cache)
     return cached
 
 
@@ -263,21 +265,38 @@ def _check_sinks(loaded: Any, shapes: Shapes) -> None:
     text = loaded.config.get_text_config(decoder=True)
     rotary = getattr(text, "rope_parameters", None) and not getattr(text, "alibi", False)
     if not rotary or "position_ids" not in inspect.signature(loaded.forward).parameters:
-        raise SourceError(
-            f"sinks: {text.model_type!r} has no rotary position embeddings, which sinks need; leave it out"
-        )
+        raise SourceError(f"sinks: {text.model_type!r} has no rotary position embeddings; leave it out")
     if any(shape and shape.window for shape in shapes):
         raise SourceError(f"sinks: layers of {text.model_type!r} have sliding windows of their own; leave it out")
 
 
-def check_logits(found: torch.Tensor, wanted: torch.Tensor, loaded: Any, tolerance: float = _TOLERANCES[None]) -> None:
+def make_cache(
+    model: Any, shapes: Shapes, context: int, attention: str | None, cache: str | None, sinks: int = 0
+) -> KvCache:
+    """A cache as the fields `attention` and `cache` ask for; lets the model use the operators that read it."""
+    if attention is None:
+        return KvCache(shapes, context, sinks)
+    from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
+
+    own.switch_attention(model)
+    return (own.QuantizedCache if cache == "int8" else own.SequenceCache)(shapes, context, sinks)
+
+
+STATIC_CACHE = (
+    "with a cache of static size than without, because its code does not take positions and masks from transformers' "
+    "cache"
+)
+
+
+def check_logits(
+    found: torch.Tensor, wanted: torch.Tensor, loaded: Any, cache: str | None = None, how: str = STATIC_CACHE
+) -> None:
     """Raises SourceError if a model with a cache computes other logits than without."""
-    if (found - wanted).abs().max() > tolerance * wanted.abs().max():
+    if (found - wanted).abs().max() > _TOLERANCES[cache] * wanted.abs().max():
         name = loaded.config.get_text_config(decoder=True).model_type
         raise SourceError(
-            f"{name!r} computes other logits with a cache of static size than without, because its code does not take "
-            "positions and masks from transformers' cache: ExecuTorch's runners cannot use it; with "
-            "`task: feature-extraction` it is exported without a cache"
+            f"{name!r} computes other logits {how}: ExecuTorch's runners cannot use it; with `task: "
+            "feature-extraction` it is exported without a cache"
         )
 
 

@@ -42,7 +42,8 @@ def comparable_strides() -> AbstractContextManager[object]:
 
     For torch 2.13, whose `Min` of sizes (torch/utils/_sympy/functions.py) compares multiples of a product only. The
     stride of collapsed dimensions is such a minimum (`_collapse_view_helper` in torch/_prims). A view of heads and
-    tokens, where tokens are those of a cache and `n` more, then has a guard that torch cannot prove. Delete once it can.
+    tokens, where tokens are those of a cache and `n` more, then has a guard that torch cannot prove. What it compared
+    before, it remembers. Delete once it can.
     """
     compare = MinMaxBase._collapse_known_multiplicative_terms  # noqa: SLF001 - the function that compares
 
@@ -51,7 +52,7 @@ def comparable_strides() -> AbstractContextManager[object]:
             factors, (term, other) = zip(*(value.primitive() for value in values), strict=True)
             if term == other and term.is_nonnegative:
                 return (min if issubclass(cls, Min) else max)(factors) * term
-        return compare.__func__(cls, values)  # type: ignore[attr-defined]  # of the class that asks
+        return compare.__func__(cls, values)  # of the class that asks
 
     return patch.object(MinMaxBase, "_collapse_known_multiplicative_terms", classmethod(compare_factored))
 

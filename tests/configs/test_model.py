@@ -157,12 +157,4 @@ def test_buckets_of_a_program():
     """What is exported already has the sizes that it has."""
     with pytest.raises(ValidationError, match=r"a \.pt2 file is exported already.*give a builder"):
         ModelConfig(source="net.pt2", methods={"forward": {"buckets": {"batch": [1]}}})
-    assert ModelConfig(source="net.pt2", methods={"forward": {}}).methods["forward"].planned("forward") == []
-
-
-def test_names_of_buckets():
-    """A bucket is named after its method and its sizes, in the order in which the zoo has the dimensions."""
-    config = ModelConfig(source="m:f", methods={"run": {"buckets": {"sequence": [32, 128], "batch": [1, 4]}}})
-    found = {bucket.name: bucket.sizes for bucket in config.methods["run"].planned("run")}
-    assert [*found] == ["run_32_1", "run_32_4", "run_128_1", "run_128_4"]
-    assert found["run_32_4"] == {"sequence": 32, "batch": 4}
+    assert ModelConfig(source="net.pt2", methods={"forward": {}}).methods["forward"].buckets == {}

@@ -456,7 +456,7 @@ import json, sys, torch
 from executorch.runtime import Runtime
 from pteforge.tasks.sources.encoder_decoder import model
 from pteforge.tasks.usercode.model_source import seed_everything
-from transformers import AutoFeatureExtractor, GenerationMixin
+from transformers import AutoFeatureExtractor, AutoTokenizer, GenerationMixin
 from transformers.generation.logits_process import (
     LogitsProcessorList, SuppressTokensAtBeginLogitsProcessor, WhisperTimeStampLogitsProcessor
 )
@@ -485,6 +485,10 @@ for file, source in json.load(sys.stdin):
     settings.forced_eos_token_id, settings.decoder_start_token_id = None, first
     asked = [([first], LogitsProcessorList())]
     inputs = [torch.randint(5, 60, (1, length)) for length in (1, 20, 90)]
+    show = list
+    if texts := source.get("texts"):
+        tokenizer = AutoTokenizer.from_pretrained(file.rpartition("/")[0])
+        inputs, show = [tokenizer(text, return_tensors="pt").input_ids for text in texts], tokenizer.decode
     if example.dim() == 2 and example.dtype is torch.float32:
         inputs = [torch.randn(1, length) for length in (3000, 16000, 40000)]
     if example.dim() == 3:
@@ -505,7 +509,8 @@ for file, source in json.load(sys.stdin):
                 suppress_tokens=settings.suppress_tokens, begin_suppress_tokens=None,
             )
             said = continued(program, each, prompt, processors)
-            print("RESULT", json.dumps([constants, said, made[0].tolist()[len(prompt) :]]), flush=True)
+            wanted = made[0].tolist()[len(prompt) :]
+            print("RESULT", json.dumps([constants, show(said), show(wanted)]), flush=True)
 """
 
 
@@ -594,6 +599,215 @@ def test_encoders_with_decoders(project):
     for _, said, wanted in results:
         assert said == wanted
     assert max(len({*said}) for _, said, _ in results) > 4
+
+
+# A Marian with random weights, whose tokens are pieces of words in two SentencePiece models, in the hub's layout.
+TRANSLATOR = """
+import json, sys, sentencepiece, torch
+from pathlib import Path
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer
+
+folder, words = Path(sys.argv[1]), sys.argv[2].split()
+folder.mkdir()
+for name, text in ("source", words), ("target", reversed(words)):
+    (folder / "text").write_text(" ".join(text))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / name), vocab_size=40, hard_vocab_limit=False)
+    (folder / f"{name}.model").rename(folder / f"{name}.spm")
+pieces = [sentencepiece.SentencePieceProcessor(str(folder / f"{name}.spm")) for name in ("source", "target")]
+known = {model.id_to_piece(number) for model in pieces for number in range(3, model.get_piece_size())}
+vocabulary = {piece: number for number, piece in enumerate(["</s>", "<unk>", *sorted(known), "<pad>"])}
+(folder / "vocab.json").write_text(json.dumps(vocabulary))
+MarianTokenizer(*(str(folder / name) for name in ("source.spm", "target.spm", "vocab.json"))).save_pretrained(folder)
+torch.manual_seed(0)
+layers = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in
+          {"layers": 2, "attention_heads": 4, "ffn_dim": 64}.items()}
+pad = vocabulary["<pad>"]
+ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0}
+config = MarianConfig(**layers, **ids, d_model=32, vocab_size=len(vocabulary), decoder_vocab_size=len(vocabulary),
+                      max_position_embeddings=96, init_std=1.0, tie_word_embeddings=False)
+net = MarianMTModel(config)
+net.generation_config.bad_words_ids = [[pad]]
+net.save_pretrained(folder)
+"""
+
+
+def test_a_model_translates(project):
+    """Marian, whose tokenizer is in three parts: texts of several lengths become the text that eager makes of them."""
+    folder = project.folder / "tiny"
+    subprocess.run([sys.executable, "-c", TRANSLATOR, folder, TEXT], check=True, capture_output=True)
+    made = project.run("export", "hf:./tiny", "--recipe", "xnnpack-fp32", "--recipe", "xnnpack-int8-dynamic")
+    assert made.code == 0, made.err
+    assert {"source.spm", "target.spm", "vocab.json"} <= {path.name for path in (project.out / "tiny").iterdir()}
+    source = {"huggingface": str(folder), "texts": ["the", TEXT[:24], TEXT]}
+    results = transcribe(folder, (project.out / "tiny" / "xnnpack-fp32.pte", source))
+    assert len(results) == 3
+    for _, said, wanted in results:
+        assert said == wanted
+    assert len({said for _, said, _ in results}) > 1
+
+
+# A model of images and text with random weights, its image processor and its tokenizer, in the hub's layout.
+WATCHER = """
+import json, sys, torch
+from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+
+folder, (kind, sizes, processor) = sys.argv[1], json.loads(sys.argv[2])
+torch.manual_seed(0)
+config = AutoConfig.for_model(kind, **sizes)
+net = AutoModelForImageTextToText.from_config(config)
+for name, values in net.named_parameters():
+    if values.dim() > 1:
+        torch.nn.init.normal_(values, std=0.03 if "embed_tokens" in name else 0.3)
+net.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
+net.save_pretrained(folder)
+IMAGE_PROCESSOR_MAPPING[type(config)]["pil"](**processor).save_pretrained(folder)
+"""
+
+# What the runner says to texts and images, and what eager says: as JSON. Eager's images are by the image processor;
+# the runner's are rescaled and normalized as the file says.
+WATCH = """
+import inspect, json, sys, torch
+import executorch.extension.llm.custom_ops.custom_ops, executorch.kernels.quantized
+from executorch.extension.llm.runner import GenerationConfig, MultimodalRunner, make_image_input, make_token_input
+from pteforge.formats.pte.metadata import read_metadata
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+torch.set_num_threads(1)
+for file, folder in json.load(sys.stdin):
+    said, runner = read_metadata(file), MultimodalRunner(file, folder)
+    tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)
+    net = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    takes = inspect.signature(net.forward).parameters
+    height, width = said["image.size"]
+    mean, std = (torch.tensor(json.loads(said[f"image.{name}"])).view(3, 1, 1) for name in ("mean", "std"))
+    torch.manual_seed(0)
+    for picture in torch.randint(256, (2, 3, height, width), dtype=torch.uint8):
+        made = dict(processor(images=[picture.permute(1, 2, 0).numpy()], return_tensors="pt"))
+        image = (picture.float() * said["image.rescale"] - mean) / std
+        for before, after in (1, 1), (7, 3), (3, 30):
+            before, after = (torch.arange(length)[None] + 4 for length in (before, after))
+            features = net.get_image_features(**{name: made[name] for name in made if name in takes}).pooler_output
+            rows = sum(part.reshape(-1, part.shape[-1]).shape[0] for part in features)
+            ids = torch.cat([before, torch.full((1, rows), net.config.image_token_id), after], dim=1)
+            types = (ids == net.config.image_token_id).long()
+            given = {**made, "token_type_ids": types, "mm_token_type_ids": types}
+            given = {name: given[name] for name in given if name in takes}
+            wanted = net.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **given, max_new_tokens=40,
+                                  do_sample=False)[0, ids.shape[1] :]
+            parts = [make_token_input(before[0].tolist()), make_image_input(image), make_token_input(after[0].tolist())]
+            heard = []
+            runner.reset()
+            runner.generate(parts, GenerationConfig(max_new_tokens=40, temperature=0.0, echo=False), heard.append)
+            wanted = tokenizer.decode(wanted).removesuffix(tokenizer.eos_token)
+            print("\\nRESULT", json.dumps(["".join(heard), wanted]), flush=True)
+"""
+
+
+def watch(*models):
+    """For each file with its folder, two images and three prompts: what the runner says, and what eager says."""
+    given = json.dumps([[str(file), str(folder)] for file, folder in models])
+    done = subprocess.run([sys.executable, "-c", WATCH], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+
+
+DECODING = {**GROUPED, "vocab_size": 60}
+SEEING = {
+    **{name: TALKING[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+    "image_size": 32,
+}
+SEEING |= {"num_attention_heads": 4, "patch_size": 8}
+PATCHED = {"depth": 2, "num_heads": 2, "embed_dim": 32, "hidden_size": 32, "patch_size": 8, "spatial_merge_size": 2}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
+LOCAL = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
+SQUARE = {"size": {"height": 32, "width": 32}}
+WATCHERS = {
+    "llava": [
+        {"text_config": {"model_type": "llama"}, "vision_config": {"model_type": "clip_vision_model", **SEEING}},
+        {**SQUARE, "crop_size": SQUARE["size"]},
+    ],
+    "smolvlm": [
+        {
+            "text_config": {"model_type": "llama"},
+            "vision_config": {"model_type": "smolvlm_vision", **SEEING},
+            "scale_factor": 2,
+        },
+        {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 32}, "do_image_splitting": False},
+    ],
+    "gemma3": [
+        {
+            "text_config": {"model_type": "gemma3_text", **LOCAL},
+            "vision_config": {"model_type": "siglip_vision_model", **SEEING},
+            "mm_tokens_per_image": 4,
+        },
+        SQUARE,
+    ],
+    "qwen2_vl": [
+        {
+            "text_config": {"model_type": "qwen2_vl_text", **ROPE},
+            "vision_config": {"model_type": "qwen2_vl", **PATCHED},
+        },
+        {"patch_size": 8, "size": {"shortest_edge": 256, "longest_edge": 2048}},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def watchers(tmp_path_factory):
+    """A folder in the hub's layout for each model of images and text."""
+    folder = tmp_path_factory.mktemp("watchers")
+    for kind, (sizes, processor) in WATCHERS.items():
+        text = {**DECODING, **sizes["text_config"]}
+        given = json.dumps([kind, {**sizes, "text_config": text, "image_token_id": 59}, processor])
+        subprocess.run([sys.executable, "-c", WATCHER, folder / kind, given], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", LETTERS, folder / kind], check=True, capture_output=True)
+        (folder / kind / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    return folder
+
+
+def test_models_see(project, watchers):
+    """Two images, texts of several lengths: ExecuTorch's runner says what eager says, and images make a difference."""
+    shutil.copytree(watchers, project.folder / "watchers")
+    sources = {kind: {"huggingface": f"./watchers/{kind}", "sequence": CONTEXT} for kind in WATCHERS}
+    project.write_zoo({kind: {"source": source} for kind, source in sources.items()}, ("xnnpack-fp32",))
+    done = project.export()
+    assert done.code == 0, done.err
+    names = {"tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "chat_template.jinja"}
+    assert all(names <= {path.name for path in (project.out / kind).iterdir()} for kind in WATCHERS)
+    results = watch(*((project.out / kind / "xnnpack-fp32.pte", watchers / kind) for kind in WATCHERS))
+    assert len(results) == 2 * 3 * len(WATCHERS)
+    for said, wanted in results:
+        assert said == wanted
+    for at in range(0, len(results), 6):
+        assert results[at][0] != results[at + 3][0]
+        assert max(len({*said}) for said, _ in results[at : at + 6]) > 4
+
+
+def test_quantized_models_see(project, watchers):
+    """Weights in 4 bits, attention by ExecuTorch's operators, a cache in int8: within bounds, and the runner runs."""
+    shutil.copytree(watchers, project.folder / "watchers")
+    own = {"attention": "custom_sdpa", "cache": "int8"}
+    sources = {
+        "plain": {"huggingface": "./watchers/smolvlm", "sequence": CONTEXT},
+        "own": {"huggingface": "./watchers/gemma3", "sequence": CONTEXT, "attention": "custom_sdpa"},
+        "own_int8": {"huggingface": "./watchers/qwen2_vl", "sequence": CONTEXT, **own},
+    }
+    project.write_zoo({name: {"source": sources[name]} for name in ("own", "own_int8")}, ("xnnpack-fp32",))
+    done = project.export()
+    assert done.code == 0, done.err
+    exact = watch((project.out / "own" / "xnnpack-fp32.pte", watchers / "gemma3"))
+    assert all(said == wanted for said, wanted in exact)
+    close = watch((project.out / "own_int8" / "xnnpack-fp32.pte", watchers / "qwen2_vl"))
+    assert sum(said[:4] == wanted[:4] for said, wanted in close) > 3
+    recipes = ("xnnpack-int8-dynamic", "xnnpack-llm-8da4w")
+    project.write_zoo({"plain": {"source": sources["plain"]}}, recipes)
+    done = project.export()
+    assert done.code == 0, done.err
+    for recipe in recipes:
+        said = watch((project.out / "plain" / f"{recipe}.pte", watchers / "smolvlm"))
+        assert sum(found[:2] == wanted[:2] for found, wanted in said) > 3
 
 
 def test_a_changed_checkpoint(project, language_model):

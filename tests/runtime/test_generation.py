@@ -144,6 +144,7 @@ def test_the_command(results, singer, run_here, tmp_path):
         ((PROMPT, "--chat"), "there is no chat template in"),
         ((PROMPT, "--image", "cat.png"), "takes no images: it has no method vision_encoder"),
         ((PROMPT, "--audio", "cat.wav"), "takes no sound"),
+        ((PROMPT, "--language", "de"), "only those take a language or timestamps"),
         ((PROMPT, "--tokenizer", "."), "there is no tokenizer in"),
     ]
     for name in ("tokenizer.json", "tokenizer_config.json"):

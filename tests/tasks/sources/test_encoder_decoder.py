@@ -60,6 +60,18 @@ ARCHITECTURES = {
     "whisper": {**WHISPER, "suppress_tokens": [5, 6]},
     "moonshine": MOONSHINE,
 }
+GEMMA = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "sliding_window": 16,
+    "initializer_range": 0.4,
+}
 FSMT = {"d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim", "init_std"}
 MORE = {
     "mt5": T5,
@@ -69,6 +81,9 @@ MORE = {
     "pegasus": TEXT,
     "blenderbot": TEXT,
     "blenderbot-small": TEXT,
+    "nllb-moe": {**TEXT, "num_experts": 4},
+    "switch_transformers": {**T5, "num_experts": 4},
+    "t5gemma": {"encoder": GEMMA, "decoder": GEMMA, "vocab_size": 60},
     "plbart": {name: value for name, value in TEXT.items() if name != "decoder_start_token_id"},
 }
 

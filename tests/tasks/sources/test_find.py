@@ -24,7 +24,7 @@ def hub(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def write_model(folder: Path, architecture: str, **fields: bool) -> None:
+def write_model(folder: Path, architecture: str, **fields: object) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture], **fields}))
     (folder / "model.safetensors").write_bytes(b"weights")
@@ -75,6 +75,28 @@ def test_models_with_a_decoder(tmp_path, architecture, decodes, task, builder):
     assert "source.spm" in [path.name for path in found.files]
 
 
+@pytest.mark.parametrize(
+    ("architecture", "fields", "task", "builder"),
+    [
+        ("VoxtralForConditionalGeneration", {"audio_config": {}}, None, "audio_text:model"),
+        ("GraniteSpeechForConditionalGeneration", {"encoder_config": {}}, None, "audio_text:model"),
+        (
+            "GraniteSpeechForConditionalGeneration",
+            {"encoder_config": {}},
+            "automatic-speech-recognition",
+            "audio_text:model",
+        ),
+        ("VoxtralForConditionalGeneration", {"audio_config": {}}, "feature-extraction", "huggingface:Model"),
+        ("ClapModel", {"audio_config": {}}, None, "huggingface:Model"),
+    ],
+)
+def test_models_that_hear(tmp_path, architecture, fields, task, builder):
+    """Models that generate text from sounds and text get a builder of their own, unless the task is another one."""
+    write_model(tmp_path / "small", architecture, **fields)
+    found = find_source(HuggingFaceSource(huggingface=str(tmp_path / "small"), task=task), tmp_path)
+    assert found.builder == f"pteforge.tasks.sources.{builder}"
+
+
 def test_old_weights(hub):
     """Where there are no safetensors, the weights that are read instead are declared."""
     snapshot = hub / "hub" / "models--org--small" / "snapshots" / COMMIT
@@ -106,6 +128,8 @@ def test_fields_of_the_other_kind(tmp_path):
         ({"task": "fill-mask", "attention": "custom_sdpa"}, "leave `attention` out"),
         ({"task": "fill-mask", "sinks": 4}, "leave `sinks` out"),
         ({"task": "fill-mask", "prefill": True}, "leave `prefill` out"),
+        ({"task": "fill-mask", "audio_frames": 100}, "leave `audio_frames` out"),
+        ({"task": "audio-text-to-text", "batch": 2}, "leave `batch` out"),
     ):
         source = HuggingFaceSource(huggingface="bert", config={}, **fields)
         with pytest.raises(SourceError, match=problem):

@@ -6,12 +6,13 @@ from pkgutil import resolve_name
 import numpy as np
 import pytest
 import torch
+from pteforge.configs.model import MethodConfig
 from pteforge.errors import InputError, SourceError
 from pteforge.flows.reports.figures_text import format_size
 from pteforge.formats.pte.buckets import Bucket
 from pteforge.formats.pte.reader import read_pte
 from pteforge.runtime import load
-from pteforge.tasks.lowering.model import PlannedModel
+from pteforge.tasks.lowering.model import PlannedModel, plan_buckets
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
 
 
@@ -100,6 +101,14 @@ def test_padding_is_tried(stages, export):
     roles = export("mean", {"length": 16}, kwargs={"padding": True})
     assert Bucket.model_validate_json(stages.json(roles["bucket"])).padding == ()
     assert "padding changes what eager computes" in stages.value(roles["examples"])["notes"][0]
+
+
+def test_names():
+    """A bucket is named after its method and its sizes, in the order in which the zoo has the dimensions."""
+    planned = plan_buckets("run", MethodConfig(buckets={"sequence": [32, 128], "batch": [1, 4]}))
+    assert [bucket.name for bucket in planned] == ["run_32_1", "run_32_4", "run_128_1", "run_128_4"]
+    assert planned[1].sizes == {"sequence": 32, "batch": 4}
+    assert plan_buckets("run", MethodConfig()) == []
 
 
 def test_methods_of_one_name():

@@ -1,0 +1,123 @@
+"""Models that generate text from a text with sounds in it: questions about speech, transcription, translation.
+
+Their files have the methods that ExecuTorch's `MultimodalRunner` calls (extension/llm/runner/multimodal_prefiller.cpp):
+`audio_encoder`, `token_embedding` and `text_decoder`. A sound longer than `audio_encoder` takes is several in a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from types import MethodType
+from typing import Any
+
+import torch
+from transformers import AutoFeatureExtractor, PretrainedConfig
+
+from ...configs.model import ModelDefinition
+from ...errors import SourceError
+from .huggingface import SAMPLING_RATE, audio_metadata, load_model, parts_of, place_of, positions_of, tone
+from .multimodal import Encoder, Example, Inputs, Modality, generating
+from .text_generation import files_of
+
+AUDIO = Modality("audio_encoder", "get_audio_features", "audio_token_id", "a sound")
+
+_SECONDS = 30
+"""Of a sound at once, unless the model has another length."""
+
+_FRAMES = 1500
+"""Of as many seconds, where neither the configuration nor a feature extractor names a number."""
+
+_TOKENIZERS = ("tekken.json",)
+"""Mistral's, which ExecuTorch's runner takes, too."""
+
+_MASKS = {"get_audio_features": "input_features_mask", "forward": "feature_attention_mask"}
+"""Inputs that say which frames are of the sound, by the method that takes them."""
+
+
+def model(  # noqa: PLR0913 - fields of a source
+    name: str,
+    revision: str | None = None,
+    task: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    *,
+    sequence: int | None = None,
+    attention: str | None = None,
+    cache: str | None = None,
+    audio_frames: int | None = None,
+    weights: Mapping[str, Any] | None = None,
+) -> ModelDefinition:
+    """A model whose methods are `audio_encoder`, `token_embedding` and `text_decoder`.
+
+    Args:
+        name: of a repository in the hub's cache, a folder, or, with a configuration, a ``model_type``.
+        revision: the repository's commit.
+        task: audio-text-to-text; None: what the configuration names.
+        config: fields of the configuration that replace its own. The weights are random then.
+        sequence: tokens of prompt, sounds and answer together, at most; left out: 512.
+        attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
+        cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
+        audio_frames: of a sound at once; None: those of 30 seconds, or of the model's window.
+        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
+    """
+    place = place_of(name, revision, weights)
+    loaded, configuration = load_model(place, task, config, weights)
+    if config is None and getattr(configuration, "has_lora_adapter", False) and find_spec("peft") is None:
+        raise SourceError(f"{name} has a LoRA adapter for sounds; run: pip install 'pteforge[lora]'")
+    if not hasattr(loaded, AUDIO.accessor):
+        tower, projector = (getattr(loaded.model, part, None) for part in ("audio_tower", "multi_modal_projector"))
+        if tower is None or projector is None:
+            raise SourceError(f"{configuration.model_type!r} has no `{AUDIO.accessor}`: its audio encoder is not known")
+        loaded.get_audio_features = MethodType(_features_of_tower, loaded)
+    example = _example(loaded, place, configuration, audio_frames)
+    context = min(sequence or 512, positions_of(configuration))
+    made = generating(loaded, place, {AUDIO: example}, context, attention, cache)
+    return replace(made, assets={**made.assets, **files_of(place, _TOKENIZERS)})
+
+
+def _features_of_tower(loaded: Any, input_features: torch.Tensor) -> torch.Tensor:
+    """As Qwen2-Audio computes the embeddings of sounds that fill its window."""
+    states = loaded.model.audio_tower(input_features).last_hidden_state
+    return loaded.model.multi_modal_projector(states)  # type: ignore[no-any-return]
+
+
+def _example(loaded: Any, place: Mapping[str, Any], config: PretrainedConfig, frames: int | None) -> Example:
+    """A sound of one window as the model's feature extractor prepares it, or random values.
+
+    It is [1, mel bins, frames] or, in some models, [1, frames, mel bins].
+    """
+    part = next((part for part in parts_of(config) if hasattr(part, "num_mel_bins")), None)
+    if part is None:
+        raise SourceError(f"{config.model_type!r} encodes no mel spectrograms, which ExecuTorch's runner passes")
+    features = _extracted(place)
+    if features is None:
+        positions = getattr(part, "max_source_positions", getattr(part, "max_position_embeddings", _FRAMES // 2))
+        features = torch.randn(1, part.num_mel_bins, 2 * positions)
+        with torch.no_grad(), contextlib.suppress(RuntimeError, ValueError):
+            Encoder(loaded, AUDIO.accessor, _inputs(loaded, 2 * positions))(features.mT)
+            features = features.mT.contiguous()
+    axis = 2 if features.shape[1] == part.num_mel_bins else 1
+    if frames is not None:
+        times = -(-frames // features.shape[axis])
+        features = torch.cat([features] * times, axis).narrow(axis, 0, frames).contiguous()
+    return Example(features, _inputs(loaded, features.shape[axis]), {"audio": audio_metadata(place)})
+
+
+def _extracted(place: Mapping[str, Any]) -> torch.Tensor | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
+        extractor = AutoFeatureExtractor.from_pretrained(**place)
+        asked = inspect.signature(extractor.__call__).parameters
+        options = {"sampling_rate": SAMPLING_RATE, "return_tensors": "pt"}
+        made = extractor(tone(_SECONDS).numpy(), **{name: value for name, value in options.items() if name in asked})
+        return torch.as_tensor(made["input_features"])[:1]
+    return None
+
+
+def _inputs(loaded: Any, frames: int) -> Inputs:
+    """What the model takes next to the features: masks of a sound that has all frames."""
+    methods = {method: getattr(loaded, method) for method in _MASKS}
+    asked = [name for method, name in _MASKS.items() if name in inspect.signature(methods[method]).parameters]
+    return Inputs("input_features", others=dict.fromkeys(asked, torch.ones(1, frames, dtype=torch.int64)))
