@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from .api.export import export
     from .api.recipes import recipe_from_executorch
     from .api.result import Exported
+    from .api.weights import load_weights
     from .configs.model import MethodCall, MethodDefinition, ModelDefinition
     from .flows.prefect.server import PteforgeStore
-    from .tasks.usercode.weights import load_weights
 
 __version__ = "0.1.0"
 
@@ -39,7 +39,7 @@ _LAZY = {
     "ModelDefinition": "configs.model",
     "PteforgeStore": "flows.prefect.server",
     "export": "api.export",
-    "load_weights": "tasks.usercode.weights",
+    "load_weights": "api.weights",
     "recipe_from_executorch": "api.recipes",
 }
 

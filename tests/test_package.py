@@ -28,8 +28,8 @@ MAY_IMPORT = {
     "errors": set(),
     "artifacts": {"errors"},
     "formats": {"artifacts", "errors"},
-    "configs": {"errors"},
-    "evaluators": {"errors"},
+    "configs": {"errors", "formats"},
+    "evaluators": {"configs", "errors"},
     "tasks": {"artifacts", "configs", "errors", "formats"},
     "runtime": {"artifacts", "errors", "formats"},
     "api": {"artifacts", "configs", "errors", "formats", "runtime", "tasks"},
@@ -52,8 +52,8 @@ HEAVY = (
     *("api", "evaluators", "native", "tasks.codecs", "tasks.engine.workers.entry", "tasks.lowering.preload"),
     *("tasks.explain", "tasks.export", "tasks.lower.", "tasks.quantize", "tasks.upstream", "tasks.usercode"),
     "tasks.verify",
-    *(f"tasks.sources.{name}" for name in ("encoder_decoder", "executorch_attention", "huggingface", "image_models")),
-    "tasks.sources.text_generation",
+    *(f"tasks.sources.{name}" for name in ("adapters", "audio_text", "encoder_decoder", "executorch_attention")),
+    *(f"tasks.sources.{name}" for name in ("huggingface", "image_models", "multimodal", "text_generation")),
 )
 
 PARTS = ("", ".artifacts", ".configs", ".formats", ".flows", ".flows.cli", ".runtime", ".tasks")

@@ -94,13 +94,13 @@ def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
         files = {path for path in files if path.suffix not in {".safetensors", ".bin"}} | {place / source.gguf}
     if source.adapter:
         _require("peft", "lora", f"adapter: {source.adapter}")
-        adapter, of_adapter = _locate(source.adapter, source.adapter_revision, folder, _has_adapter, _READ)
+        adapter, named_adapter = _locate(source.adapter, source.adapter_revision, folder, _has_adapter, _READ)
         if not _has_adapter(adapter):
             raise SourceError(f"there is no adapter in {adapter}: it needs adapter_config.json and {_ADAPTER[0]}")
         source = source.model_copy(update={"task": source.task or _task_of(adapter)})
         kwargs["task"] = source.task
         files |= {path for pattern in (*_READ, *_ADAPTER) for path in adapter.glob(pattern)}
-        weights["adapter"] = of_adapter if source.merge else {**of_adapter, "merge": False}
+        weights["adapter"] = named_adapter if source.merge else {**named_adapter, "merge": False}
     elif not source.merge:
         raise SourceError(f"huggingface: {source.huggingface}: `merge: false` needs an `adapter`")
     kwargs["weights"] = weights or None

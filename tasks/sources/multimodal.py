@@ -433,13 +433,18 @@ def generating(
         wanted = loaded(**{name: value for name, value in given.items() if name in asked}, use_cache=False).logits
     columns = _name_columns(loaded, encoders, given)
     shapes = cache_shapes(loaded, {"input_ids": text})
+    if columns == _IMAGE:  # masks of images whose tokens see each other are of all positions
+        shapes = [shape and shape._replace(window=None) for shape in shapes]
     kept = make_cache(loaded.get_decoder(), shapes, context, attention, cache)
     embed = TokenEmbedding(loaded, columns)
     decoder = Decoder(loaded, kept, columns, passes_start=attention is not None)
     calls = [MethodCall("token_embedding", (parts[0],))]
     calls += [MethodCall(kind.method, (example.values,)) for kind, example in examples.items()]
     calls += [MethodCall("token_embedding", (part,)) for part in (text[:, 3:7], text[:, 7:])]
-    modules = {"token_embedding": embed, **{kind.method: encoder for kind, encoder in encoders.items()}}
+    modules: dict[str, torch.nn.Module] = {
+        "token_embedding": embed,
+        **{kind.method: encoder for kind, encoder in encoders.items()},
+    }
     made, start, sequence = [], 0, []
     with torch.no_grad():
         for call in calls:
@@ -489,7 +494,7 @@ def _count(kind: Modality, encoder: Encoder, values: torch.Tensor, context: int)
     name = encoder.model.config.model_type
     try:
         with torch.no_grad():
-            count = encoder.learn(values).shape[1]
+            count = int(encoder.learn(values).shape[1])
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise SourceError(
             f"{name!r} does not encode {kind.part} by itself ({first_line(error)}); with `task: feature-extraction` it "
@@ -514,4 +519,4 @@ def _name_columns(loaded: Any, encoders: Mapping[Modality, Encoder], given: Mapp
         return 0
     for encoder in encoders.values():
         encoder.columns = columns[None].float()
-    return columns.shape[1]
+    return int(columns.shape[1])

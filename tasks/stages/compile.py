@@ -151,7 +151,7 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
                 keep_initial_state(program)
         if params.external_data:
             rename_clashing_weights(programs)
-            if isinstance(params.external_data, tuple):
+            if not isinstance(params.external_data, bool):
                 keep_inside(programs, params.external_data)
         return EdgeProgramManager(programs, dict(constants) or None, config)
 

@@ -1,10 +1,9 @@
-"""Weights in files instead of memory: mapped from checkpoints, and moved to files where they were computed."""
+"""Computed weights in files instead of memory."""
 
 from __future__ import annotations
 
 import ctypes
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -13,72 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-from ...errors import SourceError, first_line
-
-_INDEX = ".index.json"
-
-
-def load_weights(module: nn.Module, path: str | Path) -> None:
-    """Gives a module the tensors of a checkpoint, mapped from its files instead of read into memory.
-
-    The module may be on the meta device, so that its weights never take memory:
-
-        with torch.device("meta"):
-            model = Net()
-        pteforge.load_weights(model, "model.safetensors")
-
-    Parameters keep the checkpoint's dtype. A parameter that the module has under several names needs one of them there.
-
-    Args:
-        module: changed in place.
-        path: a ``.safetensors`` file, or a ``.safetensors.index.json`` that names those of a checkpoint in parts.
-
-    Raises:
-        SourceError: a file is missing or damaged, or its names or shapes are not those of the module; or tensors are
-            left on the meta device, such as buffers that a checkpoint does not have.
-    """
-    given = Path(path)
-    state = _mapped(given)
-    names: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    for tied in names.values():
-        stored = [name for name in tied if name in state]
-        state.update({name: state[stored[0]] for name in tied if stored})
-    try:
-        module.load_state_dict(state, assign=True)
-    except RuntimeError as error:
-        raise SourceError(f"{given} does not fit {type(module).__name__}: {error}") from error
-    for first, *others in names.values():
-        for other in others:
-            owner, _, attribute = other.rpartition(".")
-            setattr(module.get_submodule(owner), attribute, module.get_parameter(first))
-    left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]
-    if left:
-        raise SourceError(
-            f"{given} has no values for {', '.join(left)} of {type(module).__name__}: create them on the CPU, outside "
-            'of `torch.device("meta")`'
-        )
-
-
-def _mapped(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        from safetensors import SafetensorError  # noqa: PLC0415 - comes with the extra `hf`
-        from safetensors.torch import load_file  # noqa: PLC0415 - the same
-    except ImportError as error:
-        raise SourceError('load_weights needs safetensors: `pip install "pteforge[hf]"`') from error
-    try:
-        if not path.name.endswith(_INDEX):
-            return dict(load_file(path))
-        index = json.loads(path.read_bytes())
-        parts: Mapping[str, str] = index["weight_map"]
-        return {
-            name: tensor for part in sorted({*parts.values()}) for name, tensor in _mapped(path.parent / part).items()
-        }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
-        raise SourceError(f"{path} is no checkpoint of safetensors that can be read: {first_line(error)}") from error
-
 
 _IN_MEMORY = 1 << 16
 """Bytes up to which a tensor stays in memory."""

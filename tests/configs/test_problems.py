@@ -13,7 +13,7 @@ HEAD = "version: 1\ndefaults: {recipes: [portable-fp32]}\n"  # the cases below c
     ("written", "column", "field", "said"),
     [
         ("sed: 3", 29, "sed", "unknown key 'sed'; did you mean 'seed'?"),
-        ("colour: 3", 29, "colour", "here: accuracy, calibration, dynamic_shapes, limits, metadata, methods, recipes, seed"),
+        ("colour: 3", 29, "colour", "here: accuracy, calibration, dynamic_shapes, limits, metadata, methods, recipes"),
         ("limits: {memry: 3}", 38, "limits.memry", "unknown key 'memry'; did you mean 'memory'?"),
         ("seed: x", 29, "seed", "must be a whole number (found 'x')"),
         ("seed: true", 29, "seed", "must be a whole number (found true)"),

@@ -191,13 +191,8 @@ GENERATES = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("t5", marks=pytest.mark.slow),
-        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in GENERATES if kind != "t5"),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", GENERATES)
 @pytest.mark.timeout(900)
 def test_what_models_say(project, lower, kind):
     """A file says what `generate` says, and passes; one with other weights says something else, and is rejected."""
