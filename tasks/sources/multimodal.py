@@ -355,7 +355,7 @@ def model(  # noqa: PLR0913 - fields of a source
     outputs: list[str] | None = None,
     attention: str | None = None,
     cache: str | None = None,
-    image_size: int | Sequence[int] | None = None,
+    image_size: int | list[int] | None = None,
     weights: Mapping[str, Any] | None = None,
 ) -> ModelDefinition | Model:
     """A model whose methods are `vision_encoder`, `token_embedding` and `text_decoder`, or one of another kind.
@@ -380,7 +380,9 @@ def model(  # noqa: PLR0913 - fields of a source
             raise SourceError(
                 f"{type(loaded).__name__} does not generate text from images: leave `attention`, `cache` out"
             )
-        return Model(name, revision, task, config, batch or 4, sequence or 128, outputs, weights=weights)
+        return Model(
+            name, revision, task, config, batch, sequence or 128, outputs, image_size=image_size, weights=weights
+        )
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models that generate text have none")
     example = image_example(place, configuration, image_size)
