@@ -82,14 +82,20 @@ _TAKEN = re.compile(r"aten\.(linear|addmm|mm|conv\w*)\b")
 """Operators that all quantizers take."""
 
 
+def only_looks_up(program: ExportedProgram) -> bool:
+    """Whether weights are embeddings of tokens only, which quantizers do not take."""
+    return {node.target for node in _with_weights(program)} == {torch.ops.aten.embedding.default}
+
+
+def _with_weights(program: ExportedProgram) -> list[Node]:
+    """Calls of operators that take weights."""
+    weights = set(program.graph_signature.inputs_to_parameters) | set(program.graph_signature.inputs_to_buffers)
+    return [node for node in calls_of(program.graph) if any(value.name in weights for value in node.all_input_nodes)]
+
+
 def why_nothing_to_quantize(program: ExportedProgram) -> str:
     """Where the program computes with weights, for a program in which a quantizer finds nothing; may be empty."""
-    weights = set(program.graph_signature.inputs_to_parameters) | set(program.graph_signature.inputs_to_buffers)
-    used = [
-        node
-        for node in program.graph.nodes
-        if node.op == "call_function" and any(value.name in weights for value in node.all_input_nodes)
-    ]
+    used = _with_weights(program)
     operators = sorted({str(node.target).removesuffix(".default") for node in used if node.target not in _CONTROL})
     inner = [node.target for module in graph_modules(program.graph_module) for node in module.graph.nodes]
     if not any(map(_TAKEN.match, operators)) and any(_TAKEN.match(str(target)) for target in inner):

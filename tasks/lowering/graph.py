@@ -419,7 +419,8 @@ async def quantize(
         shaped=export.program if recipe.observes_any_batch(method) else None,
         others={other: made for other, made in exports.programs.items() if shares and other != method},
     )
-    return await run(Quantize, quantize_params(run), inputs, method=method)
+    params = quantize_params(run, one_of_several=len(exports.methods) > 1)
+    return await run(Quantize, params, inputs, method=method)
 
 
 async def edge_manager_passes(

@@ -120,7 +120,7 @@ def edge_params_with_passes(run: RecipeRun, spec: PlannedSpecialization, method:
     return params.model_copy(update={"passes": passes}) if passes else params
 
 
-def quantize_params(run: RecipeRun) -> Quantize.Params:
+def quantize_params(run: RecipeRun, *, one_of_several: bool) -> Quantize.Params:
     """The recipe's quantizers, and its functions between their steps, with digests of their code."""
     quantization = run.plan.recipe.quantize
     passes = {
@@ -134,7 +134,12 @@ def quantize_params(run: RecipeRun) -> Quantize.Params:
     }
     at_least = quantization and quantization.at_least
     return Quantize.Params(
-        quantizers=run.plan.quantizers, filters=filters, exclude=run.plan.excluded, at_least=at_least, **passes
+        quantizers=run.plan.quantizers,
+        filters=filters,
+        exclude=run.plan.excluded,
+        at_least=at_least,
+        one_of_several=one_of_several,
+        **passes,
     )
 
 

@@ -28,6 +28,7 @@ class Quantize(stage.Stage, name="quantize"):
         post_convert_passes: tuple[stage.CallableParams, ...] = ()
         exclude: tuple[str, ...] = ()  # patterns of the modules to leave in floating point
         at_least: float | None = None  # share of the weights' elements that must become integers
+        one_of_several: bool = False  # whether the model has other methods: this one may only look tokens up
 
         def target_names(self) -> tuple[str, ...]:
             return tuple(quantizer.name for quantizer in self.quantizers)
@@ -58,7 +59,7 @@ class Quantize(stage.Stage, name="quantize"):
         from ..codecs.program import load_program, save_program
         from ..codecs.values import count_values, load_value, load_values
         from ..export.eager import written_buffers
-        from ..lower.graphs import why_nothing_to_quantize
+        from ..lower.graphs import only_looks_up, why_nothing_to_quantize
         from ..quantize.pt2e import quantize
         from ..quantize.reached import Asked, quantization_of
         from ..quantize.samples import checked_samples
@@ -87,9 +88,11 @@ class Quantize(stage.Stage, name="quantize"):
                 },
             )
         except TargetError as error:
-            if why := why_nothing_to_quantize(program):
-                error.args = (f"{error}; {why}",)
-            raise
+            if not (params.one_of_several and only_looks_up(program)):
+                if why := why_nothing_to_quantize(program):
+                    error.args = (f"{error}; {why}",)
+                raise
+            quantized = program
         observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
         reached = quantization_of(quantized, program, Asked(params.quantizers, params.filters, params.exclude))
         if inputs.transformed:
