@@ -276,12 +276,15 @@ def make_cache(
     model: Any, shapes: Shapes, context: int, attention: str | None, cache: str | None, sinks: int = 0
 ) -> KvCache:
     """A cache as the fields `attention` and `cache` ask for; lets the model use the operators that read it."""
-    if attention is None:
-        return KvCache(shapes, context, sinks).to(model.dtype)
-    from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
+    kind: type[KvCache] = KvCache
+    if attention is not None:
+        from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
 
-    own.switch_attention(model)
-    return (own.QuantizedCache if cache == "int8" else own.SequenceCache)(shapes, context, sinks).to(model.dtype)
+        own.switch_attention(model)
+        kind = own.QuantizedCache if cache == "int8" else own.SequenceCache
+    kept = kind(shapes, context, sinks)
+    kept.to(model.dtype)
+    return kept
 
 
 STATIC_CACHE = (
