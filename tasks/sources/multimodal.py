@@ -26,6 +26,7 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError, first_line
+from ..upstream.transformers import masks_of_indices
 from .huggingface import (
     Model,
     describe,
@@ -155,7 +156,8 @@ class Decoder(CachedModel):
             positions = first + columns
             self.following.index_copy_(0, at, (positions.amax() + 1).expand(length))
             given["position_ids"] = positions.T[:, None]
-        return self.run(start, length, **given)
+        with masks_of_indices():
+            return self.run(start, length, **given)
 
     def clear(self) -> None:
         """Forgets all tokens."""

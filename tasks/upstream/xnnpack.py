@@ -428,15 +428,26 @@ _EXTENDED: dict[Any, Callable[[Node, ExportedProgram], bool]] = {
 """What else an operator must be for XNNPACK to compute it, by upstream's description of the operator."""
 
 
+_MOST_DIMENSIONS = 6
+"""Of a tensor (``XNN_MAX_TENSOR_DIMS``). Upstream does not check it, and the file cannot be loaded."""
+
+
+def _has_few_dimensions(node: Node) -> bool:
+    """Of its inputs and its output, or first output."""
+    values = (value.meta.get("val") for value in (node, *node.all_input_nodes))
+    return all(value.dim() <= _MOST_DIMENSIONS for value in values if isinstance(value, torch.Tensor))
+
+
 def _extended(config: Any) -> Any:
     """The description of an operator, which checks that first: upstream's check changes what it looks at."""
 
     class Extended(config):  # type: ignore[misc]  # executorch is untyped here
         def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
-            return _EXTENDED[config](node, ep) and bool(super().check_constraints(node, ep))
+            ours = config not in _EXTENDED or _EXTENDED[config](node, ep)
+            return ours and _has_few_dimensions(node) and bool(super().check_constraints(node, ep))
 
     Extended.__name__ = config.__name__  # which nodes are labelled with
-    return Extended if config in _EXTENDED else config
+    return Extended
 
 
 class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is untyped here

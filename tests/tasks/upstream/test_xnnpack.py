@@ -55,6 +55,27 @@ def test_largest_values(lower_for, dim, keep, delegated):
     torch.testing.assert_close(made, module(x))
 
 
+BY_DIMENSIONS = {
+    "permute": lambda x: x.permute(*reversed(range(x.dim()))),
+    "add": lambda x: x + x,
+    "cat": lambda x: torch.cat([x, x], dim=-1),
+    "slice": lambda x: x[..., :1],
+    "softmax": lambda x: x.softmax(-1),
+    "view": lambda x: (x * 2).reshape(2, 1, 3, -1) * 2,
+}
+
+
+@pytest.mark.parametrize("dimensions", [5, 6, 7, 8])
+@pytest.mark.parametrize("function", BY_DIMENSIONS.values(), ids=BY_DIMENSIONS)
+def test_tensors_of_many_dimensions(lower_for, function, dimensions):
+    """XNNPACK has tensors of six dimensions: operators on more stay outside, so that the file can be loaded."""
+    x = torch.randn(*(2, 1, 3, 2, 1, 2, 1, 2)[:dimensions])
+    module = Function(function)
+    content = lower_for("xnnpack", module, x)
+    (made,) = outputs_of(content, x)
+    torch.testing.assert_close(made, module(x))
+
+
 @pytest.mark.parametrize(("shape", "delegated"), [((2, 4), False), ((2, 4, 9), False), ((2, 4, 5, 5), True)])
 def test_prelu(lower_for, shape, delegated):
     """The file gives what eager gives, for one slope and for one of each channel, delegated or not."""
