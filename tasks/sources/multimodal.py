@@ -62,6 +62,9 @@ class Encoder(torch.nn.Module):
     def __init__(self, model: Any, accessor: str, inputs: Inputs) -> None:
         super().__init__()
         self.model = model
+        for name, layer in [*model.named_modules()]:
+            if isinstance(layer, torch.nn.Conv3d) and _takes_whole_patches(layer):
+                model.set_submodule(name, PatchProjection(layer))
         self._accessor = accessor
         asked = inspect.signature(getattr(model, accessor)).parameters
         others = {name: value for name, value in inputs.others.items() if name in asked}
@@ -98,6 +101,27 @@ class Encoder(torch.nn.Module):
         parts = features if isinstance(features, (list, tuple)) else [features]
         rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[None].float()
         return rows if self.columns is None else torch.cat([rows, self.columns], dim=-1)
+
+
+class PatchProjection(torch.nn.Module):
+    """A convolution of patches of its kernel's size, as a product: ExecuTorch has no kernel for three dimensions."""
+
+    def __init__(self, convolution: torch.nn.Conv3d) -> None:
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        """Projects [patches, channels, time, height, width] to [patches, outputs, 1, 1, 1], or a whole video."""
+        size = self.weight.shape[2:]
+        if patches.shape[2:] != size:
+            return torch.nn.functional.conv3d(patches, self.weight, self.bias, stride=tuple(size))
+        made = torch.nn.functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
+        return made[..., None, None, None]
+
+
+def _takes_whole_patches(layer: torch.nn.Conv3d) -> bool:
+    """Whether each step of a convolution covers values of its own, as those that project patches do."""
+    return layer.kernel_size == layer.stride and layer.groups == 1 and not any(layer.padding)
 
 
 class TokenEmbedding(torch.nn.Module):
