@@ -741,7 +741,7 @@ for file, folder in json.load(sys.stdin):
     net = AutoModelForImageTextToText.from_pretrained(folder).eval()
     takes = inspect.signature(net.forward).parameters
     height, width = said["image.size"]
-    mean, std = (torch.tensor(json.loads(said[f"image.{name}"])).view(3, 1, 1) for name in ("mean", "std"))
+    mean, std = (torch.tensor(said[f"image.{name}"]).view(3, 1, 1) for name in ("mean", "std"))
     torch.manual_seed(0)
     for picture in torch.randint(256, (2, 3, height, width), dtype=torch.uint8):
         made = dict(processor(images=[picture.permute(1, 2, 0).numpy()], return_tensors="pt"))
@@ -761,7 +761,8 @@ for file, folder in json.load(sys.stdin):
             runner.reset()
             runner.generate(parts, GenerationConfig(max_new_tokens=40, temperature=0.0, echo=False), heard.append)
             wanted = tokenizer.decode(wanted).removesuffix(tokenizer.eos_token)
-            print("\\nRESULT", json.dumps(["".join(heard), wanted]), flush=True)
+            heard = "".join(heard).removesuffix(tokenizer.eos_token)  # the runner passes on the token that ends a text
+            print("\\nRESULT", json.dumps([heard, wanted]), flush=True)
 """
 
 
