@@ -55,6 +55,7 @@ COMMANDS = {
     "metadata": [[FILE], [HOSTILE]],
     "contract": [[FILE], [HOSTILE], [FILE, "--yaml"], [FILE, "--cmake"], ["--diff", FILE, HOSTILE]],
     "check": [[FILE, "--runtime", "1.4"], [FILE, "--runtime", HOSTILE], [HOSTILE, "--runtime", "1.4"]],
+    "generate": [[FILE, HOSTILE], [HOSTILE, "prompt"]],
     "run": [[FILE], [FILE, "--method", HOSTILE]],
     "verify": [[FILE], [HOSTILE], [FILE, "--place", HOSTILE]],
     "bench": [[FILE, "--seconds", "0.01"], [HOSTILE], [FILE, "--place", HOSTILE], [FILE, "--against", HOSTILE]],

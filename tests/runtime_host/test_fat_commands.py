@@ -174,7 +174,7 @@ def test_run_outputs(pteforge, fat, payloads, tmp_path, inputs, plainly, name):
     assert np.array_equal(found, expected.numpy())
     plain = pteforge("run", payloads[name], *options).json
     assert set(plain.pop("milliseconds")) == {"load", "run"}
-    assert plain == {"payload": None, "report": [], "outputs": told["outputs"]}
+    assert plain == {"payload": None, "method": "forward", "report": [], "outputs": told["outputs"]}
 
 
 def test_refusals(pteforge, fat, damaged, payloads, tmp_path):
