@@ -847,7 +847,7 @@ def test_models_see(project, watchers):
 
 
 def test_quantized_models_see(project, watchers):
-    """Weights in 4 bits, attention by ExecuTorch's operators, a cache in int8: within bounds, and the runner runs."""
+    """Weights in 8 bits, attention by ExecuTorch's operators, a cache in int8: within bounds, and the runner runs."""
     shutil.copytree(watchers, project.folder / "watchers")
     own = {"attention": "custom_sdpa", "cache": "int8"}
     sources = {
@@ -862,7 +862,7 @@ def test_quantized_models_see(project, watchers):
     assert all(said == wanted for said, wanted in exact)
     close = watch((project.out / "own_int8" / "xnnpack-fp32.pte", watchers / "llava"))
     assert sum(said[:4] == wanted[:4] for said, wanted in close) > 3
-    recipes = ("xnnpack-int8-dynamic", "xnnpack-llm-8da4w")
+    recipes = ("xnnpack-int8-dynamic", "xnnpack-llm-8da8w")
     project.write_zoo({"plain": {"source": sources["plain"]}}, recipes)
     done = project.export()
     assert done.code == 0, done.err
