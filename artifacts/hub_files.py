@@ -38,7 +38,7 @@ def _size(content: Any) -> int:
 
 
 def check_login(url: str) -> None:
-    """Raises InputError if nobody is logged in to write there, StoreUnusable if the URL or the package is wrong."""
+    """Raises InputError without a login for writing there, StoreUnusable if the URL or the package is wrong."""
     files = open_files(url)
     if isinstance(files, HubFiles) and not files.token:
         raise InputError(f"there is no token for {files.url}: {_ADVICE[401].partition(';')[0]}")

@@ -193,19 +193,19 @@ class LayerQuantization(LayerFields):
     @property
     def transforms(self) -> tuple[TorchaoTransform, ...]:
         """The same as transforms; embeddings come first, since linear layers may share their weights."""
-        found = []
+        transforms = []
         if self.embedding:
             group = self.embedding_group_size or (_GROUP if self.embedding == "int4" else None)
             params: dict[str, JsonValue] = {"weight_dtype": self.embedding, "granularity": _granularity(group)}
             transform = TorchaoTransform(
                 torchao="intx_weight_only", params=params, layers=("embedding",), exclude=_POSITIONS
             )
-            found.append(transform)
+            transforms.append(transform)
         if self.linear:
-            found.append(self._of_linear(self.linear, exclude=ENCODERS if self.encoder else ()))
+            transforms.append(self._of_linear(self.linear, exclude=ENCODERS if self.encoder else ()))
         if self.encoder and self.encoder != "float":
-            found.append(self._of_linear(self.encoder, filter=ENCODERS))
-        return tuple(found)
+            transforms.append(self._of_linear(self.encoder, filter=ENCODERS))
+        return tuple(transforms)
 
     def _of_linear(self, scheme: LinearScheme, **chosen: Patterns) -> TorchaoTransform:
         four = scheme.endswith("4w")
@@ -225,7 +225,7 @@ _GROUP = 32
 
 
 def _granularity(group: int | None) -> JsonValue:
-    """In groups of so many weights, or in rows."""
+    """In groups of a number of weights, or in rows."""
     return {"per_group": group} if group else {"per_axis": 0}
 
 

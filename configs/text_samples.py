@@ -99,7 +99,7 @@ def check_text_options(kwargs: Mapping[str, Any], metric: str, folder: Path) -> 
 
 
 def read_samples(file: Path, most: int | None = None) -> Iterator[tuple[str, TextSample]]:
-    """The samples of a file, each with its place for messages; at most so many.
+    """The samples of a file, each with its place for messages; at most `most` of them.
 
     Raises SourceError, with the line, for what is no sample, and for sounds and images that do not exist.
     """

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from ..configs.text_samples import TextOptions, TextSample, read_samples
 from ..errors import SourceError, first_line
-from .samples import Predict
+
+
+class Predict(Protocol):
+    """``predict`` as evaluators are given it; see `tasks.verify.scoring`."""
+
+    methods: Mapping[str, tuple[int, ...]]
+
+    def __call__(self, *inputs: Any, method: str = "forward") -> Any: ...
+
 
 Step = Callable[[torch.Tensor, int], torch.Tensor]
-"""Logits of tokens [1, n], int64, that follow so many others; those after the last one are in the last row."""
+"""Logits of tokens [1, n], int64, and the number of tokens before them; the last row is that of the last token."""
 
 
 def neg_word_error_rate(predict: Predict, **options: Any) -> float:
@@ -97,7 +105,7 @@ def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSamp
     """
     processor = _load_processor(options.processor)
     tokenizer = getattr(processor, "tokenizer", processor)
-    methods: Collection[str] = getattr(predict, "methods")  # noqa: B009 - of a function
+    methods = predict.methods
     if "get_max_seq_len" not in methods or not {"forward", "text_decoder"} & set(methods):
         raise SourceError(
             "the model generates no text: the evaluator takes models that were exported for generation, with the "
@@ -108,29 +116,29 @@ def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSamp
     ends = {*_constants(predict, "get_eos_ids")} or {tokenizer.eos_token_id}
     for where, sample in read_samples(options.file, options.samples):
         tokens, step = begin(predict, processor, options, sample)
-        room = context - tokens.shape[1]
-        if room < 0:
+        free = context - tokens.shape[1]
+        if free < 0:
             raise SourceError(f"{where}: the prompt has {tokens.shape[1]} tokens, more than the context of {context}")
         suppressed = _constants(predict, "begin_suppress_tokens")
-        made = _greedy(step, tokens, min(options.tokens, room + 1), ends, suppressed)
-        yield tokenizer.decode(made, skip_special_tokens=True).strip(), sample
+        generated = _greedy(step, tokens, min(options.tokens, free + 1), ends, suppressed)
+        yield tokenizer.decode(generated, skip_special_tokens=True).strip(), sample
 
 
 def _greedy(step: Step, tokens: torch.Tensor, most: int, ends: Collection[int], suppressed: list[int]) -> list[int]:
     """The likeliest token after the others, again and again, until one ends the text; the first is not suppressed."""
-    made: list[int] = []
+    generated: list[int] = []
     start = 0
-    while len(made) < most:
+    while len(generated) < most:
         logits = step(tokens, start)
         logits = logits.reshape(-1, logits.shape[-1])[-1]
-        if suppressed and not made:
+        if suppressed and not generated:
             logits = logits.index_fill(0, torch.tensor(suppressed), -torch.inf)
         token = int(logits.argmax())
         if token in ends:
             break
-        made.append(token)
+        generated.append(token)
         tokens, start = torch.tensor([[token]]), start + tokens.shape[1]
-    return made
+    return generated
 
 
 def _encode(predict: Predict, processor: Any, options: TextOptions, sample: TextSample) -> tuple[torch.Tensor, Step]:
@@ -157,8 +165,8 @@ def _continue(predict: Predict, processor: Any, options: TextOptions, sample: Te
     if sample.media:
         raise SourceError("the model takes text only, and samples have sounds or images")
     tokenizer, text = getattr(processor, "tokenizer", processor), _prompt(processor, options, sample)
-    made = tokenizer(text, return_tensors="pt", add_special_tokens=not options.chat)
-    return made["input_ids"], lambda tokens, start: predict(tokens, torch.tensor([start]))
+    prepared = tokenizer(text, return_tensors="pt", add_special_tokens=not options.chat)
+    return prepared["input_ids"], lambda tokens, start: predict(tokens, torch.tensor([start]))
 
 
 def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextSample) -> tuple[torch.Tensor, Step]:
@@ -167,7 +175,7 @@ def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextS
     media = _media(sample, getattr(processor, "feature_extractor", processor))
     values = None
     if sample.image:
-        media["images"], values = _pixels(processor, media["images"], getattr(predict, "methods")[encoder])  # noqa: B009
+        media["images"], values = _pixels(processor, media["images"], predict.methods[encoder])
     text = _prompt(processor, options, sample)
     try:
         prepared = processor(text=text, **media, return_tensors="pt", add_special_tokens=not options.chat)
@@ -229,42 +237,42 @@ def _prompt(processor: Any, options: TextOptions, sample: TextSample) -> str:
 
 def _media(sample: TextSample, extractor: Any, *, alone: bool = False) -> dict[str, Any]:
     """Arguments of a processor: a sound with its rate, mono, and an image; `alone`: of one for a single kind."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if sample.audio:
         if (rate := getattr(extractor, "sampling_rate", None)) is None:
             raise SourceError(f"{type(extractor).__name__} takes no sounds: name the model's processor")
-        found |= {"raw_speech" if alone else "audio": _sound(sample.audio, rate), "sampling_rate": rate}
+        arguments |= {"raw_speech" if alone else "audio": _sound(sample.audio, rate), "sampling_rate": rate}
     if sample.image:
         from PIL import Image  # noqa: PLC0415 - an extra
 
         try:
-            found["images"] = Image.open(sample.image).convert("RGB")
+            arguments["images"] = Image.open(sample.image).convert("RGB")
         except OSError as error:
             raise SourceError(f"{sample.image} cannot be read: {error}") from error
-    return found
+    return arguments
 
 
 def _sound(path: Path, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A sound, mono, at so many samples per second, from -1 to 1."""
+    """Samples [samples] of a sound in one channel, from -1 to 1, at a rate in hertz."""
     import soundfile  # noqa: PLC0415 - an extra
 
     try:
-        channels, own = soundfile.read(path, dtype="float32", always_2d=True)
+        channels, own_rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (OSError, soundfile.SoundFileError) as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
     sound = torch.from_numpy(channels).mean(1)
-    if own != rate and len(sound):  # resampled by its spectrum
-        count = round(len(sound) * rate / own)
+    if own_rate != rate and len(sound):  # resampled by its spectrum
+        count = round(len(sound) * rate / own_rate)
         sound = torch.fft.irfft(torch.fft.rfft(sound), n=count) * (count / len(sound))
     return np.asarray(sound)
 
 
 def _constants(predict: Predict, name: str) -> list[int]:
     """The numbers that a constant method returns; none if the model has no such method."""
-    if name not in getattr(predict, "methods"):  # noqa: B009 - of a function
+    if name not in predict.methods:
         return []
-    found = predict(method=name)
-    return [int(number) for number in (found if isinstance(found, tuple) else (found,))]
+    value = predict(method=name)
+    return [int(number) for number in (value if isinstance(value, tuple) else (value,))]
 
 
 def _load_processor(name: str) -> Any:

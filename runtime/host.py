@@ -202,7 +202,8 @@ def _load_plain(file: Path, pte: PteFile, preference: Preference, data_files: Se
     names = _method_names(pte.methods)
     signatures = {method.name: method for method in pte.methods}
     programs = dict.fromkeys(names, program)
-    return LoadedProgram(None, (), names, file, programs, signatures, {}, _advice(file, pte, data), _buckets_of(file))
+    buckets = read_buckets(read_metadata(file, pte))
+    return LoadedProgram(None, (), names, file, programs, signatures, {}, _advice(file, pte, data), buckets)
 
 
 def _advice(file: Path, pte: PteFile, data: Path | None) -> str:
@@ -233,12 +234,8 @@ def _load_fat(file: Path, preference: Preference, data_files: Sequence[Path]) ->
         programs,
         {method.name: method for method in delegated},
         {name: problem for name, problem in mismatches.items() if problem},
-        _buckets=_buckets_of(file),
+        _buckets=read_buckets(read_metadata(file)),
     )
-
-
-def _buckets_of(file: Path) -> Mapping[str, Sequence[Bucket]]:
-    return read_buckets(read_metadata(file))
 
 
 def _is_delegated(method: Method) -> bool:

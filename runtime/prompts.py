@@ -69,14 +69,14 @@ def multimodal_prompt(
         _, ids = text_prompt(request, from_folder("AutoTokenizer", request.folder))
         return [Part("token_embedding", ids, len(ids))]
     processor = from_folder("AutoProcessor", request.folder)
-    text, given = request.prompt, {}
+    text, media = request.prompt, {}
     content: list[dict[str, str]] = []
     if request.images:
-        given["images"] = [_image(image) for image in request.images]
+        media["images"] = [_image(image) for image in request.images]
         content += [{"type": "image"}] * len(request.images)
     if request.audio is not None:
         extractor = getattr(processor, "feature_extractor", None) or processor.audio_processor
-        given["audio"] = [samples_of(request.audio, extractor.sampling_rate)]
+        media["audio"] = [samples_of(request.audio, extractor.sampling_rate)]
         content += [{"type": "audio"}]
     if request.chat:
         text = chat(processor, [*content, {"type": "text", "text": text}], request.folder)
@@ -86,7 +86,7 @@ def multimodal_prompt(
         counts = {VISION: len(request.images), AUDIO: int(request.audio is not None)}
         text = "".join(mark * counts[method] for method, mark in marks.items() if mark not in text) + text
     try:
-        return _parts(processor, text, given, methods, special, tokens)
+        return _parts(processor, text, media, methods, special, tokens)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"{type(processor).__name__} cannot prepare the prompt: {first_line(error)}") from error
 
@@ -98,7 +98,7 @@ _PIECES = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
 def _parts(
     processor: Any,
     text: str,
-    given: dict[str, Any],
+    media: dict[str, Any],
     methods: Mapping[str, Method],
     special: Mapping[str, int],
     tokens: Mapping[str, int],
@@ -108,22 +108,22 @@ def _parts(
         if hasattr(image_processor, option):
             setattr(image_processor, option, False)
     first = getattr(processor.tokenizer, "bos_token", None)
-    given |= {"text": text, "return_tensors": "pt"}
+    arguments = {**media, "text": text, "return_tensors": "pt"}
     if first and text.startswith(first):  # from a chat template, which has it
-        given["add_special_tokens"] = False
-    made = processor(**given)
+        arguments["add_special_tokens"] = False
+    prepared = processor(**arguments)
     values: dict[str, list[Any]] = {}
-    if "images" in given:
+    if "images" in media:
         size = _input(methods[VISION]).shape[-2:]
-        if tuple(made["pixel_values"].shape[-2:]) != size:  # patches, or an image of another size
-            given["images"] = [image.resize(size[::-1], image_processor.resample) for image in given["images"]]
-            made = processor(**given)
-            values[VISION] = [_normalized(image, image_processor) for image in given["images"]]
+        if tuple(prepared["pixel_values"].shape[-2:]) != size:  # patches, or an image of another size
+            images = [image.resize(size[::-1], image_processor.resample) for image in media["images"]]
+            prepared = processor(**{**arguments, "images": images})
+            values[VISION] = [_normalized(image, image_processor) for image in images]
         else:
-            values[VISION] = list(made["pixel_values"].reshape(-1, 1, 3, *size))
-    if "audio" in given:
-        values[AUDIO] = list(made["input_features" if "input_features" in made else "input_values"].split(1))
-    return list(_interleaved(made["input_ids"][0].tolist(), values, special, tokens))
+            values[VISION] = list(prepared["pixel_values"].reshape(-1, 1, 3, *size))
+    if "audio" in media:
+        values[AUDIO] = list(prepared["input_features" if "input_features" in prepared else "input_values"].split(1))
+    return list(_interleaved(prepared["input_ids"][0].tolist(), values, special, tokens))
 
 
 def _interleaved(
@@ -199,5 +199,5 @@ def sound_features(audio: Any, folder: Path) -> Any:
     if len(samples) > longest:
         seconds, most = (count / extractor.sampling_rate for count in (len(samples), longest))
         raise InputError(f"the sound takes {seconds:.1f} s; the encoder takes {most:g} s at most: cut it into parts")
-    made = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
-    return made[extractor.model_input_names[0]]
+    prepared = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    return prepared[extractor.model_input_names[0]]

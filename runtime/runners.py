@@ -143,7 +143,7 @@ class _Generation:
         return Generated(whole, runner, prompt, text.count, self.load_seconds, seconds, text.last - text.first)
 
     def _by_runner(self, prompt: str, parts: Sequence[Part], reading: tuple[str, int], most: int) -> Generated:
-        """Generates with the runner of ExecuTorch that takes the path of a tokenizer, and so many BOS tokens."""
+        """Generates with the runner of ExecuTorch that takes the path of a tokenizer and the number of BOS tokens."""
         self._prepare()
         from executorch.extension.llm import runner as llm  # noqa: PLC0415 - takes seconds
 

@@ -74,7 +74,7 @@ def run_file(  # noqa: PLR0913 - one parameter per option
 
     pte = open_pte(file)
     check_output(output)
-    buckets = read_buckets(read_metadata(file)).get(method)
+    buckets = read_buckets(read_metadata(file, pte)).get(method)
     example = buckets[0].name if buckets else method  # its inputs are of the right kind
     called = next((candidate for candidate in pte.methods if candidate.name == example), None)
     if called is None:

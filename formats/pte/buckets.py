@@ -25,8 +25,8 @@ class Bucket(BaseModel):
         method: of the model.
         sizes: by name of the dimension.
         inputs: position, dimension, size and the dimension's name, of each dimension of an input that is static.
-        padding: value that fills each input, by position. Empty if padding would change the outputs, or nobody has said
-            what to pad with.
+        padding: value that fills each input, by position. Empty if padding would change the outputs, or the
+            values are unknown.
         outputs: output, dimension, input and the input's dimension: those that are cut where inputs were padded.
     """
 

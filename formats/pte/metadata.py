@@ -103,14 +103,16 @@ def metadata_of(pte: PteFile, content: memoryview) -> dict[str, MetadataValue]:
     }
 
 
-def read_metadata(path: Path) -> dict[str, MetadataValue]:
+def read_metadata(path: Path, pte: PteFile | None = None) -> dict[str, MetadataValue]:
     """The metadata of the file at `path`, plain or fat, as `metadata_of` returns it; empty if it has none.
+
+    `pte` is the file as `open_pte` has read it, if it has.
 
     Raises InputError if the file cannot be read, as FileFormatError if it, or a value, is damaged.
     """
     view = map_file(path)
     with naming(path):
-        return metadata_of(read_pte(view), view)
+        return metadata_of(pte or read_pte(view), view)
 
 
 _OMITTED = ("general", "output")

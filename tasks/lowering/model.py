@@ -165,7 +165,7 @@ class PlannedRecipe:
         return (own and own.edge) or self.recipe.edge
 
     def for_buckets(self, buckets: Sequence[Bucket]) -> PlannedRecipe:
-        """The recipe, in which what is said of a method is said of each of its buckets."""
+        """The recipe, whose settings for a method are those of each of its buckets."""
         specializations = tuple(
             replace(
                 spec, method_targets=by_bucket(spec.method_targets, buckets), methods=by_bucket(spec.methods, buckets)

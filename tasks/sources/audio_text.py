@@ -29,7 +29,7 @@ _SECONDS = 30
 """Of a sound at once, unless the model has another length."""
 
 _FRAMES = 1500
-"""Of as many seconds, where neither the configuration nor a feature extractor names a number."""
+"""Of that many seconds, unless the configuration or a feature extractor names a number."""
 
 _TOKENIZERS = ("tekken.json",)
 """Mistral's, which ExecuTorch's runner takes, too."""

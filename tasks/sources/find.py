@@ -190,21 +190,21 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     generates = source.task == "text-generation" or (source.task is None and causal)
     images = not generates and _has_images(source, described)
-    hears = not (generates or images) and _has_sounds(source, described)
-    if images or hears:
+    sounds = not (generates or images) and _has_sounds(source, described)
+    if images or sounds:
         for field in ("dtype", "padding", *(() if images else ("image_size",))):
             if getattr(source, field) is not None:
                 kind = f"that generate text from {'images' if images else 'sounds'} have none yet"
                 raise SourceError(f"huggingface: {source.huggingface}: leave `{field}` out: models {kind}")
         _check_fields(source, ("sinks", "prefill"), generates=False)
-    if source.audio_frames is not None and not hears:
+    if source.audio_frames is not None and not sounds:
         raise SourceError(
             f"huggingface: {source.huggingface}: leave `audio_frames` out: only models that generate text from sounds "
             f"and text (`task: {_AUDIO_TASK}`) have it"
         )
     if images:
         return "multimodal:model"
-    if hears:
+    if sounds:
         _check_fields(source, ("batch", "outputs"), generates=True)
         return "audio_text:model"
     wrong = ("batch", "outputs", "padding", "image_size") if generates else _GENERATION

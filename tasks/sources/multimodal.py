@@ -62,9 +62,6 @@ class Encoder(torch.nn.Module):
     def __init__(self, model: Any, accessor: str, inputs: Inputs) -> None:
         super().__init__()
         self.model = model
-        for name, layer in [*model.named_modules()]:
-            if isinstance(layer, torch.nn.Conv3d) and _takes_whole_patches(layer):
-                model.set_submodule(name, PatchProjection(layer))
         self._accessor = accessor
         asked = inspect.signature(getattr(model, accessor)).parameters
         others = {name: value for name, value in inputs.others.items() if name in asked}
@@ -411,6 +408,9 @@ def model(  # noqa: PLR0913 - fields of a source
         )
     if batch is not None or outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models that generate text have none")
+    for path, layer in [*loaded.named_modules()]:
+        if isinstance(layer, torch.nn.Conv3d) and _takes_whole_patches(layer):
+            loaded.set_submodule(path, PatchProjection(layer))
     example = image_example(place, configuration, image_size)
     context = min(sequence or 512, positions_of(configuration))
     return generating(loaded, place, {IMAGE: example}, context, attention, cache)
@@ -460,10 +460,10 @@ def generating(
     others = {name: value for example in examples.values() for name, value in example.inputs.of(example.values).items()}
     types = torch.isin(ids, torch.tensor([*special.values()])).long()
     asked = inspect.signature(loaded.forward).parameters
-    given = {"input_ids": ids, **others, **dict.fromkeys(_TYPES, types)}
+    inputs = {"input_ids": ids, **others, **dict.fromkeys(_TYPES, types)}
     with torch.no_grad():
-        wanted = loaded(**{name: value for name, value in given.items() if name in asked}, use_cache=False).logits
-    columns = _name_columns(loaded, encoders, given)
+        wanted = loaded(**{name: value for name, value in inputs.items() if name in asked}, use_cache=False).logits
+    columns = _add_columns(loaded, encoders, inputs)
     shapes = cache_shapes(loaded, {"input_ids": text})
     if columns == _IMAGE:  # the masks of these models are for all positions of the context
         shapes = [shape and shape._replace(window=None) for shape in shapes]
@@ -477,16 +477,16 @@ def generating(
         "token_embedding": embed,
         **{kind.method: encoder for kind, encoder in encoders.items()},
     }
-    made, start, sequence = [], 0, []
+    logits, start, sequence = [], 0, []
     with torch.no_grad():
         for call in calls:
             rows = modules[call.method](*call.inputs)
             step = MethodCall("text_decoder", (rows, torch.tensor([start])))
-            made.append(decoder(*step.inputs))
+            logits.append(decoder(*step.inputs))
             sequence += [call, step]
             start += rows.shape[1]
     decoder.clear()
-    check_logits(torch.cat(made[-2:]), wanted[0, -2:].float(), loaded, cache, _IN_PARTS)
+    check_logits(torch.cat(logits[-2:]), wanted[0, -2:].float(), loaded, cache, _IN_PARTS)
     tokens = {1: Dim("tokens", min=1, max=context)}
     steps = [step.inputs for step in sequence if step.method == "text_decoder"]
     return ModelDefinition(
@@ -537,13 +537,13 @@ def _count(kind: Modality, encoder: Encoder, values: torch.Tensor, context: int)
     return count
 
 
-def _name_columns(loaded: Any, encoders: Mapping[Modality, Encoder], given: Mapping[str, torch.Tensor]) -> int:
-    """The number of columns after the embeddings. Those of images and sounds get them."""
+def _add_columns(loaded: Any, encoders: Mapping[Modality, Encoder], inputs: Mapping[str, torch.Tensor]) -> int:
+    """Gives images and sounds the columns after their embeddings; returns how many there are."""
     owner = next((module for module in (loaded, loaded.base_model) if hasattr(module, "get_rope_index")), None)
-    is_part = given[_TYPES[0]][0].bool()
+    is_part = inputs[_TYPES[0]][0].bool()
     if owner is not None:
         asked = inspect.signature(owner.get_rope_index).parameters
-        positions, _ = owner.get_rope_index(**{name: value for name, value in given.items() if name in asked})
+        positions, _ = owner.get_rope_index(**{name: value for name, value in inputs.items() if name in asked})
         columns = (positions[:, 0, is_part] - positions[:, 0, is_part].amin()).T
     elif set(_TYPES) & inspect.signature(loaded.forward).parameters.keys():
         columns = torch.ones(int(is_part.sum()), _IMAGE)

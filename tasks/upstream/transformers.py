@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -22,5 +21,4 @@ def masks_of_indices() -> AbstractContextManager[object]:
     def expanded(mask: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return lambda *ranges: mask(*masking_utils._non_vmap_expansion_sdpa(*ranges))  # noqa: SLF001 - has no public name
 
-    replacement: Any = expanded
-    return patch.object(masking_utils, "_vmap_expansion_sdpa", replacement)
+    return patch.object(masking_utils, "_vmap_expansion_sdpa", expanded)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from pteforge.formats.pte.reader import open_pte
+from pteforge.tests.zoo.networks import GRANITE_ENCODER
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
@@ -117,15 +118,7 @@ LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size":
 HEARING = {
     "granite_speech": {
         "text_config": {"model_type": "granite", **TEXT},
-        "encoder_config": {
-            "input_dim": 16,
-            "num_layers": 2,
-            "hidden_dim": 32,
-            "num_heads": 4,
-            "output_dim": 12,
-            "context_size": 20,
-            "max_pos_emb": 32,
-        },
+        "encoder_config": GRANITE_ENCODER,
         "projector_config": {
             "model_type": "blip_2_qformer",
             "encoder_hidden_size": 32,

@@ -5,6 +5,17 @@ from functorch.experimental.control_flow import map as map_rows
 from torch import nn
 from torch._higher_order_ops import scan, while_loop
 
+GRANITE_ENCODER = {
+    "input_dim": 16,
+    "num_layers": 2,
+    "hidden_dim": 32,
+    "num_heads": 4,
+    "output_dim": 12,
+    "context_size": 20,
+    "max_pos_emb": 32,
+}
+"""A small configuration of the encoder of sounds in Granite Speech."""
+
 
 class Function(nn.Module):
     """A model that is one function of its inputs."""

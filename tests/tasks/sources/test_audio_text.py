@@ -4,6 +4,7 @@ import pytest
 import torch
 from pteforge.errors import SourceError
 from pteforge.tasks.sources.audio_text import model
+from pteforge.tests.zoo.networks import GRANITE_ENCODER
 
 LAYERS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 TEXT = {**LAYERS, "intermediate_size": 48, "vocab_size": 60, "num_key_value_heads": 2, "initializer_range": 0.4}
@@ -21,15 +22,7 @@ ARCHITECTURES = {
     "granite_speech": (
         {
             "text_config": {"model_type": "granite", **TEXT},
-            "encoder_config": {
-                "input_dim": 16,
-                "num_layers": 2,
-                "hidden_dim": 32,
-                "num_heads": 4,
-                "output_dim": 12,
-                "context_size": 20,
-                "max_pos_emb": 32,
-            },
+            "encoder_config": GRANITE_ENCODER,
             "projector_config": {
                 "model_type": "blip_2_qformer",
                 "encoder_hidden_size": 32,
