@@ -1060,3 +1060,14 @@ def heights():
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *rest)
     shapes = ({2: Dim("height", min=8, max=64)},)
     return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(1, 3, 24, 16),)], shapes)})
+
+
+def counter_and_filter():
+    """One method counts its calls, and another one needs memory of its own."""
+    counter = FunctionOfLayers(lambda net, x: net.count.add_(x) + 0, count=torch.zeros(64))
+    one, image = (torch.ones(64),), (torch.randn(1, 3, 8, 8),)
+    count, smooth = MethodCall("count", one), MethodCall("smooth", image)
+    return ModelDefinition(
+        {"count": MethodDefinition(counter, [one]), "smooth": MethodDefinition(networks.ConvNet(), [image])},
+        sequences=[[count, smooth, count, smooth, count]],
+    )
