@@ -208,11 +208,7 @@ class LocalOnlyStore(Store):
         return iter(self.local)
 
     def check(self, blob: BlobRef) -> bool:
-        try:
-            self.local.path(blob)
-        except (ObjectMissing, ObjectDamaged):
-            return False
-        return True
+        return self.local.check(blob)
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
         return self.local.discard(digest, unless_since)
