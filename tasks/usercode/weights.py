@@ -10,7 +10,7 @@ import mmap
 import os
 from bisect import bisect
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import (
 )
 
 from ...artifacts.references import Reference
+from ..upstream.torch_export import dequantization_by_rows
 
 _IN_MEMORY = 1 << 16
 """Bytes up to which a tensor stays in memory."""
@@ -60,8 +61,12 @@ class TensorFiles:
             return rebuilt(tensor, inner, context, tensor.shape)
         if tensor.untyped_storage().nbytes() <= _IN_MEMORY or not tensor.is_contiguous():
             return tensor
-        if cast_of(tensor) is not None or _mapping_of(tensor.untyped_storage()):
-            return tensor  # it is in one
+        if cast_of(tensor) is not None:
+            return tensor
+        if mapping := _mapping_of(tensor.untyped_storage()):
+            if mapping.shared:
+                _drop_mapped(tensor.data_ptr(), tensor.nbytes)
+            return tensor
         return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
 
     def move_parameters(self, module: nn.Module) -> None:
@@ -321,12 +326,18 @@ _MOST_KEPT = 1 << 30
 """Bytes of mapped files up to which their pages stay."""
 
 
-def weights_on_use() -> AbstractContextManager[object]:
+@contextmanager
+def weights_on_use() -> Iterator[None]:
     """`WeightsOnUse` where it is needed: where weights are cast, or much is mapped, and it is not in force yet."""
     if any(isinstance(mode, WeightsOnUse) for mode in _get_current_dispatch_mode_stack()):
-        return nullcontext()
+        yield
+        return
     mapped = sum(mapping.end - mapping.start for mapping in _mappings()) if _CAN_DROP else 0
-    return WeightsOnUse() if _CASTS or mapped > _MOST_KEPT else nullcontext()
+    if not (_CASTS or mapped > _MOST_KEPT):
+        yield
+        return
+    with dequantization_by_rows(), WeightsOnUse():
+        yield
 
 
 @contextmanager
