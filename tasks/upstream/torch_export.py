@@ -138,7 +138,7 @@ def dequantization_by_rows() -> AbstractContextManager[object]:
     ) -> torch.Tensor:
         rows = len(scale) == len(values) and values.dim() == scale.dim() == 2 and block[0] == 1
         if not rows or type(values) not in (torch.Tensor, torch.nn.Parameter) or values.numel() < _LEAST_BY_ROWS:
-            return whole(values, block, scale, zero_point, lowest, highest, dtype)  # type: ignore[no-any-return]
+            return whole(values, block, scale, zero_point, lowest, highest, dtype)
         made = torch.empty(values.shape, dtype=dtype)
         step = max(1, _LEAST_BY_ROWS // 4 // values.shape[1])
         for first in range(0, len(values), step):
