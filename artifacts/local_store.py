@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
 from .digest import Digest, canonical_json, digest_bytes, digest_chunks, digest_file, is_digest
@@ -107,6 +107,18 @@ class ObjectFolder:
         except (OSError, ValueError):
             return None
         return reference if reference and reference.is_current else None
+
+    @contextlib.contextmanager
+    def file(self, blob: BlobRef) -> Iterator[Path]:
+        """A file with the object's bytes, for the time of a context; see `path`."""
+        reference = self.reference(blob)
+        if reference is None:
+            yield self.path(blob)
+            return
+        with write_errors(self.root), staging_file(self.root / "tmp") as (part, file):
+            if not _copied(reference, file, blob):
+                raise ObjectMissing(blob.digest, str(self.root))
+            yield part
 
     def check(self, blob: BlobRef) -> bool:
         """Whether an object is good, whose bytes are digested wherever they are; `blob` is as listed."""
@@ -275,12 +287,7 @@ class ObjectFolder:
     def _copy_in(self, reference: Reference, blob: BlobRef) -> None:
         """Makes a reference's bytes a file of the store, unless they are not the object's any more."""
         with write_errors(self.root), staging_file(self.root / "tmp") as (part, file):
-            digest = hashlib.sha256()
-            for chunk in reference.chunks():
-                digest.update(chunk)
-                file.write(chunk)
-            file.flush()
-            if digest.hexdigest() == blob.digest:
+            if _copied(reference, file, blob):
                 self.install(part, file.fileno(), blob)
         self._path(blob.digest).with_suffix(_REFERENCE).unlink(missing_ok=True)
 
@@ -305,6 +312,16 @@ class ObjectFolder:
             return
         _log.warning("object %s in %s is damaged; moved to %s", blob.digest, self.root, target)
         raise ObjectDamaged(blob.digest, str(self.root), str(target))
+
+
+def _copied(reference: Reference, file: BinaryIO, blob: BlobRef) -> bool:
+    """Writes what a reference says to a file; whether those are the object's bytes."""
+    digest = hashlib.sha256()
+    for chunk in reference.chunks():
+        digest.update(chunk)
+        file.write(chunk)
+    file.flush()
+    return digest.hexdigest() == blob.digest
 
 
 def _file_state(status: os.stat_result, size: int) -> tuple[int, ...]:

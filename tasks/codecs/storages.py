@@ -234,7 +234,8 @@ def weight_opener(
 
     def open_weight(slot: int, size: int) -> torch.UntypedStorage:
         weight = weights[slot]
-        if on_use and size > INLINE_STORAGE_LIMIT and (reference := store.reference(weight.blob)):
+        reference = store.reference(weight.blob) if size > INLINE_STORAGE_LIMIT else None
+        if reference and (on_use or (not reference.widened and store.check(weight.blob))):
             return map_reference(reference)
         if size > INLINE_STORAGE_LIMIT:
             return map_storage(store.path(weight.blob), size)

@@ -125,7 +125,10 @@ def _put_off(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def map_reference(reference: Reference) -> torch.UntypedStorage:
-    """The bytes that a reference says, for those who run everything under `WeightsOnUse`. Raises OSError."""
+    """The bytes that a reference says, mapped copy-on-write; raises OSError.
+
+    Those that are widened are for who reads them by `WeightsOnUse` only.
+    """
     start = reference.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     before = reference.offset - start
     length = reference.size // 2 if reference.widened else reference.size
@@ -229,9 +232,10 @@ _FILE_PAGE, _PRESENT = 1 << 61, 1 << 63
 
 
 def _is_unchanged(address: int, length: int) -> bool:
-    """Whether pages of a private mapping are still the file's (``/proc/self/pagemap``)."""
+    """Whether pages of a private mapping are still the file's (``/proc/self/pagemap``); False where that is unknown."""
     first, last = address // _PAGE, -(-(address + length) // _PAGE)
-    with open("/proc/self/pagemap", "rb", buffering=0) as file:  # noqa: PTH123 - Linux has it
+    pages = np.empty(0, np.uint64)
+    with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as file:  # noqa: PTH123 - Linux has it
         pages = np.frombuffer(os.pread(file.fileno(), 8 * (last - first), 8 * first), np.uint64)
     return len(pages) == last - first and not bool(((pages & _PRESENT > 0) & (pages & _FILE_PAGE == 0)).any())
 

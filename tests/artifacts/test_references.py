@@ -11,9 +11,9 @@ import pytest
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.gc import collect, usage, verify_store
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.artifacts.ref import BlobRef
+from pteforge.artifacts.ref import ArtifactManifest, BlobRef
 from pteforge.artifacts.references import Reference
-from pteforge.artifacts.store import LocalOnlyStore
+from pteforge.artifacts.store import LocalOnlyStore, open_store
 from pteforge.errors import ObjectMissing
 
 CONTENT = bytes(range(256)) * 4096
@@ -101,6 +101,28 @@ def test_what_is_no_reference_is_none(store: LocalStore, file: Path, content: by
     (written,) = store.root.glob("objects/*/*.ref")
     written.write_bytes(content)
     assert not store.contains(blob)
+
+
+def test_transfers_take_the_bytes(tmp_path: Path, store: LocalStore, file: Path) -> None:
+    """A file for the time of a transfer; in the other store, they are an object like any other."""
+    blob = store.put_reference(Reference.of(str(file), 12, len(CONTENT)))
+    with store.file(blob) as lent:
+        assert lent.read_bytes() == CONTENT
+    assert not lent.exists()
+    assert bytes_in(store) < 1000
+    kept = store.put_bytes(b"kept")
+    with store.file(kept) as own:
+        assert own == store.path(kept)
+    assert own.exists()
+    remote = open_store(f"memory://{tmp_path.name}", cache=tmp_path / "cache")
+    remote.local.put_reference(Reference.of(str(file), 12, len(CONTENT)))
+    ref = remote.local.put_manifest(ArtifactManifest("test", (blob,), {}))
+    remote.publish(ref)
+    assert bytes_in(remote.local) < 1000
+    file.unlink()
+    assert not remote.local.contains(blob)
+    remote.fetch(ref)
+    assert remote.local.read(blob) == CONTENT
 
 
 def test_maintenance_knows_references(tmp_path: Path, file: Path) -> None:
