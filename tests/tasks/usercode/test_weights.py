@@ -161,6 +161,7 @@ LAYERS = """
 import re, sys
 from pathlib import Path
 import torch
+from torch import nn
 from safetensors.torch import load_file
 from pteforge.tasks.export.eager import run_eager
 from pteforge.tasks.usercode.weights import cast_on_use
