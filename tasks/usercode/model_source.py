@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from ..engine.keys.source import loaded_files, observed_distributions, observed_
 from ..engine.stage import Workspace
 from ..upstream.torch_export import mapping_heard
 from .inputs import own_tensors
-from .weights import WeightsOnUse
+from .weights import builder_scope
 
 _OWN_CODE = Path(__file__).parents[1]
 
@@ -135,7 +135,7 @@ def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
     """
     own = builder.startswith(f"{sources.__name__}.")  # which runs everything that reads weights as they are used
     try:
-        with WeightsOnUse() if own else nullcontext():
+        with builder_scope(own=own):
             made = pkgutil.resolve_name(builder)(**arguments)
         definition = _eager_model(made) if hasattr(made, "get_eager_model") else _definition(builder, made)
     except SourceError:

@@ -10,7 +10,8 @@ import mmap
 import os
 from bisect import bisect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -138,6 +139,29 @@ def map_reference(reference: Reference) -> torch.UntypedStorage:
     if reference.widened:
         content = _put_off(content.view(torch.bfloat16), torch.float32)
     return content.untyped_storage()
+
+
+_BUILDER: ContextVar[ExitStack | None] = ContextVar("_BUILDER", default=None)
+
+
+@contextmanager
+def builder_scope(*, own: bool) -> Iterator[None]:
+    """The time of a builder; under `WeightsOnUse` from its first cast on, or all the time if it is one of our `own`."""
+    with ExitStack() as stack:
+        token = _BUILDER.set(stack)
+        stack.callback(_BUILDER.reset, token)
+        if own:
+            stack.enter_context(WeightsOnUse())
+        yield
+
+
+def cast_for_builder(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As `cast_on_use` in a builder, and at once elsewhere: nobody knows who reads it there."""
+    if (stack := _BUILDER.get()) is None or source.dtype == dtype or not source.is_floating_point():
+        return source.to(dtype) if source.is_floating_point() else source
+    if not any(isinstance(mode, WeightsOnUse) for mode in _get_current_dispatch_mode_stack()):
+        stack.enter_context(WeightsOnUse())
+    return cast_on_use(source, dtype)
 
 
 def cast_of(tensor: torch.Tensor) -> torch.Tensor | None:
