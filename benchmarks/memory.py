@@ -44,6 +44,7 @@ FAT = {"output": {"form": "fat"}, "specializations": [{"target": "xnnpack"}, {"t
 SMALL = ("edge", "partition")
 """Stages that read no weights."""
 DRIVER = 300e6  # bytes for the command's own process
+STAGE_LIMIT = 6 * 3600  # seconds for a stage
 EVERY, DISK_EVERY, LOG_EVERY = 0.2, 2.0, 30.0  # seconds
 
 
@@ -239,7 +240,8 @@ def model_of(name: str, chosen: Any, folder: Path, log: Log) -> Model:
     source = {"huggingface": "./checkpoint", "sequence": chosen.context, "attention": "custom_sdpa"}
     source |= {"dtype": chosen.dtype} if chosen.dtype else {}
     # Random weights lose more than trained ones: what counts here is that the file computes.
-    return Model({"source": source, "verify": {"min_sqnr_db": 3}}, sum(sizes), max(sizes), "xnnpack-llm-8da4w")
+    fields = {"source": source, "verify": {"min_sqnr_db": 3}, "limits": {"timeout": STAGE_LIMIT}}
+    return Model(fields, sum(sizes), max(sizes), "xnnpack-llm-8da4w")
 
 
 def measure(model: Model, chosen: Any, folder: Path, log: Log) -> Measured:
