@@ -25,7 +25,9 @@ from .session import Session
 
 _log = logging.getLogger(__name__)
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+"""Of dtypes, the name in safetensors and the bytes."""
+
 _HEADER = 100 * 2**20  # bytes that the header of a safetensors file has at most
 _SMALL = 512  # bytes: smaller tensors are not objects of their own
 _INDEX = "model.safetensors.index.json"
@@ -58,14 +60,20 @@ class Space:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of a model: how many there are, and bytes as `export` stores them, in all and at least of new objects.
+    """Weights of a model.
 
-    `certain` is whether the model certainly has all of them.
+    Attributes:
+        count: how many there are.
+        size: their bytes as they are computed with.
+        stored: of that, what the store may have a copy of: not what it finds in the checkpoint.
+        new: of that, what it certainly has not yet, and will.
+        certain: whether the model certainly has all of them.
     """
 
     files: tuple[Path, ...]
     count: int
     size: int
+    stored: int
     new: int
     certain: bool
 
@@ -139,19 +147,20 @@ def _add_model(
         space.add(f"{model.name}, as the last time", sum(blob.size for blob in objects))
     elif weights and (exports or not planned) and weights.files not in seen:
         seen.add(weights.files)
-        space.add(f"weights of {model.name}", weights.size, weights.new if certain else 0)
+        space.add(f"weights of {model.name}", weights.stored, weights.new if certain else 0)
     for recipe in model.recipes:
         what, quantizes = f"{model.name} {recipe.name}", _quantizes(recipe)
         if of_recipe := _last_objects(store, of_recipes[recipe.name]) - objects:
             space.add(f"{what}, as the last time", sum(blob.size for blob in of_recipe))
         elif weights and quantizes and of_recipes[recipe.name]:
-            space.add(f"{what}, quantized", _STORED * weights.count)
+            space.add(f"{what}, quantized", _STORED * weights.count, _LEAST * weights.count if certain else 0)
         last = [slot for slot in planned if slot == f"{model.name}/serialize/{recipe.name}"]
         if made := _last_objects(store, last, "file", "data"):
             results.add(f"{what}.pte, as the last time", sum(blob.size for blob in made))
         elif weights:
-            likely, least = (_LIKELY * weights.count, _LEAST) if quantizes else (weights.size, 1.0)
-            results.add(f"{what}.pte", likely, least * weights.count if certain else 0)
+            likely = _LIKELY * weights.count if quantizes else weights.size
+            least = _LEAST * weights.count if quantizes else weights.size / 2  # targets may compute in 16 bits
+            results.add(f"{what}.pte", likely, least if certain else 0)
 
 
 def _last_objects(store: Store, slots: Iterable[str], *roles: str) -> set[BlobRef]:
@@ -173,31 +182,34 @@ def _quantizes(recipe: PlannedRecipe) -> bool:
 def _weights_of(model: PlannedModel, stored: Collection[int]) -> Weights | None:
     """Weights of a model, if their files are known; `stored` has the sizes of all objects of the store.
 
-    A tensor whose size an object has may be that object. If a task is named, some weights of a file may be unused, and
-    a file may have a head that is tied.
+    The store refers to a checkpoint's weights, also to bfloat16 that is widened to float32. A tensor whose size an
+    object has may be that object. If a task is named, some weights of a file may be unused.
     """
     match model.source:
         case ProgramSource(program=program):
             files: tuple[Path, ...] = (program,)
-            item, certain = 0, True
+            wanted, item, certain = "", 0, True
         case BuilderSource(builder=builder, kwargs=kwargs, files=declared):
             named = builder.startswith(f"{find.__package__}.")
             if named and kwargs.get("config") is not None:
                 return None  # random ones
-            files, item = _weight_files(declared), _BYTES.get(str(kwargs.get("dtype")), 4 if named else 0)
+            files = _weight_files(declared)
+            wanted, item = _TYPES[str(kwargs.get("dtype", "float32"))] if named else ("", 0)
             certain = named and not (kwargs.keys() & {"task", "outputs", "weights"})
         case _:
             return None
-    count = size = new = 0
+    count = size = copied = new = 0
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile):
         for file in files:
-            for name, elements, own in _tensors(file):
+            for kind, elements, own in _tensors(file):
                 used = elements * (item or own)
                 count, size = count + elements, size + used
-                candidates = {elements * own, used}
-                if name != "lm_head.weight" and candidates.isdisjoint(stored) and used > _SMALL:
-                    new += min(candidates)
-        return Weights(files, count, size, new, certain) if size else None
+                if kind and wanted in ("", kind):
+                    continue
+                copied += used
+                if (kind, wanted) != ("BF16", "F32") and used not in stored and used > _SMALL:
+                    new += used
+        return Weights(files, count, size, copied, new, certain) if size else None
     return None  # not what it seems: whoever reads it says what is wrong
 
 
@@ -216,19 +228,19 @@ def _weight_files(declared: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, int, int]]:
-    """Name, number of elements and bytes of each element of the tensors in a file, by its header.
+    """Type, number of elements and bytes of each element of the tensors in a file, by its header.
 
-    Of an archive of torch's, the elements of weights whose type is not known count as four bytes.
+    Of an archive of torch's, the type is not known, and elements count as four bytes.
     """
     if file.suffix != ".safetensors":
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
                 if "/data/" in member.filename and not member.filename.endswith((".json", ".pt")):
-                    yield member.filename, member.file_size // 4, 4
+                    yield "", member.file_size // 4, 4
         return
     with file.open("rb") as opened:
         header: dict[str, Any] = json.loads(opened.read(min(int.from_bytes(opened.read(8), "little"), _HEADER)))
     for name, tensor in header.items():
         if name != "__metadata__" and (elements := math.prod(tensor["shape"])):
             begin, end = tensor["data_offsets"]
-            yield name, elements, (end - begin) // elements
+            yield str(tensor["dtype"]), elements, (end - begin) // elements

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pteforge.artifacts.store import open_store
 from pteforge.errors import InputError
 from pteforge.flows.run.disk import check_space
 from pteforge.flows.run.zoo import find_models
@@ -77,12 +78,12 @@ def write_large(project, config=LLAMA, **source):
 @pytest.mark.parametrize(
     ("recipe", "size", "expected"),
     [
-        ("xnnpack-fp32", 40, ""),  # 16 MiB of weights in float32, and as many in the file
+        ("xnnpack-fp32", 40, ""),  # 16 MiB of weights that are widened to float32, and as many in the file
         ("xnnpack-fp32", 20, "warning"),
-        ("xnnpack-fp32", 11.5, "error"),  # at least 8 MiB of weights, and 4 MiB of a file
+        ("xnnpack-fp32", 7.5, "error"),  # half of that in the file; the store may refer to the checkpoint
         ("xnnpack-llm-8da4w", 40, ""),
         ("xnnpack-llm-8da4w", 12, "warning"),
-        ("xnnpack-llm-8da4w", 8.5, "error"),
+        ("xnnpack-llm-8da4w", 1.5, "error"),
     ],
 )
 def test_a_large_checkpoint(project, checked, monkeypatch, recipe, size, expected):
@@ -106,3 +107,57 @@ def test_parts_of_weights_are_uncertain(project, checked, monkeypatch):
     assert checked(MIB)[0] == "warning"
     project.edit("zoo.yaml", "task: fill-mask", "config: {hidden_size: 64}")
     assert checked(0)[0] == ""
+
+
+def test_casts_are_stored(project, checked, monkeypatch):
+    """The store refers to weights that a checkpoint has, in any file; others have to fit, unless they may be there."""
+    monkeypatch.chdir(project.folder)
+    model = write_large(project, dtype="float16")
+    project.write_zoo({"large": model, "again": model}, ("portable-fp32",))
+    kind, problem = checked(15.5 * MIB)  # 8 MiB of weights once, and two files of at least 4 MiB
+    assert kind == "error"
+    assert "at least 16.0 MiB" in problem
+    assert checked(16.5 * MIB)[0] == "warning"
+    with open_store(str(project.store)) as store:
+        for size in (2 * MIB, 4 * MIB):
+            store.local.put_bytes(bytes(size))
+    assert checked(15.5 * MIB)[0] == "warning"
+    project.edit("zoo.yaml", "dtype: float16", "dtype: bfloat16")
+    assert checked(16.5 * MIB)[0] == ""
+
+
+def test_a_program_is_stored(project, checked):
+    """Weights of a `.pt2` file are known by its archive, and are copied into the store."""
+    net = torch.nn.Linear(1024, 1024)
+    torch.export.save(torch.export.export(net, (torch.randn(1, 1024),)), project.folder / "net.pt2")
+    project.write_zoo({"net": "net.pt2"}, ("portable-fp32",))
+    assert checked(9 * MIB)[0] == ""
+    assert checked(7 * MIB)[0] == "warning"
+    assert checked(5.5 * MIB)[0] == "error"
+
+
+def test_what_was_made_before_is_remembered(warm, free, caplog):
+    """Stages whose code or inputs have changed probably write as much as they did; what is cached needs nothing."""
+    with open_run(warm, SimpleNamespace(jobs=1)) as session:
+        find_models(session)
+        free(0)
+        check_space(session)
+    (warm.folder / "nets.py").write_text(
+        (warm.folder / "nets.py").read_text().replace("width: int = 8", "width: int = 9")
+    )
+    with open_run(warm, SimpleNamespace(jobs=1)) as session:
+        find_models(session)
+        check_space(session)
+    assert "has 0 B free" in caplog.text.replace("0.0 B", "0 B")
+
+
+def test_the_command_ends_before_any_stage(project, free, pteforge, monkeypatch):
+    """With code 2 and one message; damaged headers are left to whoever reads them."""
+    monkeypatch.chdir(project.folder)
+    project.write_zoo({"large": write_large(project)}, ("portable-fp32",))
+    free(MIB)
+    pteforge(project, "export", "zoo.yaml").refused("has 1.0 MiB free", "at least 8.0 MiB", "pteforge store gc")
+    (project.folder / "large" / "model-1.safetensors").write_bytes(bytes(100))
+    with open_run(project, SimpleNamespace(jobs=1)) as session:
+        find_models(session)
+        check_space(session)
