@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from ..run.disk import check_space
 from ..run.interrupt import prompt_interrupt
 from ..run.outcome import ZooOutcome
 from ..run.request import ExportRequest
@@ -51,11 +52,12 @@ def run_flow(session: Session) -> ZooOutcome:
     that are left are lowered without it.
 
     Raises:
-        InputError: a name in a recipe is unknown, or stages cannot run where they are to.
+        InputError: a name in a recipe is unknown, stages cannot run where they are to, or a disk has too little space.
         KeyboardInterrupt: at Ctrl-C; all worker processes have ended.
     """
     with prompt_interrupt(session):
         check_place(session)
+        check_space(session)
         session.start_workers()  # its imports take seconds: let them overlap with Prefect's
         prefect = _import_prefect(session)
         session.check_names()

@@ -33,6 +33,7 @@ from prefect.utilities.urls import url_for
 from ...artifacts.digest import Digest, digest_json
 from ...errors import InputError, ReleaseHeldBack, StoreAway, StoreError, ZooFailed, first_line, printable
 from ...tasks.lowering.model import PlannedModel
+from ..run.disk import check_space
 from ..run.interrupt import prompt_termination
 from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest, describe, joined
@@ -117,6 +118,7 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
         await asyncio.to_thread(stack.enter_context, session.recorded(Path(metrics) if metrics else None))
         await asyncio.to_thread(find_models, session)
         check_place(session)
+        await asyncio.to_thread(check_space, session)
         await asyncio.to_thread(session.check_names)
         return await _Export(session)()
 

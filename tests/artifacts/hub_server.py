@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -31,6 +31,7 @@ class Hub:
     stored: dict[str, bytes] = field(default_factory=dict)  # LFS objects by SHA-256
     requests: list[str] = field(default_factory=list)
     before_commit: Any = None  # called once before a commit
+    before_file: Any = None  # called with the path of a file before each time that it is sent
 
     def files(self, repository: str, branch: str = "main") -> dict[str, bytes]:
         return self.repositories[repository][branch][-1]
@@ -67,7 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, text)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            with suppress(ConnectionError):  # of a client that was killed
+                self.wfile.write(content)
 
     def _handle(self) -> None:
         body = self._body()
@@ -131,6 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         verb, _, rest = action.strip("/").partition("/")
         branch, _, name = rest.partition("/")
         branch = branch or "main"
+        branch = next((known for known in branches if self.hub.head(repository, known) == branch), branch)
         if branch not in branches:
             self._answer(404, {"error": "Invalid rev id"}, "RevisionNotFound")
             return
@@ -151,7 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif verb == "commit":
             self._commit(repository, branch, [json.loads(line) for line in body.splitlines()])
         elif verb == "resolve" and name in files:
-            self._resolve(files[name])
+            if self.hub.before_file and self.command == "GET":
+                self.hub.before_file(name)
+            self._resolve(files[name], self.hub.head(repository, branch))
         else:
             self._answer(404, {"error": "Entry not found"}, "EntryNotFound")
 
@@ -195,12 +200,12 @@ class _Handler(BaseHTTPRequestHandler):
         head = self.hub.head(repository, branch)
         self._answer(200, {"commitUrl": f"{self.hub.url}/{repository}/commit/{head}", "commitOid": head})
 
-    def _resolve(self, content: bytes) -> None:
+    def _resolve(self, content: bytes, commit: str) -> None:
         total, part, status = len(content), content, 200
         if found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
             part = content[int(found[1]) : int(found[2]) + 1 if found[2] else None]
             status = 206
-        headers = {"ETag": f'"{sha1(content)}"', "X-Repo-Commit": sha1(b""), "X-Linked-Size": str(total)}
+        headers = {"ETag": f'"{sha1(content)}"', "X-Repo-Commit": commit, "X-Linked-Size": str(total)}
         self._answer(status, part, headers=headers)
 
 

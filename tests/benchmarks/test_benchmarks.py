@@ -37,11 +37,13 @@ def test_memory_of_every_stage(tmp_path):
     options = ("--model", "tiny", "--recipe", "xnnpack-fp32", "--recipe", "fat", "--json")
     figures = json.loads(run("memory", *options, PATH=path, TMPDIR=str(tmp_path)))
     assert figures["weights"] == 4 * (2 * 32000 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64)
-    in_workers = {"export", "edge/forward", "partition/forward", "preprocess", "compile", "verify"}
-    assert all(figures["stages"]["xnnpack-fp32"][stage] > 0 for stage in in_workers)
-    assert figures["stages"]["fat"]["pack"] > 0
-    assert figures["command"] > 50 << 20
-    assert not list(tmp_path.glob("pteforge-memory-*"))
+    in_workers = {"export", "edge/forward/{}", "partition/forward/{}", "preprocess/{}", "compile/{}", "verify/{}"}
+    assert all(figures["steps"][step.format("xnnpack-fp32")]["peak"] > 0 for step in in_workers)
+    assert figures["steps"]["pack/fat"]["peak"] > 0
+    assert figures["driver"] > 50 << 20
+    assert figures["worker"] > max(step["peak"] for step in figures["steps"].values())
+    assert figures["disk"] > figures["weights"]
+    assert not list(tmp_path.glob("pteforge-bench-*"))
 
 
 def test_files_are_as_exact_as_those_of_executorch():

@@ -1,0 +1,246 @@
+"""The space on disks that a run needs, estimated before any stage runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...artifacts.ref import BlobRef
+from ...artifacts.store import Store
+from ...configs.sources import BuilderSource, ProgramSource
+from ...errors import InputError, StoreError
+from ...tasks.lowering.model import PlannedModel, PlannedRecipe
+from ...tasks.sources import find
+from ..reports.figures_text import format_size
+from .pace import ExpectedStage
+from .session import Session
+
+_log = logging.getLogger(__name__)
+
+_TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+"""Of dtypes, the name in safetensors and the bytes."""
+
+_HEADER = 100 * 2**20  # bytes that the header of a safetensors file has at most
+_SMALL = 512  # bytes: smaller tensors are not objects of their own
+_INDEX = "model.safetensors.index.json"
+
+# Bytes for each weight that a recipe quantizes, of two bits or more: at least and probably in the file, and in the
+# store, which also has it before it is packed.
+_LEAST, _LIKELY, _STORED = 0.25, 1.0, 2.25
+
+
+@dataclass
+class Space:
+    """What a run writes to a folder, in bytes: at least, and probably."""
+
+    name: str
+    folder: Path
+    least: float = 0
+    likely: float = 0
+    parts: list[str] = field(default_factory=list)  # in words
+
+    def add(self, what: str, likely: float, least: float = 0) -> None:
+        self.least, self.likely = self.least + least, self.likely + likely
+        if likely >= 2**20:
+            self.parts.append(f"{what}: {format_size(round(likely))}")
+
+    @property
+    def existing(self) -> Path:
+        """The folder, or the one that it will be in."""
+        return next(path for path in (self.folder, *self.folder.parents) if path.exists())
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a model.
+
+    Attributes:
+        count: how many there are.
+        size: their bytes as they are computed with.
+        stored: of that, what the store may have a copy of: not what it finds in the checkpoint.
+        new: of that, what it certainly has not yet, and will.
+        certain: whether the model certainly has all of them.
+    """
+
+    files: tuple[Path, ...]
+    count: int
+    size: int
+    stored: int
+    new: int
+    certain: bool
+
+
+def check_space(session: Session) -> None:
+    """Compares what a run will probably write to the disks of its store and its results with the space on them.
+
+    It is known from the headers of weights, and from what the stages made the last time. Warns if a disk probably has
+    too little space. A run with `refresh` makes what is in the store already.
+
+    Raises:
+        InputError: a disk has too little space for weights that are certainly not in the store yet, and for results.
+    """
+    if session.complete or session.executor.refresh:
+        return
+    store, results = Space("store", session.store.local.root), Space("results", session.out)
+    sizes, seen = {stored.size for stored in session.store.local}, set[tuple[Path, ...]]()
+    for model in session.models:
+        if model.name not in session.outcomes:
+            planned = session.planned.get(model.name, {})
+            _add_model(session.store, model, planned, _weights_of(model, sizes), seen, store, results)
+    spaces = [store] if session.place.on == "local" else []
+    if not (session.part or session.request.until):
+        spaces.append(results)
+    for device in {space.existing.stat().st_dev for space in spaces}:
+        _compare([space for space in spaces if space.existing.stat().st_dev == device])
+
+
+def _compare(spaces: list[Space]) -> None:
+    """Compares what is written to folders on one disk with the space on it."""
+    disk = os.statvfs(spaces[0].existing)
+    free = disk.f_bavail * disk.f_frsize
+    least, likely = (sum(getattr(space, name) for space in spaces) for name in ("least", "likely"))
+    if free >= likely:
+        return
+    certain = free < least
+    folders = " and ".join(f"{space.name} in {space.folder}" for space in spaces)
+    needed = f"at least {format_size(round(least))}" if certain else f"probably {format_size(round(likely))}"
+    problem = (
+        f"the disk of {folders} (mounted at {_mount(spaces[0].existing)}) has {format_size(free)} free, and this run "
+        f"writes {needed} to it. Estimate: {'; '.join(part for space in spaces for part in space.parts)}. Free some "
+        "space (pteforge store gc), choose another disk with --store or PTEFORGE_CACHE, and --out, or lower fewer "
+        "models or recipes at once (--models, --recipes)"
+    )
+    if certain:
+        raise InputError(problem)
+    _log.warning("%s", problem)
+
+
+def _mount(path: Path) -> Path:
+    """The folder that the disk of a path is mounted at."""
+    return next(folder for folder in (path.resolve(), *path.resolve().parents) if folder.is_mount())
+
+
+def _add_model(
+    store: Store,
+    model: PlannedModel,
+    planned: Mapping[str, ExpectedStage],
+    weights: Weights | None,
+    seen: set[tuple[Path, ...]],
+    space: Space,
+    results: Space,
+) -> None:
+    """Adds what a model writes: its own stages, and those of each recipe."""
+    due = [slot for slot, stage in planned.items() if stage.seconds is None]
+    of_recipes = {recipe.name: [slot for slot in due if recipe.name in slot.split("/")] for recipe in model.recipes}
+    exports = [slot for slot in due if planned[slot].stage == "export"]
+    objects = _last_objects(store, exports)
+    certain = bool(planned) and weights is not None and weights.certain
+    if objects:
+        space.add(f"{model.name}, as the last time", sum(blob.size for blob in objects))
+    elif weights and (exports or not planned) and weights.files not in seen:
+        seen.add(weights.files)
+        space.add(f"weights of {model.name}", weights.stored, weights.new if certain else 0)
+    for recipe in model.recipes:
+        what, quantizes = f"{model.name} {recipe.name}", _quantizes(recipe)
+        if of_recipe := _last_objects(store, of_recipes[recipe.name]) - objects:
+            space.add(f"{what}, as the last time", sum(blob.size for blob in of_recipe))
+        elif weights and quantizes and of_recipes[recipe.name]:
+            space.add(f"{what}, quantized", _STORED * weights.count, _LEAST * weights.count if certain else 0)
+        last = [slot for slot in planned if slot == f"{model.name}/serialize/{recipe.name}"]
+        if made := _last_objects(store, last, "file", "data"):
+            results.add(f"{what}.pte, as the last time", sum(blob.size for blob in made))
+        elif weights:
+            likely = _LIKELY * weights.count if quantizes else weights.size
+            least = _LEAST * weights.count if quantizes else weights.size / 2  # targets may compute in 16 bits
+            results.add(f"{what}.pte", likely, least if certain else 0)
+
+
+def _last_objects(store: Store, slots: Iterable[str], *roles: str) -> set[BlobRef]:
+    """Objects that stages made the last time; of all roles if none are named."""
+    found: set[BlobRef] = set()
+    for slot in slots:
+        if record := store.ledger.last_run(slot):
+            for role, ref in record.outputs.items():
+                if not roles or role in roles:
+                    with suppress(StoreError):
+                        found.update(store.objects_of(ref))
+    return found
+
+
+def _quantizes(recipe: PlannedRecipe) -> bool:
+    return bool(recipe.quantizers or recipe.recipe.transforms)
+
+
+def _weights_of(model: PlannedModel, stored: Collection[int]) -> Weights | None:
+    """Weights of a model, if their files are known; `stored` has the sizes of all objects of the store.
+
+    The store refers to a checkpoint's weights, also to bfloat16 that is widened to float32. A tensor whose size an
+    object has may be that object. If a task is named, some weights of a file may be unused.
+    """
+    match model.source:
+        case ProgramSource(program=program):
+            files: tuple[Path, ...] = (program,)
+            wanted, item, certain = "", 0, True
+        case BuilderSource(builder=builder, kwargs=kwargs, files=declared):
+            named = builder.startswith(f"{find.__package__}.")
+            if named and kwargs.get("config") is not None:
+                return None  # random ones
+            files = _weight_files(declared)
+            wanted, item = _TYPES[str(kwargs.get("dtype", "float32"))] if named else ("", 0)
+            certain = named and not (kwargs.keys() & {"task", "outputs", "weights"})
+        case _:
+            return None
+    count = size = copied = new = 0
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile):
+        for file in files:
+            for kind, elements, own in _tensors(file):
+                used = elements * (item or own)
+                count, size = count + elements, size + used
+                if kind and wanted in ("", kind):
+                    continue
+                copied += used
+                if (kind, wanted) != ("BF16", "F32") and used not in stored and used > _SMALL:
+                    new += used
+        return Weights(files, count, size, copied, new, certain) if size else None
+    return None  # not what it seems: whoever reads it says what is wrong
+
+
+def _weight_files(declared: Iterable[Path]) -> tuple[Path, ...]:
+    """Those of a model's files that its weights are read from."""
+    by_name = {file.name: file for file in declared}
+    if index := by_name.get(_INDEX):
+        with suppress(OSError, ValueError, LookupError, AttributeError):
+            named = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+            return tuple(sorted(by_name[name] for name in named))
+    for suffix in (".safetensors", ".bin"):
+        files = [file for file in by_name.values() if file.suffix == suffix]
+        if files:
+            return tuple(by_name[name] for name in [f"model{suffix}"] if name in by_name) or tuple(files)
+    return ()
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, int, int]]:
+    """Type, number of elements and bytes of each element of the tensors in a file, by its header.
+
+    Of an archive of torch's, the type is not known, and elements count as four bytes.
+    """
+    if file.suffix != ".safetensors":
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if "/data/" in member.filename and not member.filename.endswith((".json", ".pt")):
+                    yield "", member.file_size // 4, 4
+        return
+    with file.open("rb") as opened:
+        header: dict[str, Any] = json.loads(opened.read(min(int.from_bytes(opened.read(8), "little"), _HEADER)))
+    for name, tensor in header.items():
+        if name != "__metadata__" and (elements := math.prod(tensor["shape"])):
+            begin, end = tensor["data_offsets"]
+            yield str(tensor["dtype"]), elements, (end - begin) // elements
