@@ -23,6 +23,7 @@ from executorch.backends.xnnpack._passes.convert_to_linear import ConvertToLinea
 from executorch.backends.xnnpack._passes.convert_to_sdpa import ConvertToSDPAPass
 from executorch.backends.xnnpack._passes.convert_to_upsample_bilinear2d import ConvertToUpsampleBilinear2d
 from executorch.backends.xnnpack._passes.xnnpack_pass import XNNPACKPass
+from executorch.backends.xnnpack.operators.node_visitor import NodeVisitor
 from executorch.backends.xnnpack.partition.graphs import bilinear_2d, sdpa
 from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic_qdq
 from executorch.exir.dialects._ops import ops
@@ -38,6 +39,34 @@ def mend_xnnpack_passes() -> None:
     separate_products()
     mend_static_layouts()
     expand_tanh_gelu()
+    pack_by_rows()
+
+
+_pack = NodeVisitor.convert_to_qc4w
+_PACKED_AT_ONCE = 1 << 22
+"""Weights."""
+
+
+def pack_by_rows() -> None:
+    """Has weights of 4 bits packed some rows at a time.
+
+    `convert_to_qc4w` (backends/xnnpack/operators/node_visitor.py) makes three copies of a matrix, of a byte for each
+    weight, on the way. Delete once it does not.
+    """
+    NodeVisitor.convert_to_qc4w = staticmethod(_packed_by_rows)
+
+
+@wraps(_pack)
+def _packed_by_rows(weights: torch.Tensor) -> torch.Tensor:
+    if weights.dim() != 2 or weights.numel() <= _PACKED_AT_ONCE:
+        packed: torch.Tensor = _pack(weights)
+        return packed
+    rows, columns = weights.shape
+    packed = torch.empty(rows, (columns + 1) // 2, dtype=torch.uint8)
+    step = max(_PACKED_AT_ONCE // columns, 1)
+    for start in range(0, rows, step):
+        packed[start : start + step] = _pack(weights[start : start + step])
+    return packed
 
 
 _to_nhwc, _to_nchw = _Pass.input_to_nhwc, _Pass.input_to_nchw
