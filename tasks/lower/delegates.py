@@ -92,7 +92,7 @@ def _is_whole(value: object) -> bool:
     """Whether a tensor is all of its storage, in order."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    return value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes()
+    return bool(value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes())
 
 
 def _in_one_call(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:

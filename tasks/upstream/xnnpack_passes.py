@@ -31,6 +31,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
+from ..lower.packing import packed_by_rows
+
 
 def mend_xnnpack_passes() -> None:
     """Applies all patches of this file."""
@@ -43,8 +45,6 @@ def mend_xnnpack_passes() -> None:
 
 
 _pack = NodeVisitor.convert_to_qc4w
-_PACKED_AT_ONCE = 1 << 22
-"""Weights."""
 
 
 def pack_by_rows() -> None:
@@ -53,20 +53,7 @@ def pack_by_rows() -> None:
     `convert_to_qc4w` (backends/xnnpack/operators/node_visitor.py) makes three copies of a matrix, of a byte for each
     weight, on the way. Delete once it does not.
     """
-    NodeVisitor.convert_to_qc4w = staticmethod(_packed_by_rows)
-
-
-@wraps(_pack)
-def _packed_by_rows(weights: torch.Tensor) -> torch.Tensor:
-    if weights.dim() != 2 or weights.numel() <= _PACKED_AT_ONCE:
-        packed: torch.Tensor = _pack(weights)
-        return packed
-    rows, columns = weights.shape
-    packed = torch.empty(rows, (columns + 1) // 2, dtype=torch.uint8)
-    step = max(_PACKED_AT_ONCE // columns, 1)
-    for start in range(0, rows, step):
-        packed[start : start + step] = _pack(weights[start : start + step])
-    return packed
+    NodeVisitor.convert_to_qc4w = staticmethod(wraps(_pack)(partial(packed_by_rows, pack=_pack)))
 
 
 _to_nhwc, _to_nchw = _Pass.input_to_nhwc, _Pass.input_to_nchw

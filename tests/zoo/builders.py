@@ -1060,3 +1060,8 @@ def heights():
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *rest)
     shapes = ({2: Dim("height", min=8, max=64)},)
     return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(1, 3, 24, 16),)], shapes)})
+
+
+def wide(layers: int):
+    """Layers of 16 MiB each, whose memory can be told from that of a graph."""
+    return nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(layers))), (torch.randn(1, 2048),)
