@@ -21,7 +21,7 @@ RECIPES = {
     "xnnpack": recipe("xnnpack"),
     "vulkan": recipe("vulkan", verify={"required": False}),
     "fat": recipe("xnnpack", "portable"),
-    "weights apart": recipe("xnnpack", output={"form": "plain", "external_data": True}),
+    "weights apart": recipe("portable", output={"form": "plain", "external_data": True}),
 }
 
 
