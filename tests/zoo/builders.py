@@ -1071,3 +1071,8 @@ def counter_and_filter():
         {"count": MethodDefinition(counter, [one]), "smooth": MethodDefinition(networks.ConvNet(), [image])},
         sequences=[[count, smooth, count, smooth, count]],
     )
+
+
+def wide(layers: int):
+    """Layers of 16 MiB each, whose memory can be told from that of a graph."""
+    return nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(layers))), (torch.randn(1, 2048),)
