@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from ..errors import SourceError, first_line
+from ..tasks.usercode.weights import cast_for_builder
 
 _INDEX = ".index.json"
 
 
-def load_weights(module: nn.Module, path: str | Path) -> None:
+def load_weights(module: nn.Module, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
     """Gives a module the tensors of a checkpoint, mapped from its files instead of read into memory.
 
     The module may be on the meta device, so that its weights never take memory:
@@ -23,11 +24,14 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
             model = Net()
         pteforge.load_weights(model, "model.safetensors")
 
-    Parameters keep the checkpoint's dtype. A parameter that the module has under several names needs one of them there.
+    A parameter that the module has under several names needs one of them there.
 
     Args:
         module: changed in place.
         path: a ``.safetensors`` file, or a ``.safetensors.index.json`` that names those of a checkpoint in parts.
+        dtype: of tensors in floating point, None for the checkpoint's. In a builder, matrices are cast when an operator
+            reads them, so that they take no memory either, and whoever reads one in another way, as ``numpy()`` does,
+            finds zeros. Elsewhere all are cast at once, in memory.
 
     Raises:
         SourceError: a file is missing or damaged, or its names or shapes are not those of the module; or tensors are
@@ -35,6 +39,8 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
     """
     given = Path(path)
     state = _mapped(given)
+    if dtype is not None:
+        state = {name: cast_for_builder(tensor, dtype) for name, tensor in state.items()}
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NewType
 
@@ -30,6 +31,13 @@ def parse_digest(text: str) -> Digest:
 
 def digest_bytes(content: bytes | bytearray | memoryview) -> Digest:
     return Digest(hashlib.sha256(content).hexdigest())
+
+
+def digest_chunks(chunks: Iterable[bytes]) -> Digest:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return Digest(digest.hexdigest())
 
 
 def digest_file(path: Path) -> Digest:

@@ -18,16 +18,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
-from .digest import Digest, canonical_json, digest_bytes, digest_file, is_digest
+from .digest import Digest, canonical_json, digest_bytes, digest_chunks, digest_file, is_digest
 from .files import (
     abandoned,
     create_file,
     move_aside,
     read_errors,
     remove,
+    replace_file,
     staging_file,
     staging_folder,
     unreadable,
@@ -35,8 +36,12 @@ from .files import (
     write_errors,
 )
 from .ref import ArtifactManifest, ArtifactRef, BlobRef
+from .references import Reference
 
 _log = logging.getLogger(__name__)
+
+_REFERENCE = ".ref"
+"""Ending of a file that says where an object's bytes are."""
 
 VERIFIED_MTIME_NS = 1_000_000_000 * 10**9
 """Modification time (2001-09-09T01:46:40Z) of objects whose bytes were verified: any write changes it."""
@@ -58,6 +63,9 @@ class ObjectFolder:
 
     A damaged file moves to ``<root>/quarantine``, after ``<root>/damaged/<digest>`` has noted it: what was made from it
     is not to be trusted either (`Store.forget_damaged`), even if this process ends here.
+
+    In place of an object there can be ``<digest>.ref``, which says where its bytes are outside of the store, as long as
+    that file is not written: whoever needs the bytes turns it into a file of the store.
     """
 
     def __init__(self, root: Path, *, once: bool = False) -> None:
@@ -79,11 +87,46 @@ class ObjectFolder:
             # No `Path`: a rerun with nothing to do asks for every object of a zoo.
             status = os.lstat(f"{self.root}/objects/{blob.digest[:2]}/{blob.digest}")
         except (FileNotFoundError, NotADirectoryError):
+            if self.reference(blob):
+                return
             raise ObjectMissing(blob.digest, str(self.root)) from None
         except OSError as error:
             raise unreadable(self.root, error) from error
         if not _is_marked(status, blob.size):
             self.path(blob)
+
+    def reference(self, blob: BlobRef) -> Reference | None:
+        """Where an object's bytes are outside of the store; None if it is a file of the store, or they are gone."""
+        reference = None if self._path(blob.digest).exists() else self._referred(blob.digest)
+        return reference if reference and reference.size == blob.size else None
+
+    def _referred(self, digest: Digest) -> Reference | None:
+        try:
+            written = self._path(digest).with_suffix(_REFERENCE).read_bytes()
+            reference = Reference.decode(json.loads(written))
+        except (OSError, ValueError):
+            return None
+        return reference if reference and reference.is_current else None
+
+    @contextlib.contextmanager
+    def file(self, blob: BlobRef) -> Iterator[Path]:
+        """A file with the object's bytes, for the time of a context; see `path`."""
+        reference = self.reference(blob)
+        if reference is None:
+            yield self.path(blob)
+            return
+        with write_errors(self.root), staging_file(self.root / "tmp") as (part, file):
+            if not _copied(reference, file, blob):
+                raise ObjectMissing(blob.digest, str(self.root))
+            yield part
+
+    def check(self, blob: BlobRef) -> bool:
+        """Whether an object is good, whose bytes are digested wherever they are; `blob` is as listed."""
+        with contextlib.suppress(ObjectMissing, ObjectDamaged, OSError):
+            if self._path(blob.digest).exists() or not (reference := self._referred(blob.digest)):
+                return bool(self.path(blob))
+            return digest_chunks(reference.chunks()) == blob.digest
+        return False
 
     def path(self, blob: BlobRef) -> Path:
         """A file to map or to read later, whose bytes were just digested; raises ObjectMissing or ObjectDamaged."""
@@ -129,9 +172,12 @@ class ObjectFolder:
             return False
         if not os.access(self.root, os.W_OK):
             return True
-        with write_errors(self.root), self._lock(fcntl.LOCK_SH), contextlib.suppress(FileNotFoundError):
-            os.utime(self._path(blob.digest), ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
-            return True
+        path = self._path(blob.digest)
+        with write_errors(self.root), self._lock(fcntl.LOCK_SH):
+            for kept in (path, path.with_suffix(_REFERENCE)):
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(kept, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
+                    return True
         return False
 
     def install(self, part: Path, descriptor: int, blob: BlobRef) -> None:
@@ -150,9 +196,11 @@ class ObjectFolder:
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
         path = self._path(digest)
-        with write_errors(self.root), self._lock(fcntl.LOCK_EX), contextlib.suppress(FileNotFoundError):
-            if path.lstat().st_ctime < unless_since:
-                remove(path)
+        with write_errors(self.root), self._lock(fcntl.LOCK_EX):
+            kept = [file for file in (path, path.with_suffix(_REFERENCE)) if os.path.lexists(file)]
+            if kept and all(file.lstat().st_ctime < unless_since for file in kept):
+                for file in kept:
+                    remove(file)
                 return True
         return False
 
@@ -193,9 +241,12 @@ class ObjectFolder:
 
     def __iter__(self) -> Iterator[StoredObject]:
         for shard in self._listed(self.root / "objects"):
-            for entry in self._listed(Path(shard.path)):
-                if is_digest(entry.name) and (status := self._looked_at(entry)):
-                    yield StoredObject(Digest(entry.name), status.st_size, status.st_ctime)
+            entries = {entry.name: entry for entry in self._listed(Path(shard.path))}
+            for name, entry in entries.items():
+                digest = name.removesuffix(_REFERENCE)
+                first = name == digest or digest not in entries
+                if is_digest(digest) and first and (status := self._looked_at(entry)):
+                    yield StoredObject(Digest(digest), status.st_size, status.st_ctime)
 
     def _listed(self, folder: Path) -> list[os.DirEntry[str]]:
         with read_errors(self.root):
@@ -223,11 +274,22 @@ class ObjectFolder:
 
     def _open(self, path: Path, blob: BlobRef) -> BufferedReader:
         try:
+            with contextlib.suppress(FileNotFoundError):
+                return path.open("rb")
+            if reference := self.reference(blob):
+                self._copy_in(reference, blob)
             return path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(blob.digest, str(self.root)) from None
         except OSError as error:
             raise unreadable(self.root, error) from error
+
+    def _copy_in(self, reference: Reference, blob: BlobRef) -> None:
+        """Makes a reference's bytes a file of the store, unless they are not the object's any more."""
+        with write_errors(self.root), staging_file(self.root / "tmp") as (part, file):
+            if _copied(reference, file, blob):
+                self.install(part, file.fileno(), blob)
+        self._path(blob.digest).with_suffix(_REFERENCE).unlink(missing_ok=True)
 
     def _quarantine(self, path: Path, inode: int, blob: BlobRef) -> None:
         """Quarantines what is damaged and raises ObjectDamaged, unless a good file has replaced it meanwhile.
@@ -250,6 +312,16 @@ class ObjectFolder:
             return
         _log.warning("object %s in %s is damaged; moved to %s", blob.digest, self.root, target)
         raise ObjectDamaged(blob.digest, str(self.root), str(target))
+
+
+def _copied(reference: Reference, file: BinaryIO, blob: BlobRef) -> bool:
+    """Writes what a reference says to a file; whether those are the object's bytes."""
+    digest = hashlib.sha256()
+    for chunk in reference.chunks():
+        digest.update(chunk)
+        file.write(chunk)
+    file.flush()
+    return digest.hexdigest() == blob.digest
 
 
 def _file_state(status: os.stat_result, size: int) -> tuple[int, ...]:
@@ -330,6 +402,15 @@ class LocalStore(ObjectFolder):
             blob = BlobRef(digest_file(path), os.fstat(file.fileno()).st_size)
             if not self.refresh(blob):
                 self.install(path, file.fileno(), blob)
+        return blob
+
+    def put_reference(self, reference: Reference) -> BlobRef:
+        """Publishes bytes that stay where they are; reads them once, and raises OSError if they cannot be read."""
+        blob = BlobRef(digest_chunks(reference.chunks()), reference.size)
+        if not self.refresh(blob):
+            path = self._path(blob.digest).with_suffix(_REFERENCE)
+            with write_errors(self.root), self._lock(fcntl.LOCK_SH):
+                replace_file(path, reference.encode(), self.root / "tmp")
         return blob
 
     def put_artifact(self, kind: str, content: bytes) -> ArtifactRef:

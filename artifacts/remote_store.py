@@ -164,7 +164,8 @@ class RemoteStore(Store):
         if self._is_remote(blob):
             self.local.require(blob)
         else:
-            self._files.upload(self.local.path(blob), _object_name(blob.digest))
+            with self.local.file(blob) as file:
+                self._files.upload(file, _object_name(blob.digest))
 
     def _absent(self, blobs: Sequence[BlobRef]) -> list[BlobRef]:
         """The objects without a good local copy."""

@@ -208,11 +208,7 @@ class LocalOnlyStore(Store):
         return iter(self.local)
 
     def check(self, blob: BlobRef) -> bool:
-        try:
-            self.local.path(blob)
-        except (ObjectMissing, ObjectDamaged):
-            return False
-        return True
+        return self.local.check(blob)
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
         return self.local.discard(digest, unless_since)
@@ -321,7 +317,7 @@ def _copy(source: Store, target: Store, ref: ArtifactRef) -> None:
     source.fetch(ref)
     for blob in source.objects_of(ref):
         if not target.local.refresh(blob):
-            with target.local.scratch() as folder:
-                shutil.copyfile(source.local.path(blob), folder / "object")
+            with target.local.scratch() as folder, source.local.file(blob) as file:
+                shutil.copyfile(file, folder / "object")
                 target.local.put_scratch(folder / "object")
     target.publish(ref)

@@ -68,8 +68,11 @@ def save_graph(program: ExportedProgram, absent: AbsentWeights, *, kind: str, st
     return store.put_manifest(manifest, identity_of(manifest.kind, manifest.body))
 
 
-def load_program(ref: ArtifactRef, store: LocalStore) -> ExportedProgram:
+def load_program(ref: ArtifactRef, store: LocalStore, *, on_use: bool = False) -> ExportedProgram:
     """Loads a program. Weights are mapped copy-on-write, so changes never reach the store.
+
+    `on_use` leaves those that the store has references to in their files: for who reads them by
+    `usercode.weights.WeightsOnUse` only.
 
     Unpickling can run any code: `ref` must come from a trusted ledger, never from a user's file.
 
@@ -80,7 +83,7 @@ def load_program(ref: ArtifactRef, store: LocalStore) -> ExportedProgram:
     """
     manifest = _manifest(ref, store)
     with decoding(ref):
-        return _load(manifest, store, weight_opener(manifest, store))
+        return _load(manifest, store, weight_opener(manifest, store, on_use=on_use))
 
 
 def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, AbsentWeights]:

@@ -15,6 +15,7 @@ from executorch.exir._serialize._cord import FileBackedData
 from ...artifacts.digest import Digest, digest_bytes
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, BlobRef
+from ..usercode.weights import content_of, map_reference, reference_of
 from .binding import WEIGHT, Weight, weights_of
 
 
@@ -102,7 +103,8 @@ class StorageTable:
     def digest(self, storage: torch.UntypedStorage) -> Digest:
         number = self.number(storage)
         if number not in self._digests:
-            self._digests[number] = digest_bytes(storage_bytes(storage))
+            with content_of(storage):
+                self._digests[number] = digest_bytes(storage_bytes(storage))
         return self._digests[number]
 
     def note_digest(self, storage: torch.UntypedStorage, digest: Digest) -> None:
@@ -151,7 +153,7 @@ class BlobSink:
             if self.is_weight(storage):
                 self.entries.append((WEIGHT, key))
             else:
-                blob = self.store.put_bytes(storage_bytes(storage))
+                blob = put_storage(storage, self.store)
                 self.storages.note_digest(storage, blob.digest)
                 self.entries.append((_STORAGE, self.number(blob)))
             self._numbers[key] = len(self.entries) - 1
@@ -176,6 +178,24 @@ class BlobSink:
         return len(self.entries) - 1
 
 
+_LEAST_REFERENCE = 1 << 20
+"""Bytes of a storage from which on its bytes may stay in a file that is mapped."""
+
+
+def put_storage(storage: torch.UntypedStorage, store: LocalStore) -> BlobRef:
+    """Publishes the bytes of a storage, those of a checkpoint that is mapped by where they are.
+
+    A file of the store's own `scratch` that the storage is mapped from becomes the object.
+    """
+    reference = reference_of(storage) if storage.nbytes() >= _LEAST_REFERENCE else None
+    if reference and Path(reference.path).is_relative_to(store.root / "tmp"):
+        return store.put_scratch(Path(reference.path))
+    if reference and not Path(reference.path).is_relative_to(store.root):
+        return store.put_reference(reference)
+    with content_of(storage):
+        return store.put_bytes(storage_bytes(storage))
+
+
 def put_weights(slots: Mapping[int, torch.UntypedStorage], storages: StorageTable, store: LocalStore) -> list[Weight]:
     """Publishes weights by slot: the large ones as blobs of exactly their bytes, the small ones in one blob."""
     small = {slot: storage for slot, storage in slots.items() if storage.nbytes() <= INLINE_STORAGE_LIMIT}
@@ -186,7 +206,7 @@ def put_weights(slots: Mapping[int, torch.UntypedStorage], storages: StorageTabl
             weights.append(Weight(slot, storages.digest(storage), together, offset))
             offset += storage.nbytes()
         else:
-            blob = store.put_bytes(storage_bytes(storage))
+            blob = put_storage(storage, store)
             storages.note_digest(storage, blob.digest)
             weights.append(Weight(slot, blob.digest, blob, 0))
     return weights
@@ -205,13 +225,18 @@ def open_externals(
     ]
 
 
-def weight_opener(manifest: ArtifactManifest, store: LocalStore) -> Callable[[int, int], torch.UntypedStorage]:
-    """Opens a program's weights: large ones are mapped, small ones are read at once."""
+def weight_opener(
+    manifest: ArtifactManifest, store: LocalStore, *, on_use: bool = False
+) -> Callable[[int, int], torch.UntypedStorage]:
+    """Opens a program's weights: large ones are mapped, small ones are read at once; see `program.load_program`."""
     weights = {weight.slot: weight for weight in weights_of(manifest)}
     read = cache(store.read)
 
     def open_weight(slot: int, size: int) -> torch.UntypedStorage:
         weight = weights[slot]
+        reference = store.reference(weight.blob) if size > INLINE_STORAGE_LIMIT else None
+        if reference and (on_use or (not reference.widened and store.check(weight.blob))):
+            return map_reference(reference)
         if size > INLINE_STORAGE_LIMIT:
             return map_storage(store.path(weight.blob), size)
         return copied_storage(read(weight.blob)[weight.offset :][:size])

@@ -36,6 +36,7 @@ from ..results.causes import known_causes
 from ..results.diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module
+from ..usercode.weights import weights_on_use
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with_shapes
 
 _LENGTH = 2000  # characters of an error that are kept
@@ -123,6 +124,7 @@ def _quiet(scratch: Path) -> Iterator[None]:
         mock.patch.object(_draft_export.log, "disabled", new=True),
         mock.patch.object(_guards.log, "disabled", new=True),  # strict mode logs the guards that do not hold
         torch.no_grad(),
+        weights_on_use(),
     ):
         stack.callback(lambda: [trace.close() for trace in traces])  # draft_export leaves their files open
         yield

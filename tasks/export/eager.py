@@ -27,6 +27,7 @@ from ..usercode.inputs import (
 )
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module, copy_modules, for_inference
+from ..usercode.weights import weights_on_use
 from ..verify.compare import compare_all
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -255,7 +256,7 @@ def as_traced() -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), weights_on_use():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -23,6 +23,7 @@ from ..upstream.torch_export import comparable_strides, uncompared_masks
 from ..usercode.inputs import check_bounded, check_fits
 from ..usercode.model_source import BuiltModel, by_name
 from ..usercode.modules import convert_prepared, copy_module, for_inference, is_prepared
+from ..usercode.weights import content_of
 from .buckets import make_bucket
 from .eager import is_like_eager, refusal, run_eager
 from .sizes import (
@@ -142,8 +143,9 @@ def digest_weights(definition: ModelDefinition) -> dict[str, dict[str, Digest]]:
 
     def digest(weight: torch.Tensor) -> Digest:
         if id(weight) not in digests:
-            content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digests[id(weight)] = digest_bytes(memoryview(content.numpy()))
+            with content_of(weight.untyped_storage()):
+                content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+                digests[id(weight)] = digest_bytes(memoryview(content.numpy()))
         return digests[id(weight)]
 
     return {

@@ -35,7 +35,7 @@ from ..engine.stage import CallableParams
 from ..export.eager import as_traced
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
-from ..usercode.weights import TensorFiles, rebuilt
+from ..usercode.weights import TensorFiles, cast_of, rebuilt
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 
@@ -273,6 +273,8 @@ def _quantize(
     for layer, name in chosen.items():
         try:
             if files is None or not _quantize_rows(layer, config, files):
+                if cast_of(layer.weight) is not None:  # once, and not for each operator
+                    layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
                 quantize_(holder, config, partial(_is_unquantized, layer))
         except Exception as error:
             raise TargetError(
@@ -305,7 +307,7 @@ def _quantize_rows(layer: nn.Module, config: AOBaseConfig, files: TensorFiles) -
     first = 0
     for rows in weight.detach().split(max(1, _ROWS * len(weight) // weight.nbytes)):
         part = nn.Embedding(1, 1) if isinstance(layer, nn.Embedding) else nn.Linear(1, 1, bias=False)
-        part.weight = nn.Parameter(rows, requires_grad=False)
+        part.weight = nn.Parameter(rows if cast_of(rows) is None else rows.clone(), requires_grad=False)
         quantize_(nn.Sequential(part), config, partial(_is_unquantized, part))
         names, context = part.weight.__tensor_flatten__()
         for name in names:

@@ -17,6 +17,7 @@ from ...configs.base import did_you_mean
 from ...configs.sources import is_folder
 from ...errors import SourceError, first_line
 from ..upstream.torch_export import import_torchvision
+from ..upstream.transformers import weights_cast_on_use
 
 import_torchvision()
 import transformers
@@ -436,7 +437,8 @@ def _load(
             settings["attn_implementation"] = attention
             try:
                 if changes is None:
-                    made, loaded = auto.from_pretrained(**{**place, **settings}, output_loading_info=True)
+                    with weights_cast_on_use() if "gguf_file" not in place else contextlib.nullcontext():
+                        made, loaded = auto.from_pretrained(**{**place, **settings}, output_loading_info=True)
                     if "gguf_file" in place and loaded["missing_keys"]:
                         raise _unread(place, f"it finds no {min(loaded['missing_keys'])}")
                 else:

@@ -77,7 +77,7 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     from ..quantize.pt2e import export_for_any_batch
     from ..quantize.reached import Asked, quantization_of
     from ..usercode.modules import is_prepared
-    from ..usercode.weights import TensorFiles
+    from ..usercode.weights import TensorFiles, weights_on_use
 
     model, name, shapes, _ = choose_method(model, params)
     if model.program is not None:
@@ -93,26 +93,27 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
         return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))
     quantizing = [made for made in params.transforms if isinstance(made, TorchaoParams)]
     kept = layers_used_otherwise(model, name) if quantizing else frozenset()
-    with store.scratch() as folder:  # the files have no names once they are mapped
-        module, matched = transformed(method.module, params.transforms, kept, TensorFiles(folder))
-    check_all_match(model, name, params.transforms, matched)
-    state = " after source_transforms" if params.transforms else ""
-    method = dataclasses.replace(method, module=module)
-    if params.dynamic_batch:
-        program = export_for_any_batch(name, method, shapes, strict=params.strict, state=state)
-    else:
-        program, _ = export_sized(name, method, shapes, strict=params.strict, state=state)
-    reached = quantization_of(program, program, Asked(transforms=quantizing, kept=kept)) if quantizing else None
-    for transform in quantizing:
-        assert reached  # noqa: S101 - there is a transform
-        reached.check(transform.at_least, "source_transforms.at_least")
-    notes = [
-        f"method {name!r}: the layer {layer!r} stays in floating point, since the model also uses its weights in "
-        "another way than layers do, as in `x @ table.weight.t()`"
-        for layer in sorted(kept)
-    ]
-    return SourceTransform.Outputs(
-        program=save_program(program, kind="program/aten", store=store),
-        notes=store.put_json("report/notes", notes) if notes else None,
-        reached=store.put_json("report/quantization", reached.to_json()) if reached else None,
-    )
+    with store.scratch() as folder:  # until the files in it are objects of the store
+        with weights_on_use():
+            module, matched = transformed(method.module, params.transforms, kept, TensorFiles(folder))
+        check_all_match(model, name, params.transforms, matched)
+        state = " after source_transforms" if params.transforms else ""
+        method = dataclasses.replace(method, module=module)
+        if params.dynamic_batch:
+            program = export_for_any_batch(name, method, shapes, strict=params.strict, state=state)
+        else:
+            program, _ = export_sized(name, method, shapes, strict=params.strict, state=state)
+        reached = quantization_of(program, program, Asked(transforms=quantizing, kept=kept)) if quantizing else None
+        for transform in quantizing:
+            assert reached  # noqa: S101 - there is a transform
+            reached.check(transform.at_least, "source_transforms.at_least")
+        notes = [
+            f"method {name!r}: the layer {layer!r} stays in floating point, since the model also uses its weights in "
+            "another way than layers do, as in `x @ table.weight.t()`"
+            for layer in sorted(kept)
+        ]
+        return SourceTransform.Outputs(
+            program=save_program(program, kind="program/aten", store=store),
+            notes=store.put_json("report/notes", notes) if notes else None,
+            reached=store.put_json("report/quantization", reached.to_json()) if reached else None,
+        )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import masking_utils
+from transformers import core_model_loading, masking_utils
+
+from ..usercode.weights import cast_on_use
 
 
 def masks_of_indices() -> AbstractContextManager[object]:
@@ -22,3 +25,18 @@ def masks_of_indices() -> AbstractContextManager[object]:
         return lambda *ranges: mask(*masking_utils._non_vmap_expansion_sdpa(*ranges))  # noqa: SLF001 - has no public name
 
     return patch.object(masking_utils, "_vmap_expansion_sdpa", expanded)
+
+
+def weights_cast_on_use() -> AbstractContextManager[object]:
+    """While the context is open, weights that are loaded in another dtype than their checkpoint's stay in its files.
+
+    transformers copies each of them (`_materialize_copy`). Delete once it can put casts off.
+    """
+
+    def materialized(part: Any, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        loaded = part[...]
+        if dtype in (None, loaded.dtype) or torch.device(device or "cpu").type != "cpu":
+            return loaded if device is None and dtype is None else loaded.to(device=device, dtype=dtype)
+        return cast_on_use(loaded, dtype)
+
+    return patch.object(core_model_loading, "_materialize_copy", materialized)

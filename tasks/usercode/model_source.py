@@ -30,11 +30,13 @@ from ...configs.base import NAME_PATTERN, describe_errors
 from ...configs.metadata import Metadata
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
+from .. import sources
 from ..engine.keys.inputs import Recorder, recording
 from ..engine.keys.source import loaded_files, observed_distributions, observed_modules
 from ..engine.stage import Workspace
 from ..upstream.torch_export import mapping_heard
 from .inputs import own_tensors
+from .weights import builder_scope
 
 _OWN_CODE = Path(__file__).parents[1]
 
@@ -131,8 +133,10 @@ def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
 
     Raises SourceError if it cannot be imported, raises, or does not return a model definition.
     """
+    own = builder.startswith(f"{sources.__name__}.")  # which runs everything that reads weights as they are used
     try:
-        made = pkgutil.resolve_name(builder)(**arguments)
+        with builder_scope(own=own):
+            made = pkgutil.resolve_name(builder)(**arguments)
         definition = _eager_model(made) if hasattr(made, "get_eager_model") else _definition(builder, made)
     except SourceError:
         raise

@@ -31,6 +31,7 @@ from ..codecs.program import load_program
 from ..lower import kernels  # noqa: F401 - those of quantized operators, too
 from ..results.figures import Case
 from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases
+from ..usercode.weights import weights_on_use
 from .compare import compare_all
 
 
@@ -283,7 +284,7 @@ class TorchProgram:
         buffers = list(module.buffers())
         versions = [buffer._version for buffer in buffers]  # noqa: SLF001 - the only way to see a write
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in flat]
-        with torch.no_grad():
+        with torch.no_grad(), weights_on_use():
             outputs = prepend_mutated_inputs(
                 inputs, lambda: list(_Watched(module, watch).run(*inputs, enable_io_processing=False))
             )
@@ -297,7 +298,7 @@ class StoredProgram(TorchProgram):
     """A program of the store, which is never written to."""
 
     def __init__(self, ref: ArtifactRef, store: LocalStore) -> None:
-        super().__init__(lambda: load_program(ref, store))
+        super().__init__(lambda: load_program(ref, store, on_use=True))
 
 
 def _writes_unseen(module: GraphModule) -> bool:

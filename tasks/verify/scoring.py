@@ -16,6 +16,7 @@ from ...configs.model import ModelDefinition
 from ...errors import PteforgeError, SourceError
 from ...formats.pte.buckets import Bucket, fit_bucket
 from ..usercode.model_source import seed_everything, user_code_error
+from ..usercode.weights import weights_on_use
 
 if TYPE_CHECKING:
     from .running import Loadable
@@ -122,7 +123,7 @@ def eager_predict(definition: ModelDefinition) -> Predict:
             known = [*definition.methods, *definition.constant_methods]
             raise SourceError(f"the evaluator runs the method {method!r}; the model has {known}")
         try:
-            with torch.no_grad():
+            with torch.no_grad(), weights_on_use():
                 outputs = definition.methods[method].module(*inputs)
         except Exception as error:
             raise SourceError(

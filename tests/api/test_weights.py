@@ -7,6 +7,9 @@ import pteforge
 import pytest
 import torch
 from pteforge.errors import SourceError
+from pteforge.tasks.export.eager import run_eager
+from pteforge.tasks.usercode import weights
+from pteforge.tasks.usercode.model_source import build
 from safetensors.torch import save_file
 from torch import nn
 
@@ -88,3 +91,28 @@ def test_what_does_not_fit(net, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(SourceError, match="can be read"):
         pteforge.load_weights(on_meta(), tmp_path / "model.safetensors.index.json")
+
+
+def mapped(file):
+    """A builder that computes in float32, and reads its weights itself."""
+    model = on_meta()
+    pteforge.load_weights(model, file, dtype=torch.float32)
+    model.layer.bias.data = model.head.weight.sum(0)
+    return model.eval(), (torch.arange(20)[None],)
+
+
+def test_casts_of_a_builder_stay_in_the_file(net, tmp_path, monkeypatch):
+    """Elsewhere they are made at once."""
+    monkeypatch.setattr(weights, "_LEAST_CAST", 1)
+    file = tmp_path / "model.safetensors"
+    save_file(stored(net), file)
+    net = net.float()
+    net.layer.bias.data = net.head.weight.data.sum(0)
+    method = build("pteforge.tests.api.test_weights:mapped", {"file": str(file)}).definition.methods["forward"]
+    assert weights.cast_of(method.module.head.weight) is not None
+    (found,) = run_eager(method.module, (method.example_inputs[0], {}), "")
+    assert torch.equal(found, net(*method.example_inputs[0]))
+    loaded = on_meta()
+    pteforge.load_weights(loaded, file, dtype=torch.float32)
+    assert weights.cast_of(loaded.layer.weight) is None
+    assert torch.equal(loaded.layer.weight, net.layer.weight)
