@@ -888,6 +888,12 @@ def kept():
     return stack()
 
 
+def blocks_of_any_batch(count: int = 2):
+    """Equal ones, one after another."""
+    blocks = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU()) for _ in range(count)]
+    return dynamic(nn.Sequential(*blocks), torch.randn(2, 8))
+
+
 def layer_of_any_batch():
     return dynamic(nn.Sequential(nn.Linear(64, 16)), torch.randn(4, 64), low=2, high=9)
 
