@@ -18,6 +18,7 @@ SHARD = 2 * 10**9
 
 INDEX = "model.safetensors.index.json"
 _VALUES = 1 << 22  # drawn at once: the memory that writing takes does not depend on the tensor
+_ADDING = ("o_proj.weight", "down_proj.weight")
 _TEXT = "the cat sat on the mat. the dog ran to the cat. a bird flew over the mat, and the dog sat on it. "
 
 
@@ -120,13 +121,18 @@ def _write_shard(output: BinaryIO, shapes: dict[str, tuple[int, ...]]) -> None:
 
 
 def _values(name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
-    """The bits of a tensor's values, some at a time: ones for a norm, else normal ones with a deviation of 0.02."""
+    """The bits of a tensor's values, some at a time: ones for a norm, else normal ones.
+
+    What layers add to the embeddings is small, as in a model that was trained: otherwise rounding decides what deep ones
+    compute.
+    """
     import torch
 
+    deviation = 1.0 if "embed_tokens" in name else 0.0025 if name.endswith(_ADDING) else 0.02
     generator = torch.Generator().manual_seed(int.from_bytes(sha256(name.encode()).digest()[:7], "little"))
     for first in range(0, math.prod(shape), _VALUES):
         count = min(_VALUES, math.prod(shape) - first)
-        made = torch.ones(count) if len(shape) == 1 else torch.randn(count, generator=generator) * 0.02
+        made = torch.ones(count) if len(shape) == 1 else torch.randn(count, generator=generator) * deviation
         yield made.to(torch.bfloat16).view(torch.int16)
 
 

@@ -175,7 +175,7 @@ class DeviceLimits(FrozenModel):
 class Limits(FrozenModel):
     """Limits of each stage of a model, where a stage that exceeds one is killed; and of its methods on a device."""
 
-    timeout: Seconds = Field(600.0, description="Wall time of one stage: seconds, or text such as 90s, 10m, 1h30m.")
+    timeout: Seconds = Field(3600.0, description="Wall time of one stage: seconds, or text such as 90s, 10m, 1h30m.")
     memory: Bytes = Field(8 * 2**30, description="Memory of one stage: bytes, or text such as 512MiB, 4GiB.")
     device: DeviceLimits | None = Field(
         None, description="Memory of each method on a device; a recipe fails whose file needs more."

@@ -354,7 +354,7 @@ def _is_in_default_order(node: Node) -> bool:
     value = _of_node(node.args[0])
     if not isinstance(value, FakeTensor) or not all(type(size) is int for size in (*value.shape, *value.stride())):
         return False
-    return value.dim_order() == tuple(range(value.dim()))
+    return bool(value.dim_order() == tuple(range(value.dim())))
 
 
 _UNCHANGED_BY: dict[type[ExportPass], Callable[[Node], bool]] = {

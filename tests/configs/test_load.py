@@ -32,7 +32,7 @@ def test_a_small_zoo(load, tmp_path):
     net = loaded.zoo.models["net"]
     assert net.source == BuilderSource(builder="pkg.mod:Net")
     assert (net.seed, net.strict, net.dynamic_shapes, net.verify) == (0, False, None, None)
-    assert (net.limits.timeout, net.limits.memory) == (600.0, 8 * 2**30)
+    assert (net.limits.timeout, net.limits.memory) == (3600.0, 8 * 2**30)
     assert loaded.zoo.recipes_of("net") == ("portable-fp32",)
     assert list(loaded.zoo.recipes) == ["portable-fp32"]
 
