@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from breadth import problem_of, shrunk, write_section
@@ -98,7 +99,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8, "n_head": 4},  # its code splits heads in four parts
     "cvt": {"embed_dim": [16, 32, 32], "num_heads": [1, 2, 2]},
     "detr": {"backbone_config": {**RESNET, "out_features": ["stage4"]}, "num_queries": 8},
-    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 64},
+    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320, "initializer_range": 0.6},
     "gemma3": {
         "text_config": {**SMALL, "model_type": "gemma3_text", "sliding_window": 8, "layer_types": WINDOWS},
         "vision_config": {**LAYERS, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8},
@@ -122,7 +123,10 @@ FIELDS: dict[str, dict[str, Any]] = {
         "has_lora_adapter": False,
     },
     "mobilevit": {"initializer_range": 0.2},  # with the usual one, values shrink to 1e-40
+    "mobilevitv2": {"initializer_range": 0.2, "width_multiplier": 0.5},
     "starcoder2": {"sliding_window": 16},
+    "swin": {"num_heads": [2, 4, 8, 16], "window_size": 2},
+    "t5": {"initializer_factor": 4.0},
     "voxtral": {
         "text_config": {**SMALL, "model_type": "llama"},
         "audio_config": {**SMALL, "num_mel_bins": 16, "max_source_positions": 32, "intermediate_size": 64},
@@ -191,7 +195,8 @@ def generates(task: str, source: Mapping[str, Any], file: Path) -> str:
     from pteforge.tasks.usercode.model_source import seed_everything
 
     torch.set_num_threads(1)
-    program = Runtime.get().load_program(file)
+    # a program for each method: those of one overwrite each other's memory
+    program = SimpleNamespace(load_method=lambda name: Runtime.get().load_program(file).load_method(name))
     seed_everything(0)
     counted = 0
     with torch.no_grad():
@@ -234,7 +239,8 @@ def encoder_steps(program: Any, source: Mapping[str, Any]) -> Steps:
         inputs = torch.randint(5, net.config.vocab_size, (1, length)) if is_text else torch.randn_like(example)
         (encoded,) = encoder.execute([inputs])
         mask = {"attention_mask": torch.ones_like(inputs)} if is_text else {}
-        said = GenerationMixin.generate(net, inputs, decoder_input_ids=first, eos_token_id=-1, **mask, **GREEDY)
+        begin = {"decoder_start_token_id": int(first), "eos_token_id": -1}
+        said = GenerationMixin.generate(net, inputs, **begin, **mask, **GREEDY)
         yield lambda *given, e=encoded: decoder.execute([given[0], e, given[1]])[0], said[0, 1:].tolist(), first
 
 

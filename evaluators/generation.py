@@ -8,14 +8,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from ..configs.text_samples import TextOptions, TextSample, read_samples
 from ..errors import SourceError, first_line
+from ..formats.media import generated_tokens, read_image, read_sound, whole_image
 
 
 class Predict(Protocol):
@@ -126,19 +125,17 @@ def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSamp
 
 def _greedy(step: Step, tokens: torch.Tensor, most: int, ends: Collection[int], suppressed: list[int]) -> list[int]:
     """The likeliest token after the others, again and again, until one ends the text; the first is not suppressed."""
-    generated: list[int] = []
-    start = 0
-    while len(generated) < most:
-        logits = step(tokens, start)
-        logits = logits.reshape(-1, logits.shape[-1])[-1]
-        if suppressed and not generated:
+
+    def choose(before: list[int], logits: torch.Tensor) -> int:
+        if suppressed and not before:
             logits = logits.index_fill(0, torch.tensor(suppressed), -torch.inf)
-        token = int(logits.argmax())
-        if token in ends:
-            break
-        generated.append(token)
-        tokens, start = torch.tensor([[token]]), start + tokens.shape[1]
-    return generated
+        return int(logits.argmax())
+
+    def after(token: int, at: int) -> torch.Tensor:
+        return step(torch.tensor([[token]]), at)
+
+    generated = generated_tokens(step(tokens, 0), after, tokens.shape[1], most, choose)
+    return list(itertools.takewhile(lambda token: token not in ends, generated))
 
 
 def _encode(predict: Predict, processor: Any, options: TextOptions, sample: TextSample) -> tuple[torch.Tensor, Step]:
@@ -175,7 +172,7 @@ def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextS
     media = _media(sample, getattr(processor, "feature_extractor", processor))
     values = None
     if sample.image:
-        media["images"], values = _pixels(processor, media["images"], predict.methods[encoder])
+        media["images"], values = whole_image(media["images"], processor.image_processor, predict.methods[encoder])
     text = _prompt(processor, options, sample)
     try:
         prepared = processor(text=text, **media, return_tensors="pt", add_special_tokens=not options.chat)
@@ -205,21 +202,6 @@ def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextS
     return prepared["input_ids"], step
 
 
-def _pixels(processor: Any, image: Any, shape: tuple[int, ...]) -> tuple[Any, torch.Tensor]:
-    """An image in one piece, and its values as the encoder takes them, [1, channels, height, width]."""
-    extractor = processor.image_processor
-    for option in ("do_image_splitting", "crop_to_patches", "do_pan_and_scan"):
-        if hasattr(extractor, option):
-            setattr(extractor, option, False)
-    values = torch.as_tensor(extractor(images=[image], return_tensors="pt")["pixel_values"])
-    if values.dim() > 3 and values.numel() == torch.Size(shape).numel():
-        return image, values.reshape(shape)
-    image = image.resize((shape[3], shape[2]), extractor.resample)  # the processor makes patches, or has another size
-    mean, std = (torch.tensor(value).reshape(1, -1, 1, 1) for value in (extractor.image_mean, extractor.image_std))
-    values = torch.as_tensor(np.array(image)).permute(2, 0, 1)[None] * extractor.rescale_factor
-    return image, (values - mean) / std
-
-
 _INPUTS = ("input_features", "input_values", "pixel_values", "input_ids")
 """Names of what encoders take, as processors return it."""
 
@@ -241,30 +223,10 @@ def _media(sample: TextSample, extractor: Any, *, alone: bool = False) -> dict[s
     if sample.audio:
         if (rate := getattr(extractor, "sampling_rate", None)) is None:
             raise SourceError(f"{type(extractor).__name__} takes no sounds: name the model's processor")
-        arguments |= {"raw_speech" if alone else "audio": _sound(sample.audio, rate), "sampling_rate": rate}
+        arguments |= {"raw_speech" if alone else "audio": read_sound(sample.audio, rate), "sampling_rate": rate}
     if sample.image:
-        from PIL import Image  # noqa: PLC0415 - an extra
-
-        try:
-            arguments["images"] = Image.open(sample.image).convert("RGB")
-        except OSError as error:
-            raise SourceError(f"{sample.image} cannot be read: {error}") from error
+        arguments["images"] = read_image(sample.image)
     return arguments
-
-
-def _sound(path: Path, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Samples [samples] of a sound in one channel, from -1 to 1, at a rate in hertz."""
-    import soundfile  # noqa: PLC0415 - an extra
-
-    try:
-        channels, own_rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (OSError, soundfile.SoundFileError) as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
-    sound = torch.from_numpy(channels).mean(1)
-    if own_rate != rate and len(sound):  # resampled by its spectrum
-        count = round(len(sound) * rate / own_rate)
-        sound = torch.fft.irfft(torch.fft.rfft(sound), n=count) * (count / len(sound))
-    return np.asarray(sound)
 
 
 def _constants(predict: Predict, name: str) -> list[int]:

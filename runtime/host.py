@@ -17,7 +17,15 @@ from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
 from ..formats.pte.reader import open_pte
-from .selection import Preference, backend_problem, load_program, missing_operators, scratch_folder, select
+from .selection import (
+    Preference,
+    backend_problem,
+    load_program,
+    load_programs,
+    missing_operators,
+    scratch_folder,
+    select,
+)
 from .signature import call_mismatch, inputs_problem
 
 _Item = TypeVar("_Item")
@@ -198,11 +206,11 @@ def _load_plain(file: Path, pte: PteFile, preference: Preference, data_files: Se
             raise InputError(f"{file} cannot run here: {problem}")
     data = next(iter(data_files), None)
     check_external_weights(file, pte, data)
-    program = _load_program(file, data)
     names = _method_names(pte.methods)
     signatures = {method.name: method for method in pte.methods}
-    programs = dict.fromkeys(names, program)
     buckets = read_buckets(read_metadata(file, pte))
+    static = {bucket.name for sizes in buckets.values() for bucket in sizes}  # which have no state
+    programs = load_programs(pte.methods, lambda: _load_program(file, data), stateless=static)
     return LoadedProgram(None, (), names, file, programs, signatures, {}, _advice(file, pte, data), buckets)
 
 
@@ -223,7 +231,7 @@ def _load_fat(file: Path, preference: Preference, data_files: Sequence[Path]) ->
         choice = select(file, fat.container, _method_names(delegated), preference, named_data)
     chosen = {method.name: method for method in choice.pte.methods}
     mismatches = {method.name: call_mismatch(method, chosen[method.name]) for method in delegated}
-    programs = dict.fromkeys(_method_names(delegated), choice.program)
+    programs = dict(choice.programs)
     if others:  # constant methods, which payloads do not have
         programs |= dict.fromkeys(_method_names(others), _load_program(file))
     return LoadedProgram(

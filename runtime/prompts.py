@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InputError, first_line
+from ..formats.media import read_image, read_sound, required, whole_image
 from ..formats.pte.contents import Method, TensorSpec
 from .generation import AUDIO, VISION, GenerationRequest
 
@@ -19,15 +19,6 @@ class Part(NamedTuple):
     method: str
     values: Any
     tokens: int  # how many it takes of the context
-
-
-def required(module: str, extra: str) -> Any:
-    """Imports a package that an extra installs; raises InputError if it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        name = module.partition(".")[0]
-        raise InputError(f"this needs {name}: `pip install 'pteforge[{extra}]'` ({first_line(error)})") from error
 
 
 def from_folder(kind: str, folder: Path) -> Any:
@@ -72,11 +63,11 @@ def multimodal_prompt(
     text, media = request.prompt, {}
     content: list[dict[str, str]] = []
     if request.images:
-        media["images"] = [_image(image) for image in request.images]
+        media["images"] = [read_image(image) for image in request.images]
         content += [{"type": "image"}] * len(request.images)
     if request.audio is not None:
         extractor = getattr(processor, "feature_extractor", None) or processor.audio_processor
-        media["audio"] = [samples_of(request.audio, extractor.sampling_rate)]
+        media["audio"] = [read_sound(request.audio, extractor.sampling_rate)]
         content += [{"type": "audio"}]
     if request.chat:
         text = chat(processor, [*content, {"type": "text", "text": text}], request.folder)
@@ -91,10 +82,6 @@ def multimodal_prompt(
         raise InputError(f"{type(processor).__name__} cannot prepare the prompt: {first_line(error)}") from error
 
 
-_PIECES = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
-"""Options of image processors that make several images of one: a file takes an image whole."""
-
-
 def _parts(
     processor: Any,
     text: str,
@@ -103,24 +90,16 @@ def _parts(
     special: Mapping[str, int],
     tokens: Mapping[str, int],
 ) -> list[Part]:
-    image_processor: Any = getattr(processor, "image_processor", None)
-    for option in _PIECES:
-        if hasattr(image_processor, option):
-            setattr(image_processor, option, False)
     first = getattr(processor.tokenizer, "bos_token", None)
     arguments = {**media, "text": text, "return_tensors": "pt"}
     if first and text.startswith(first):  # from a chat template, which has it
         arguments["add_special_tokens"] = False
-    prepared = processor(**arguments)
     values: dict[str, list[Any]] = {}
     if "images" in media:
-        size = _input(methods[VISION]).shape[-2:]
-        if tuple(prepared["pixel_values"].shape[-2:]) != size:  # patches, or an image of another size
-            images = [image.resize(size[::-1], image_processor.resample) for image in media["images"]]
-            prepared = processor(**{**arguments, "images": images})
-            values[VISION] = [_normalized(image, image_processor) for image in images]
-        else:
-            values[VISION] = list(prepared["pixel_values"].reshape(-1, 1, 3, *size))
+        shape = next(spec.shape for spec in methods[VISION].inputs if isinstance(spec, TensorSpec))
+        pairs = [whole_image(image, processor.image_processor, shape) for image in media["images"]]
+        arguments["images"], values[VISION] = (list(items) for items in zip(*pairs, strict=True))
+    prepared = processor(**arguments)
     if "audio" in media:
         values[AUDIO] = list(prepared["input_features" if "input_features" in prepared else "input_values"].split(1))
     return list(_interleaved(prepared["input_ids"][0].tolist(), values, special, tokens))
@@ -149,52 +128,10 @@ def _interleaved(
         raise ValueError(f"the prompt has no place for what {unused[0]} takes")
 
 
-def _input(method: Method) -> TensorSpec:
-    return next(spec for spec in method.inputs if isinstance(spec, TensorSpec))
-
-
-def _image(image: Any) -> Any:
-    """An image of Pillow, in RGB; raises InputError if a file is none."""
-    pillow = required("PIL.Image", "generate")
-    if not isinstance(image, str | Path):
-        return image.convert("RGB")
-    try:
-        return pillow.open(image).convert("RGB")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{image} cannot be read as an image: {first_line(error)}") from error
-
-
-def _normalized(image: Any, processor: Any) -> Any:
-    """An image [1, 3, height, width] with the processor's mean and deviation."""
-    import numpy as np  # noqa: PLC0415 - only a process that generates needs it
-    import torch  # noqa: PLC0415 - as above
-
-    mean, deviation = (torch.tensor(getattr(processor, name)).view(3, 1, 1) for name in ("image_mean", "image_std"))
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1) * processor.rescale_factor
-    return ((pixels - mean) / deviation)[None]
-
-
-def samples_of(audio: Any, rate: int) -> Any:
-    """Samples [samples] of a sound in one channel, in float32, at a rate in hertz; raises InputError."""
-    import numpy as np  # noqa: PLC0415 - as above
-    from scipy.signal import resample_poly  # noqa: PLC0415 - as above
-
-    if isinstance(audio, str | Path):
-        soundfile = required("soundfile", "generate")
-        try:
-            samples, own_rate = soundfile.read(audio, dtype="float32", always_2d=True)
-        except (OSError, RuntimeError) as error:
-            raise InputError(f"{audio} cannot be read as a sound: {first_line(error)}") from error
-        samples = samples.mean(axis=1)
-    else:
-        samples, own_rate = np.asarray(audio[0], np.float32), int(audio[1])
-    return samples if own_rate == rate else resample_poly(samples, rate, own_rate).astype(np.float32)
-
-
 def sound_features(audio: Any, folder: Path) -> Any:
     """What the feature extractor makes of a sound for an encoder; raises InputError if it is too long for it."""
     extractor = from_folder("AutoFeatureExtractor", folder)
-    samples = samples_of(audio, extractor.sampling_rate)
+    samples = read_sound(audio, extractor.sampling_rate)
     longest = getattr(extractor, "n_samples", len(samples))  # Whisper's cuts longer ones
     if len(samples) > longest:
         seconds, most = (count / extractor.sampling_rate for count in (len(samples), longest))

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ..errors import InputError, PteforgeError, first_line
+from ..formats.media import generated_tokens
 from ..formats.nfat.container import is_fat
 from ..formats.pte.contents import TensorSpec
 from ..formats.pte.reader import open_pte
@@ -232,17 +233,14 @@ class _Generation:
         """Generates after logits [vocabulary], which `adjust` may change with the tokens so far."""
         import torch  # noqa: PLC0415 - takes seconds
 
-        generated: list[int] = []
-        marks = self.ids("no_timestamps_token_id") if self.request.timestamps else ()
-        while len(generated) < most:
-            if generated:
-                logits = step(generated[-1], position + len(generated) - 1)
-            scores = adjust(generated, logits.float())
+        def choose(before: Sequence[int], logits: Any) -> int:
+            scores = adjust(before, logits.float())
             if self.request.temperature:
-                token = int(torch.multinomial((scores / self.request.temperature).softmax(-1), 1))
-            else:
-                token = int(scores.argmax())
-            generated.append(token)
+                return int(torch.multinomial((scores / self.request.temperature).softmax(-1), 1))
+            return int(scores.argmax())
+
+        marks = self.ids("no_timestamps_token_id") if self.request.timestamps else ()
+        for token in generated_tokens(logits, step, position, most, choose):
             self.text.tick()
             if token in self.ends:
                 return

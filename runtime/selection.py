@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +35,13 @@ class Choice:
     """The payload to run.
 
     Attributes:
-        program: an `executorch.runtime.Program` with its methods loaded.
+        programs: an `executorch.runtime.Program` for each method, with that loaded; see `load_programs`.
         report: a line for each payload that was tried, worded as in the C++ library.
     """
 
     name: str
     pte: PteFile
-    program: Any
+    programs: Mapping[str, Any]
     report: tuple[str, ...]
 
 
@@ -62,13 +62,13 @@ def select(
             report.append(f"{payload.name}: passed over: it is excluded")
             continue
         try:
-            pte, program = _open(container, payload, methods, named_data)
+            pte, programs = _open(container, payload, methods, named_data)
         except _PassedOver as problem:
             report.append(f"{payload.name}: passed over: {problem}")
             continue
         checked = "; it passed its own check" if payload.self_check else ""
         report.append(f"{payload.name}: chosen: 0 bytes in place, {payload.size} copied{checked}")
-        return Choice(payload.name, pte, program, tuple(report))
+        return Choice(payload.name, pte, programs, tuple(report))
     raise NoPayloadFits(str(file), tuple(report))
 
 
@@ -94,7 +94,7 @@ class _PassedOver(Exception):
 
 def _open(
     container: Container, payload: Payload, methods: Sequence[str], named_data: Path | None
-) -> tuple[PteFile, Any]:
+) -> tuple[PteFile, Mapping[str, Any]]:
     if payload.unknown_features:
         raise _PassedOver("it needs a newer runtime, for extensions of the container that this one does not know")
     if payload.size == 0:
@@ -129,7 +129,7 @@ def _check_itself(container: Container, payload: Payload, methods: Iterable[Meth
         raise _PassedOver(problem)
 
 
-def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[PteFile, Any]:
+def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[PteFile, Mapping[str, Any]]:
     try:
         pte = open_pte(file)
     except FileFormatError as error:
@@ -137,16 +137,17 @@ def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[
         raise _PassedOver(f"it is not a program that this runtime can load ({problem})") from error
     # The container's list of backends is only a hint.
     _check_backends(_needed_backends(pte, methods))
+    chosen = [method for method in pte.methods if method.name in methods]
     try:
-        program = load_program(file, named_data)
+        programs = load_programs(chosen, lambda: load_program(file, named_data))
     except RuntimeError as error:
         raise _PassedOver(f"it is not a program that this runtime can load ({first_line(error)})") from error
     for name in methods:
         try:
-            program.load_method(name)
+            programs[name].load_method(name)
         except (RuntimeError, KeyError) as error:  # KeyError: the runtime reads names up to a NUL
             raise _PassedOver(f"its method {name!r} does not load ({first_line(error)})") from error
-    return pte, program
+    return pte, programs
 
 
 def _needed_backends(pte: PteFile, methods: Sequence[str]) -> Iterator[str]:
@@ -200,6 +201,20 @@ def load_program(file: Path, data_file: Path | None = None) -> Any:
         return Runtime.get().load_program(file, verification=Verification.InternalConsistency, data_path=data_file)
     except MemoryError as error:  # std::bad_alloc: a damaged file may ask for any size
         raise RuntimeError("it asks for more memory than there is") from error
+
+
+def load_programs(
+    methods: Sequence[Method], load: Callable[[], Any], stateless: Collection[str] = ()
+) -> dict[str, Any]:
+    """The program to run each method with: one of its own, or one for all that share their state or have none.
+
+    ExecuTorch's Python runtime (executorch 1.5.1) lays out methods of one program in one memory, where each overwrites
+    what another one keeps for its next call, such as a cache.
+    """
+    first = load()
+    alone = [made.name for made in methods if not (made.shares_state or made.constant or made.name in stateless)]
+    others = alone[not any(method.shares_state for method in methods) :]
+    return dict.fromkeys((method.name for method in methods), first) | {name: load() for name in others}
 
 
 @contextmanager

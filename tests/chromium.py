@@ -10,7 +10,7 @@ import time
 import urllib.request
 from base64 import b64decode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,12 @@ COMMAND = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 _LIMIT = 30.0  # seconds for a page to show something, on a busy machine
+# The middle of an element, once nothing else is there.
+_PLACE = """found && (() => {
+    found.scrollIntoView({block: 'nearest'});
+    const box = found.getBoundingClientRect(), x = box.x + box.width / 2, y = box.y + box.height / 2;
+    return found.contains(document.elementFromPoint(x, y)) && {x, y};
+})()"""
 
 
 class Page:
@@ -42,12 +48,12 @@ class Page:
         """As `open`, of the page as it is."""
         return self.wait_for_patterns(*map(re.escape, shown))
 
-    def wait_for_patterns(self, *patterns: str) -> str:
+    def wait_for_patterns(self, *patterns: str, limit: float = _LIMIT) -> str:
         """As `wait_for`, for regular expressions; ``^`` and ``$`` match at lines.
 
         The text is the one that had all of them: a page may be redrawn at any time.
         """
-        deadline = time.monotonic() + _LIMIT
+        deadline = time.monotonic() + limit
         while True:
             text = self.text
             missing = [pattern for pattern in patterns if not re.search(pattern, text, re.MULTILINE)]
@@ -60,13 +66,20 @@ class Page:
     def text(self) -> str:
         return str(self._evaluate("document.body?.innerText ?? ''"))
 
-    def click(self, text: str) -> None:
-        """Clicks the innermost element with exactly this text, once there is one."""
-        place = "found && (found.scrollIntoView({block: 'nearest'}), found.getBoundingClientRect().toJSON())"
-        box = self._of_element(text, place)
-        where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
-        for event in ("mousePressed", "mouseReleased"):
-            self._call("Input.dispatchMouseEvent", type=event, button="left", clickCount=1, **where)
+    def click(self, text: str, *patterns: str) -> str:
+        """Clicks the innermost element with exactly this text until all regular expressions are on the page.
+
+        Returns the page's text then. A page that is redrawn between the look and the click loses the click.
+        """
+        place = self._of_element(text, _PLACE)
+        for _ in range(6):
+            while place != (place := self._evaluate(_script(text, _PLACE))):
+                pass  # it moves
+            for event in ("mousePressed", "mouseReleased") if place else ():
+                self._call("Input.dispatchMouseEvent", type=event, button="left", clickCount=1, **place)
+            with suppress(AssertionError):
+                return self.wait_for_patterns(*patterns, limit=_LIMIT / 6)
+        return self.wait_for_patterns(*patterns)
 
     def resize(self, width: int, height: int) -> None:
         """Gives the page a size in pixels, which may be less than that of a window."""
@@ -112,10 +125,8 @@ class Page:
 
     def _of_element(self, text: str, script: str) -> Any:
         """What a script says of `found`, the innermost element with this text: the page may be redrawn at any time."""
-        shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
-        find = f"[...document.querySelectorAll('body *')].findLast({shows})"
         deadline = time.monotonic() + _LIMIT
-        while not (value := self._evaluate(f"((found) => {script})({find})")):
+        while not (value := self._evaluate(_script(text, script))):
             assert time.monotonic() < deadline, f"{text!r} is not on the page:\n{self.text}"
             time.sleep(0.1)
         return value
@@ -133,6 +144,11 @@ class Page:
         while (answer := json.loads(self._connection.recv(_LIMIT))).get("id") != self._calls:
             pass  # an event
         return dict(answer["result"])
+
+
+def _script(text: str, script: str) -> str:
+    shows = f"(element) => element.innerText?.trim() === {json.dumps(text)}"
+    return f"((found) => {script})([...document.querySelectorAll('body *')].findLast({shows}))"
 
 
 @contextmanager

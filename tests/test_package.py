@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "artifacts": {"errors"},
     "formats": {"artifacts", "errors"},
     "configs": {"errors", "formats"},
-    "evaluators": {"configs", "errors"},
+    "evaluators": {"configs", "errors", "formats"},
     "tasks": {"artifacts", "configs", "errors", "formats"},
     "runtime": {"artifacts", "errors", "formats"},
     "api": {"artifacts", "configs", "errors", "formats", "runtime", "tasks"},

@@ -30,7 +30,7 @@ from .contents import (
 from .conversions import is_half, is_transpose
 from .golden import GoldenCheck
 from .limits import check_description
-from .sharing import Block, Placement, Section, StoragePlan, StoredRun, plan_storage, sections
+from .sharing import Block, Placement, Section, StoragePlan, StoredContent, StoredRun, plan_storage, sections
 
 _FREES_CONSTANTS = frozenset({"VulkanBackend", "XnnpackBackend"})
 """Backends that release constants once a method is loaded: copies of them, transposed, do not stay in memory."""
@@ -155,8 +155,8 @@ class _Storage:
         shapes = (self._shapes.get((payload, Extent(extent.position, extent.size))) for extent in extents)
         return tuple(Transpose(index, shape) for index, shape in enumerate(shapes) if shape)
 
-    def _store(self, content: memoryview, run: StoredRun, block: Block) -> None:
-        payload, stored = run.payload, block.extent.of(content)
+    def _store(self, content: StoredContent, run: StoredRun, block: Block) -> None:
+        payload, stored = run.payload, content.of(block.extent)
         digest = None if block.inline else digest_bytes(stored)
         # Blobs have their digests for names, so that a second copy can only be inline.
         if digest is None or (digest in self.blobs and payload in self._plan.repetitive):

@@ -118,17 +118,34 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredContent:
+    """The bytes of a payload as they are stored: transposed sections have the bytes that they share."""
+
+    content: memoryview
+    transposed: list[tuple[Extent, memoryview]] = field(default_factory=list)  # by offset
+
+    def of(self, extent: Extent) -> memoryview:
+        """The bytes of an extent within a section."""
+        index = bisect_right(self.transposed, extent.offset, key=lambda item: item[0].offset) - 1
+        if index >= 0:
+            section, shared = self.transposed[index]
+            if extent.end <= section.end:
+                return Extent(extent.offset - section.offset, extent.size).of(shared)
+        return extent.of(self.content)
+
+
+@dataclass(frozen=True, slots=True)
 class StoragePlan:
     """The place of each stored byte; the placements of all payloads are in the order of storing.
 
     Attributes:
-        contents: of the payloads as they are stored: transposed sections have the bytes that they share.
+        contents: of the payloads.
         transposes: the shapes of the bytes that transposed sections share.
         halves: sections of 16-bit numbers, which have no placements, and the 32-bit numbers that they are rounded from.
         repetitive: payloads that repeat so much that readers would refuse them, were all of it stored once.
     """
 
-    contents: Sequence[memoryview]
+    contents: Sequence[StoredContent]
     placements: tuple[Placement, ...]
     blocks: dict[StoredRun, tuple[Block, ...]]
     transposes: Mapping[Section, MatrixShape]
@@ -215,7 +232,7 @@ def _find_halves(contents: Sequence[memoryview], sections: Collection[Section]) 
 
 
 def _plan(
-    contents: Sequence[memoryview], sections: Collection[Section], transposes: Mapping[Section, MatrixShape]
+    contents: Sequence[StoredContent], sections: Collection[Section], transposes: Mapping[Section, MatrixShape]
 ) -> StoragePlan:
     deduplicator = _Deduplicator(contents, sections)
     bans: set[_Ban] = set()
@@ -282,16 +299,23 @@ def _twin(content: memoryview, others: Sequence[memoryview]) -> _Twin | None:
     return next((_Twin(other, shape) for other, shape in shapes if shape), None)
 
 
+_COMPARED_AT_ONCE = 1 << 20
+
+
 def _among(content: memoryview, others: Iterable[memoryview]) -> bool:
-    return any(bytes(content) == bytes(other) for other in others)
+    return any(_equal(content, other) for other in others)
 
 
-def _as_stored(contents: Sequence[memoryview], twins: Mapping[Section, _Twin]) -> Sequence[memoryview]:
-    """The contents, with those of twins in transposed sections."""
-    changed = {section.payload: bytearray(contents[section.payload]) for section in twins}
-    for section, twin in twins.items():
-        changed[section.payload][section.extent.offset : section.extent.end] = twin.content
-    return [memoryview(changed.get(index, content)) for index, content in enumerate(contents)]
+def _equal(one: memoryview, other: memoryview) -> bool:
+    parts = (slice(start, start + _COMPARED_AT_ONCE) for start in range(0, len(one), _COMPARED_AT_ONCE))
+    return len(one) == len(other) and all(bytes(one[part]) == bytes(other[part]) for part in parts)
+
+
+def _as_stored(contents: Sequence[memoryview], twins: Mapping[Section, _Twin]) -> Sequence[StoredContent]:
+    stored = [StoredContent(content) for content in contents]
+    for section, twin in sorted(twins.items(), key=lambda item: item[0].extent):
+        stored[section.payload].transposed.append((section.extent, twin.content))
+    return stored
 
 
 def _shared(plan: StoragePlan) -> set[Section]:
@@ -325,7 +349,7 @@ _ALL_ZERO = b"zeros"
 class _Deduplicator:
     """Finds equal bytes, starting with the largest section, so that small ones become extents of large ones."""
 
-    def __init__(self, contents: Sequence[memoryview], sections: Collection[Section]) -> None:
+    def __init__(self, contents: Sequence[StoredContent], sections: Collection[Section]) -> None:
         self._contents = contents
         self._sections = sorted(sections, key=lambda section: (-section.extent.size, section.payload, section.extent))
         self._sizes = Counter(extent.size for section in sections for extent in section.candidates)
@@ -435,7 +459,7 @@ class _Deduplicator:
         return digest
 
     def _bytes(self, payload: int, extent: Extent) -> memoryview:
-        return extent.of(self._contents[payload])
+        return self._contents[payload].of(extent)
 
 
 def _stored(section: Section, extent: Extent) -> Placement:

@@ -234,6 +234,11 @@ class Method:
         """Whether it takes no inputs and runs no instructions: its outputs are constants."""
         return not self.inputs and self.instructions == InstructionCounts()
 
+    @property
+    def shares_state(self) -> bool:
+        """Whether it has an arena for state that other methods of the program have, too."""
+        return len(self.planned_memory) > 1
+
     def lay_out(self, inputs: Sequence[Any]) -> list[Any]:
         """Flat inputs for the runtime, see `TensorSpec.lay_out`. What does not fit the signature stays as it is."""
         specs = [*self.inputs, *[None] * len(inputs)]

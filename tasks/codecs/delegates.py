@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from io import BufferedIOBase
 from typing import Any
+from unittest.mock import patch
 
 from executorch.exir._serialize._cord import FileBackedData
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.scalar_type import ScalarType
 from executorch.exir.tensor_layout import TensorLayout
 
+from ...artifacts.digest import Digest
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import StoreError
@@ -42,10 +47,77 @@ class Delegates:
     methods: Mapping[str, tuple[DelegateResult, ...]] = field(default_factory=dict)
 
 
+class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped here
+    """Bytes that are written from where they are, such as a mapped file, without a copy.
+
+    Attributes:
+        owner: what keeps the bytes alive, if the view does not.
+    """
+
+    def __init__(self, content: memoryview) -> None:
+        """Takes a view of format "B"."""
+        self.owner: object = None
+        self._content = content
+        self._sha256: bytes | None = None
+        self._finalizer = None  # upstream's `close` looks at it
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __deepcopy__(self, memo: object) -> ViewedData:
+        return self
+
+    def prefix(self, size: int) -> bytes:
+        """As upstream's, like all methods here."""
+        return bytes(self._content[:size])
+
+    def sha256(self) -> bytes:
+        """Hashed once."""
+        if self._sha256 is None:
+            self._sha256 = sha256(self._content).digest()
+        return self._sha256
+
+    def to_bytes(self) -> bytes:
+        """A copy."""
+        return bytes(self._content)
+
+    def write_to_file(self, outfile: BufferedIOBase) -> None:
+        """In one write."""
+        outfile.write(self._content)
+
+
+_LEAST = 1 << 16
+"""Bytes; smaller buffers stay in memory until their backend returns."""
+
+
+@contextmanager
+def named_data_stored(store: LocalStore) -> Iterator[None]:
+    """While the context is open, what backends add to a `NamedDataStore` becomes a file of the store at once.
+
+    A partition can be the whole model, and `NamedDataStore` (exir/_serialize/_named_data_store.py) holds all of its
+    weights until its backend returns.
+    """
+    add = NamedDataStore._add_named_data_to_map  # noqa: SLF001 - which takes bytes, whatever the caller has
+
+    def stored(named: NamedDataStore, key: str, data: bytes | FileBackedData, *args: Any, **options: Any) -> None:
+        kept = stored_buffer(data, store) if len(data) >= _LEAST else data
+        add(named, key, kept, *args, **options)
+
+    with patch.object(NamedDataStore, "_add_named_data_to_map", stored):
+        yield
+
+
 def keep_named_data(output: NamedDataStoreOutput, store: LocalStore) -> NamedDataStoreOutput:
     """The same data with files of the store as buffers, which take no memory."""
-    blobs = [store.put_bytes(_content(buffer)) for buffer in output.buffers]
-    return replace(output, buffers=[_stored(blob, store) for blob in blobs])
+    return replace(output, buffers=[stored_buffer(buffer, store) for buffer in output.buffers])
+
+
+def stored_buffer(buffer: bytes | FileBackedData, store: LocalStore) -> FileBackedData:
+    """The same bytes as a file of the store."""
+    if isinstance(buffer, FileBackedData):
+        blob = BlobRef(Digest(buffer.sha256().hex()), len(buffer))
+        return _stored(blob if store.contains(blob) else store.put_bytes(buffer.to_bytes()), store)
+    return _stored(store.put_bytes(buffer), store)
 
 
 def save_delegates(delegates: Delegates, *, kind: str, store: LocalStore) -> ArtifactRef:

@@ -291,18 +291,18 @@ def export_method(
 
 
 def with_usual_layouts(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
-    """A program, exported again if weights or inputs are laid out in a way that ExecuTorch's kernels do not take.
+    """A program, exported again if weights or inputs are laid out in a way that kernels or hosts do not.
 
     Args:
         program: as torch.export made it.
-        args: example inputs with memory of their own.
+        args: example inputs with memory of their own, laid out as hosts do: contiguous, or with channels last.
         kwargs: those that are given by keyword.
     """
     held = [*program.state_dict.values(), *program.constants.values()]
-    inputs = filter(_has_other_strides, pytree.tree_leaves(program.example_inputs))
-    if not any(map(_has_other_strides, held)) and not any(value.is_contiguous() for value in inputs):
-        return program
     flat, spec = pytree.tree_flatten((args, dict(kwargs)))
+    traced = pytree.tree_leaves(program.example_inputs)
+    if not any(map(_has_other_strides, held)) and list(map(_strides, traced)) == list(map(_strides, flat)):
+        return program
     export = partial(export_again, program=program, example=flat, spec=spec, strict=False)
     return _export_contiguous(program.module(), export)
 
@@ -344,6 +344,10 @@ def _contiguous_weights(module: torch.nn.Module) -> Iterator[dict[str, torch.Ten
     finally:
         for tensor, data in before.values():
             tensor.data = data
+
+
+def _strides(value: Any) -> Any:
+    return value.stride() if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def _has_other_strides(tensor: Any) -> bool:

@@ -6,6 +6,7 @@ import gc
 import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -25,7 +26,7 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...errors import SourceError, TargetError
 from ...formats.pte.reader import map_file
-from ..codecs.delegates import DelegateResult, keep_named_data
+from ..codecs.delegates import DelegateResult, keep_named_data, named_data_stored
 from ..codecs.payload import save_data_file
 from ..engine.stage import Workspace
 from ..upstream.exir import declared_bounds
@@ -52,8 +53,9 @@ def preprocess_all(programs: Mapping[str, ExportedProgram], store: LocalStore) -
         details = find_backend(backend)
         own, default = (inspect.getattr_static(kind, "preprocess_multimethod") for kind in (details, BackendDetails))
         preprocess = _one_by_one if own is default else _in_one_call  # as the default goes through partitions
-        for method, position, specs, result in preprocess(details, methods):
-            results[method][position] = _delegate(backend, specs, result, store)
+        with named_data_stored(store):
+            for method, position, specs, result in preprocess(details, methods):
+                results[method][position] = _delegate(backend, specs, result, store)
     return {method: tuple(done[position] for position in sorted(done)) for method, done in results.items()}
 
 
@@ -62,7 +64,7 @@ def _one_by_one(details: type[BackendDetails], methods: Mapping[str, list[Partit
     copied = 0
     for method, parts in methods.items():
         for position, program, specs in parts:
-            copy = details.copy_exported_program_for_preprocess(program, specs)
+            copy = _copy(details, program, specs)
             yield method, position, specs, details.preprocess(copy, specs)
             copied += sum(tensor.untyped_storage().nbytes() for tensor in program.state_dict.values())
             del copy
@@ -71,12 +73,31 @@ def _one_by_one(details: type[BackendDetails], methods: Mapping[str, list[Partit
                 gc.collect()
 
 
+_READERS = frozenset({"VulkanBackend", "XnnpackBackend"})
+"""Backends that put new weights in the place of those they change, and write to none."""
+
+
+def _copy(details: type[BackendDetails], program: ExportedProgram, specs: list) -> ExportedProgram:  # type: ignore[type-arg]
+    """A partition for its backend to change; weights that it only reads are not copied from their files.
+
+    Upstream's copy has parameters without the rest of their storage, which some backends would write, too.
+    """
+    if details.__name__ not in _READERS:
+        return details.copy_exported_program_for_preprocess(program, specs)
+    weights = (*program.state_dict.values(), *program.constants.values())
+    return deepcopy(program, {id(value): value for value in weights if _is_whole(value)})
+
+
+def _is_whole(value: object) -> bool:
+    """Whether a tensor is all of its storage, in order."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return bool(value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes())
+
+
 def _in_one_call(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:
     made: Mapping[str, list[PreprocessResult]] = details.preprocess_multimethod(
-        {
-            method: [details.copy_exported_program_for_preprocess(p, s) for _, p, s in parts]
-            for method, parts in methods.items()
-        },
+        {method: [_copy(details, program, specs) for _, program, specs in parts] for method, parts in methods.items()},
         {method: [specs for _, _, specs in parts] for method, parts in methods.items()},
     )
     for method, parts in methods.items():

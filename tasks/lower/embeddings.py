@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from executorch.exir.passes import _quant_patterns_and_replacements as _patterns
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torchao.quantization import quant_primitives as _registered  # noqa: F401 - torchao's operators
+
+from .packing import packed_by_rows
 
 _LOOKUPS = {torch.ops.aten.embedding.default, edge_ops.edge.aten.embedding.default}
 _DEQUANTIZE = torch.ops.torchao.dequantize_affine.default
@@ -117,7 +120,8 @@ def _packed(program: ExportedProgram, table: Node, form: _Form) -> Any:
     if weights.shape[1] * bits % 8:
         return operators.embedding_byte
     if bits != 8:
-        _replace(program, table, torch.ops.quant_fusion._pack_embedding_weight(weights, bits))  # noqa: SLF001 - as above
+        pack = partial(torch.ops.quant_fusion._pack_embedding_weight, bitwidth=bits)  # noqa: SLF001 - as above
+        _replace(program, table, packed_by_rows(weights, pack))
     return operator
 
 

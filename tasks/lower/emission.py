@@ -35,7 +35,7 @@ from ...configs.recipe import CompileOptions
 from ..codecs.program import load_program
 from ..engine.stage import Workspace
 from ..upstream.exir import declared_bounds
-from ..upstream.exir_emission import constants_once, copy_results_of_cond, floor_remainders
+from ..upstream.exir_emission import constants_once, constants_viewed, copy_results_of_cond, floor_remainders
 from . import kernels  # noqa: F401 - the forms of quantized operators that files name
 from .delegates import file_of
 from .graphs import find_edge_operators, graph_modules, origin_of
@@ -134,6 +134,7 @@ def backend_config(
 
 @declared_bounds()
 @constants_once()
+@constants_viewed()
 def to_executorch(manager: EdgeProgramManager, config: ExecutorchBackendConfig) -> ExecutorchProgramManager:
     """Memory planning and emission of all methods. Passes change `manager`, so it is not usable afterwards."""
     programs = [manager.exported_program(method) for method in manager.methods]

@@ -26,12 +26,13 @@ from ...formats.pte.buckets import BUCKETS
 from ...formats.pte.contents import METADATA_PREFIX, SIZES, Extent, Method, PteFile, TensorSpec, ValueSpec
 from ...formats.pte.metadata import MetadataValue, constant_method, encode_value, metadata_of, returning_methods
 from ...formats.pte.reader import map_file, read_pte
+from ..codecs.delegates import ViewedData
 
 
 def named_blobs(packed: PackedContainer) -> NamedDataStoreOutput:
     """The blobs under their digests, aligned as the container says."""
     return NamedDataStoreOutput(
-        buffers=[bytes(blob) for blob in packed.blobs.values()],
+        buffers=[ViewedData(blob) for blob in packed.blobs.values()],
         pte_data={str(key): DataEntry(index, packed.alignment, None) for index, key in enumerate(packed.blobs)},
         external_data={},
     )

@@ -52,16 +52,7 @@ def model(  # noqa: PLR0913 - fields of a source
 ) -> ModelDefinition:
     """A model whose methods are `audio_encoder`, `token_embedding` and `text_decoder`.
 
-    Args:
-        name: of a repository in the hub's cache, a folder, or, with a configuration, a ``model_type``.
-        revision: the repository's commit.
-        task: audio-text-to-text; None: what the configuration names.
-        config: fields of the configuration that replace its own. The weights are random then.
-        sequence: tokens of prompt, sounds and answer together, at most; left out: 512.
-        attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
-        cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
-        audio_frames: of a sound at once; None: those of 30 seconds, or of the model's window.
-        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
+    The arguments are the fields of `configs.sources.HuggingFaceSource`.
     """
     place = place_of(name, revision, weights)
     loaded, configuration = load_model(place, task, config, weights)

@@ -134,16 +134,7 @@ def model(  # noqa: PLR0913 - fields of a source
 ) -> ModelDefinition | Model:
     """A model whose methods are `encoder` and `text_decoder`, or one without a decoder that has the same task.
 
-    Args:
-        name: of a repository in the hub's cache, a folder, or, with a configuration, a ``model_type``.
-        revision: the repository's commit.
-        task: automatic-speech-recognition, text2text-generation; None: what the configuration names.
-        config: fields of the configuration that replace its own. The weights are random then.
-        batch: of models without a decoder.
-        sequence: tokens of a text to encode, and tokens to generate, at most; left out: 512.
-        outputs: of models without a decoder.
-        dtype: of weights, computation, cache and what `encoder` returns: float32, bfloat16, float16.
-        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
+    The arguments are the fields of `configs.sources.HuggingFaceSource`.
     """
     place = place_of(name, revision, weights)
     loaded, configuration = load_model(place, task, config, weights, dtype=dtype)

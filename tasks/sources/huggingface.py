@@ -66,18 +66,7 @@ class Model:
     ) -> None:
         """Loads the model.
 
-        Args:
-            name: of a repository in the hub's cache, a folder, or, with a configuration, a ``model_type``.
-            revision: the repository's commit.
-            task: name of a task that transformers has a pipeline for; None: what the configuration names.
-            config: fields of the configuration that replace its own. The weights are random then.
-            batch: examples at once, at most, 4 if left out; 1 makes that dimension static.
-            sequence: tokens, at most.
-            outputs: names of the outputs to keep; None: all but caches, hidden states and attentions.
-            dtype: of weights and computation: float32, bfloat16, float16.
-            padding: max_length: each text has `sequence` tokens, and there are `batch` of them, 1 if left out.
-            image_size: of images, or height and width, in place of the model's own.
-            weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
+        The arguments are the fields of `configs.sources.HuggingFaceSource`.
         """
         self._place = place_of(name, revision, weights)
         self.model, self.config = load_model(self._place, task, config, weights, dtype=dtype)

@@ -26,6 +26,7 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError, first_line
+from ...formats.media import PIECES
 from ..upstream.transformers import masks_of_indices
 from .huggingface import (
     Model,
@@ -307,14 +308,13 @@ class Example:
 
 
 _CHANGES = ("do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_convert_rgb")
-_PIECES = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
-"""Options of image processors: what changes the values of an image, and what makes several of it."""
+"""Options of image processors that change the values of an image."""
 
 
 def _processor(place: Mapping[str, Any], config: PretrainedConfig) -> Any:
     """The model's image processor, or its architecture's with the configuration's patches; None: there is none."""
     with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
-        return _set(AutoImageProcessor.from_pretrained(**place), dict.fromkeys(_PIECES, False))
+        return _set(AutoImageProcessor.from_pretrained(**place), dict.fromkeys(PIECES, False))
     kind = (IMAGE_PROCESSOR_MAPPING.get(type(config), None) or {}).get("pil")
     vision = getattr(config, "vision_config", config)
     names = {
@@ -324,7 +324,7 @@ def _processor(place: Mapping[str, Any], config: PretrainedConfig) -> Any:
     }
     sizes = {name: getattr(vision, field, None) for name, field in names.items() if hasattr(kind, name)}
     sizes = {name: value for name, value in sizes.items() if isinstance(value, int)}
-    return _set(kind(**sizes), dict.fromkeys(_PIECES, False)) if kind else None
+    return _set(kind(**sizes), dict.fromkeys(PIECES, False)) if kind else None
 
 
 def _set(processor: Any, options: Mapping[str, Any]) -> Any:
@@ -383,18 +383,7 @@ def model(  # noqa: PLR0913 - fields of a source
 ) -> ModelDefinition | Model:
     """A model whose methods are `vision_encoder`, `token_embedding` and `text_decoder`, or one of another kind.
 
-    Args:
-        name: of a repository in the hub's cache, a folder, or, with a configuration, a ``model_type``.
-        revision: the repository's commit.
-        task: image-text-to-text; None: what the configuration names.
-        config: fields of the configuration that replace its own. The weights are random then.
-        batch: of models of another kind.
-        sequence: tokens of prompt, images and answer together, at most; left out: 512.
-        outputs: of models of another kind.
-        attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
-        cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
-        image_size: of images, or height and width; None: what the configuration or the image processor names.
-        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
+    The arguments are the fields of `configs.sources.HuggingFaceSource`.
     """
     place = place_of(name, revision, weights)
     loaded, configuration = load_model(place, task, config, weights)

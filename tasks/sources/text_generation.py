@@ -151,18 +151,7 @@ def model(  # noqa: PLR0913 - the fields of a name
 ) -> ModelDefinition:
     """A language model whose one method, `forward`, takes a prompt or a token, and whose file says how to run it.
 
-    Args:
-        name: of a repository in the hub's cache, a folder, or, with a configuration, a ``model_type``.
-        revision: the repository's commit.
-        task: text-generation.
-        config: fields of the configuration that replace its own. The weights are random then.
-        sequence: room in the cache: tokens of prompt and answer together, at most.
-        attention: custom_sdpa: by ExecuTorch's operators; None: by torch's.
-        cache: int8: quantized, for attention by ExecuTorch's operators; None: in floating point.
-        dtype: of weights, computation and cache: float32, bfloat16, float16.
-        sinks: first tokens that are kept, with the last ones, `sequence` in all; 0: all tokens, up to `sequence`.
-        prefill: two methods in place of one: `prefill` takes a prompt, and `decode_step` a token.
-        weights: `gguf`, the name of the file to read, and `adapter`, the name and revision of one to merge.
+    The arguments are the fields of `configs.sources.HuggingFaceSource`.
     """
     place = place_of(name, revision, weights)
     loaded, configuration = load_model(place, task or "text-generation", config, weights, dtype=dtype)

@@ -274,6 +274,7 @@ _CALLBACKS = [
     for name in dir(ExportPass)
     if name.startswith(("call_", "_fx", "Export")) or name in {"placeholder", "output", "on_attr", "inputs"}
 ]
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -283,21 +284,23 @@ def no_idle_retraces() -> AbstractContextManager[object]:
     Passes that edit a graph in place end with `super().call(graph_module)` (exir/pass_base.py), which executes the
     graph on fake tensors, node by node, whether or not the pass changed anything. A graph that is, name for name, what
     the last such trace of it gave comes out of the next one as it went in. The same holds for passes that override
-    `call_operator`, if the graph has none of the operators that they treat specially (`_UNCHANGED_BY`). Everything else
-    is traced: other passes that override a callback, graphs with submodules, symbolic sizes, and values of unknown
-    types. Delete once passes that change nothing skip the trace.
+    `call_operator`, if the graph has none of the operators that they treat specially (`_UNCHANGED_BY`). Sizes may be
+    symbolic if that trace taught torch nothing about symbols, and nothing else has since: it then computes the same
+    expressions. Everything else is traced: other passes that override a callback, graphs with submodules, operators
+    that make symbols, and values of unknown types. Delete once passes that change nothing skip the trace.
     """
     trace = _ExportPassBase.call
     traced: WeakKeyDictionary[GraphModule, Any] = WeakKeyDictionary()  # what the last trace of a graph gave
 
     def call(self: ExportPass, graph_module: GraphModule) -> PassResult:
+        known = _known_of_symbols(graph_module)
         before = _fingerprint(graph_module) if _would_only_retrace(self, graph_module) else None
-        if before is not None and traced.get(graph_module) == before:
+        if before is not None and traced.get(graph_module) == (known, before):
             return PassResult(graph_module, modified=True)
         result = trace(self, graph_module)
         # `OpReplacePass` gives one operator for one, as a trace of its result would give them again.
-        if before is not None or type(self) is OpReplacePass:
-            traced[result.graph_module] = _fingerprint(result.graph_module)
+        if (before is not None or type(self) is OpReplacePass) and _known_of_symbols(graph_module) == known:
+            traced[result.graph_module] = known, _fingerprint(result.graph_module)
         return result
 
     return patch.object(_ExportPassBase, "call", call)
@@ -318,14 +321,17 @@ def _has_variable(node: Node) -> bool:
 
 
 def _has_tensors(node: Node) -> bool:
-    """Whether an operator has no number in the place of a tensor."""
+    """Whether an operator has no number in the place of a tensor, also none that is a symbol."""
     schema = getattr(node.target, "_schema", None)
     arguments = schema.arguments if schema else ()
     given = [(node.kwargs.get(argument.name), argument) for argument in arguments]
     given += zip(node.args, arguments, strict=False)
-    return not any(
-        isinstance(value, int | float) and isinstance(argument.type, torch.TensorType) for value, argument in given
-    )
+    values = (_of_node(value) for value, argument in given if isinstance(argument.type, torch.TensorType))
+    return not any(isinstance(value, (int, float, *_SYMBOLIC)) for value in values)
+
+
+def _of_node(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, Node) else argument
 
 
 _PROMOTING = {"add", "mul", "sub", "div", "minimum"}
@@ -336,7 +342,7 @@ def _is_of_one_type(node: Node) -> bool:
     packet = getattr(node.target, "overloadpacket", None)
     if len(node.args) < 2 or packet is None or packet.__name__ not in _PROMOTING:
         return True
-    values = [argument.meta.get("val") if isinstance(argument, Node) else None for argument in node.args]
+    values = [_of_node(argument) for argument in node.args]
     dtypes = {value.dtype if isinstance(value, FakeTensor) else None for value in values}
     return len(dtypes) == 1 and all(dtype is not None and dtype.is_floating_point for dtype in dtypes)
 
@@ -345,8 +351,10 @@ def _is_in_default_order(node: Node) -> bool:
     """Whether an operator that needs its input's dimensions in the default order, if it is one, has that."""
     if node.target not in LegalizePortableDimOrderPass._target_ops:  # noqa: SLF001 - has no public name
         return True
-    value = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
-    return isinstance(value, FakeTensor) and value.dim_order() == tuple(range(value.dim()))
+    value = _of_node(node.args[0])
+    if not isinstance(value, FakeTensor) or not all(type(size) is int for size in (*value.shape, *value.stride())):
+        return False
+    return value.dim_order() == tuple(range(value.dim()))
 
 
 _UNCHANGED_BY: dict[type[ExportPass], Callable[[Node], bool]] = {
@@ -358,7 +366,7 @@ _UNCHANGED_BY: dict[type[ExportPass], Callable[[Node], bool]] = {
     RemoveMixedTypeOperators: _is_of_one_type,
     ReplaceBrokenOpsWithFunctionalOpsPass: lambda node: not getattr(node.target, "is_view", False),
     ScalarToTensorPass: _has_tensors,
-    SymToTensorPass: lambda _: True,  # graphs with symbolic values take the plain way
+    SymToTensorPass: _has_tensors,
 }
 """By pass that overrides `call_operator`, whether it leaves an operator as it is."""
 
@@ -379,6 +387,14 @@ def _fingerprint(graph_module: GraphModule) -> Any:
         return None
 
 
+def _known_of_symbols(graph_module: GraphModule) -> Any:
+    """All that torch simplifies sizes by, and the symbols that there are."""
+    values = (node.meta.get("val") for node in graph_module.graph.nodes)
+    environments = (value.fake_mode.shape_env for value in values if isinstance(value, FakeTensor))
+    env = next(environments, None)
+    return env and (env._version_counter, len(env.guards), dict(env.var_to_range))  # noqa: SLF001 - as its own caches do
+
+
 class _UnknownError(Exception):
     """A value that two graphs cannot be compared by."""
 
@@ -397,10 +413,10 @@ def _argument(argument: Any) -> Any:
 
 def _value(value: Any) -> Any:
     if isinstance(value, FakeTensor):
-        sizes = *value.shape, *value.stride(), value.storage_offset()
-        if not all(type(size) is int for size in sizes):
-            raise _UnknownError
+        sizes = [*map(_value, (*value.shape, *value.stride(), value.storage_offset()))]
         return value.dtype, value.requires_grad, value.dim(), sizes, value.fake_mode, value.constant is None
+    if isinstance(value, _SYMBOLIC):
+        return type(value), value.node.expr
     return _plain(value, _value)
 
 

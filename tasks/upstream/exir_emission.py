@@ -1,4 +1,4 @@
-"""exir of executorch 1.5.1 while programs are emitted and written: results of ``cond``, remainders, tied weights.
+"""exir of executorch 1.5.1 while programs are emitted and written: results of ``cond``, remainders, weights.
 
 Part of the keys of `compile` and `bisect_payload`.
 """
@@ -9,7 +9,9 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,11 +21,14 @@ from executorch.exir._serialize._cord import Cord, FileBackedData
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize._program import PTEFile
 from executorch.exir.dialects._ops import ops
+from executorch.exir.emit import _emitter
+from executorch.exir.emit._emitter import _Emitter
 from executorch.exir.schema import Buffer, DataSegment, NamedData, Program
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from ...artifacts.digest import Digest, digest_bytes
+from ..codecs.delegates import ViewedData
 
 _COND = torch.ops.higher_order.cond
 _CONTROL_FLOW = (_COND, torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)
@@ -191,7 +196,7 @@ def _places(constants: list[Buffer], named: NamedDataStoreOutput) -> dict[int, i
     sizes = {entry.buffer_index: len(named.buffers[entry.buffer_index]) for entry in entries}
     sizes = {number: size for number, size in sizes.items() if size >= MIN_SHARED and number not in odd}
     known = {
-        digest_bytes(constant.storage): index
+        _digest(constant.storage): index
         for index, constant in enumerate(constants)
         if len(constant.storage) in sizes.values()
     }
@@ -202,3 +207,34 @@ def _places(constants: list[Buffer], named: NamedDataStoreOutput) -> dict[int, i
 
 def _digest(buffer: bytes | FileBackedData) -> Digest:
     return Digest(buffer.sha256().hex()) if isinstance(buffer, FileBackedData) else digest_bytes(buffer)
+
+
+@contextmanager
+def constants_viewed() -> Iterator[None]:
+    """While the context is open, the emitter leaves large constants where they are instead of making bytes of them.
+
+    `_tensor_spec_to_evalue` (exir/emit/_emitter.py) copies each constant outside of delegates, which is the whole model
+    where nothing is delegated, and the serializer holds all of them until the file is written. Constants are mapped
+    files, whose pages the kernel can drop. Delete once the emitter makes `FileBackedData`, or a view, of a storage.
+    """
+    save = _Emitter._save_new_const_tensor  # noqa: SLF001 - the only function that gets bytes and storage
+
+    def content(array: Any) -> bytes | ViewedData:
+        view = memoryview(array).cast("B")
+        return ViewedData(view) if len(view) >= MIN_SHARED else bytes(view)
+
+    def hashed(data: bytes | ViewedData) -> Any:
+        return SimpleNamespace(hexdigest=data.sha256().hex) if isinstance(data, ViewedData) else sha256(data)
+
+    def saved(emitter: Any, spec: Any, data: bytes | ViewedData, *others: Any) -> int:
+        if isinstance(data, ViewedData):
+            data.owner = spec.storage
+        index: int = save(emitter, spec, data, *others)
+        return index
+
+    with (
+        patch.object(_emitter, "bytes", content, create=True),
+        patch.object(_emitter, "hashlib", SimpleNamespace(sha256=hashed)),
+        patch.object(_Emitter, "_save_new_const_tensor", saved),
+    ):
+        yield

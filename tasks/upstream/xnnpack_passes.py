@@ -23,12 +23,15 @@ from executorch.backends.xnnpack._passes.convert_to_linear import ConvertToLinea
 from executorch.backends.xnnpack._passes.convert_to_sdpa import ConvertToSDPAPass
 from executorch.backends.xnnpack._passes.convert_to_upsample_bilinear2d import ConvertToUpsampleBilinear2d
 from executorch.backends.xnnpack._passes.xnnpack_pass import XNNPACKPass
+from executorch.backends.xnnpack.operators.node_visitor import NodeVisitor
 from executorch.backends.xnnpack.partition.graphs import bilinear_2d, sdpa
 from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic_qdq
 from executorch.exir.dialects._ops import ops
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
+
+from ..lower.packing import packed_by_rows
 
 
 def mend_xnnpack_passes() -> None:
@@ -38,6 +41,19 @@ def mend_xnnpack_passes() -> None:
     separate_products()
     mend_static_layouts()
     expand_tanh_gelu()
+    pack_by_rows()
+
+
+_pack = NodeVisitor.convert_to_qc4w
+
+
+def pack_by_rows() -> None:
+    """Has weights of 4 bits packed some rows at a time.
+
+    `convert_to_qc4w` (backends/xnnpack/operators/node_visitor.py) makes three copies of a matrix, of a byte for each
+    weight, on the way. Delete once it does not.
+    """
+    NodeVisitor.convert_to_qc4w = staticmethod(wraps(_pack)(partial(packed_by_rows, pack=_pack)))
 
 
 _to_nhwc, _to_nchw = _Pass.input_to_nhwc, _Pass.input_to_nchw

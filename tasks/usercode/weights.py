@@ -117,8 +117,12 @@ def cast_on_use(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _put_off(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Flat; cast at once where the system has no address space to give, as with ``vm.overcommit_memory=2``."""
     size = source.numel() * dtype.itemsize
-    memory = _Cast(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    try:
+        memory = _Cast(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    except OSError:
+        return source.to(dtype).flatten()
     memory.source, memory.dtype = source, dtype
     flat = torch.frombuffer(memory, dtype=dtype)
     _CASTS[flat.data_ptr()] = memory

@@ -78,9 +78,12 @@ class Loadable:
     def open(self, methods: Iterable[str]) -> Callable[[ExpectedCall], Sequence[Any]]:
         """Loads methods, and returns a function that calls them and returns their flat outputs, as `run` does."""
         signatures = self.signatures()
-        # those that share their state, which has a memory arena of its own
-        sharing = [name for name, method in signatures.items() if len(method.planned_memory) > 1]
-        loaded = _load_methods(self, (*sharing, *methods))
+        sharing = [name for name, method in signatures.items() if method.shares_state]
+        # ExecuTorch's Python runtime lays out methods of one program in one memory: each overwrites what others keep.
+        loaded = _load_methods(self, sharing) if sharing else {}
+        for method in dict.fromkeys(methods):
+            if method not in loaded:
+                loaded |= _load_methods(self, [method])
         return lambda call: _execute(loaded, call._replace(inputs=signatures[call.method].lay_out(call.inputs)))
 
     def own_problem(self) -> str:
@@ -152,8 +155,8 @@ def _compared(program: Runnable, calls: Sequence[ExpectedCall], rounding: Mappin
         yield from compare_all(outputs, case, method=call.method, rounding=rounding.get(call.method, ""))
 
 
-def _load_methods(payload: Loadable, methods: Sequence[str]) -> Mapping[str, Any]:
-    """A file's methods, all loaded before any runs, since loading sets the initial values of shared state.
+def _load_methods(payload: Loadable, methods: Sequence[str]) -> dict[str, Any]:
+    """Methods of one program, all loaded before any runs, since loading sets the initial values of shared state.
 
     Raises VerificationFailed if the runtime cannot load one.
     """

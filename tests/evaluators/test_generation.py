@@ -221,16 +221,16 @@ def test_eager_models_say_what_generate_does(tmp_path):
 
 def test_sounds_at_other_rates(tmp_path):
     """A sound of two channels at another rate is heard as at the model's own."""
-    from pteforge.evaluators.generation import _sound
+    from pteforge.formats.media import read_sound
 
     seconds = np.arange(44100) / 44100
     tone = np.sin(2 * np.pi * 440 * seconds).astype(np.float32)
     soundfile.write(tmp_path / "a.flac", np.stack([tone, tone], 1) * 0.5, 44100)
-    heard = _sound(tmp_path / "a.flac", 16000)
+    heard = read_sound(tmp_path / "a.flac", 16000)
     assert heard == pytest.approx(0.5 * np.sin(2 * np.pi * 440 * np.arange(16000) / 16000), abs=1e-3)
     (tmp_path / "b.wav").write_text("no sound")
-    with pytest.raises(SourceError, match=r"b.wav cannot be read"):
-        _sound(tmp_path / "b.wav", 16000)
+    with pytest.raises(SourceError, match=r"b.wav cannot be read as a sound"):
+        read_sound(tmp_path / "b.wav", 16000)
 
 
 class Seeing(Parrot):

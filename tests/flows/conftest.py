@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +36,7 @@ from pteforge.tests.conftest import Said, run_process
 ZOO = Path(__file__).parent / "zoo"
 PACKAGES = Path(__file__).parent / "packages"
 PTEFORGE = Path(sys.executable).with_name("pteforge")
-_LIMIT = 280  # seconds for a command on a busy machine
+_LIMIT = 280  # seconds for a command on a busy machine, unless the test has a limit of its own
 
 BOTH = ("portable-fp32", "xnnpack-fp32")
 BATCH = {"forward": [{0: {"min": 1, "max": 4}}]}
@@ -75,6 +75,7 @@ class Project:
     """A folder with a zoo file and its builders, a store, and a folder for results."""
 
     folder: Path
+    limit: float = _LIMIT
 
     @property
     def store(self) -> Path:
@@ -109,7 +110,7 @@ class Project:
     def copy(self, folder: Path) -> Project:
         """Copies everything, including modes and times of the store's objects."""
         shutil.copytree(self.folder, folder)
-        return Project(folder)
+        return Project(folder, self.limit)
 
     def install(self, package: str) -> dict[str, str]:
         """Installs a package of tests/flows/packages as pip would; returns the environment in which it is found."""
@@ -125,7 +126,7 @@ class Project:
         """Runs the command line in a process of its own, to its end; `unprivileged` holds root to files' modes."""
         plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
         command = (*(plain if unprivileged else ()), PTEFORGE, *args)
-        done = run_process(*command, cwd=self.folder, env=self.environment(env), timeout=_LIMIT)
+        done = run_process(*command, cwd=self.folder, env=self.environment(env), timeout=self.limit)
         return Finished(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -178,8 +179,9 @@ def make_project() -> Callable[[Path], Project]:
 
 
 @pytest.fixture
-def project(tmp_path: Path, make_project: Callable[[Path], Project]) -> Project:
-    return make_project(tmp_path / "project")
+def project(request: pytest.FixtureRequest, tmp_path: Path, make_project: Callable[[Path], Project]) -> Project:
+    mark, made = request.node.get_closest_marker("timeout"), make_project(tmp_path / "project")
+    return replace(made, limit=mark.args[0] - 20) if mark else made
 
 
 @dataclass(frozen=True)

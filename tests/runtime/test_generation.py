@@ -74,16 +74,16 @@ def test_sounds(tmp_path, rate, length):
     """A sound of two channels at any rate becomes one at the rate of the model, with the same tone."""
     import numpy as np
     import soundfile
-    from pteforge.runtime.prompts import samples_of
+    from pteforge.formats.media import read_sound
 
     tone = np.sin(2 * np.pi * 440 * np.arange(rate // 10) / rate).astype(np.float32)
     soundfile.write(tmp_path / "tone.wav", np.stack([tone, tone], axis=1), rate)
-    samples = samples_of(tmp_path / "tone.wav", 16_000)
+    samples = read_sound(tmp_path / "tone.wav", 16_000)
     assert (len(samples), samples.dtype) == (length, np.float32)
     assert abs(int(np.abs(np.fft.rfft(samples)).argmax()) - 44) <= 1
     (tmp_path / "no.wav").write_text("no sound")
     with pytest.raises(InputError, match=r"no\.wav cannot be read as a sound"):
-        samples_of(tmp_path / "no.wav", 16_000)
+        read_sound(tmp_path / "no.wav", 16_000)
 
 
 @pytest.fixture(scope="module")
@@ -236,10 +236,10 @@ def test_speech(tmp_path):
     result = _exported(folder, tmp_path / "store")
     samples = np.random.default_rng(0).standard_normal(22_050).astype(np.float32) / 10
     soundfile.write(tmp_path / "a.wav", samples, 44_100)
-    from pteforge.runtime.prompts import samples_of
+    from pteforge.formats.media import read_sound
 
     extractor = AutoFeatureExtractor.from_pretrained(folder)
-    heard = samples_of(tmp_path / "a.wav", 16_000)
+    heard = read_sound(tmp_path / "a.wav", 16_000)
     features = extractor(heard, sampling_rate=16_000, return_tensors="pt").input_features
     net = WhisperForConditionalGeneration.from_pretrained(folder)
     tokenizer, settings = AutoTokenizer.from_pretrained(folder), net.generation_config

@@ -888,6 +888,12 @@ def kept():
     return stack()
 
 
+def blocks_of_any_batch(count: int = 2):
+    """Equal ones, one after another."""
+    blocks = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU()) for _ in range(count)]
+    return dynamic(nn.Sequential(*blocks), torch.randn(2, 8))
+
+
 def layer_of_any_batch():
     return dynamic(nn.Sequential(nn.Linear(64, 16)), torch.randn(4, 64), low=2, high=9)
 
@@ -1060,3 +1066,19 @@ def heights():
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *rest)
     shapes = ({2: Dim("height", min=8, max=64)},)
     return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(1, 3, 24, 16),)], shapes)})
+
+
+def counter_and_filter():
+    """One method counts its calls, and another one needs memory of its own."""
+    counter = FunctionOfLayers(lambda net, x: net.count.add_(x) + 0, count=torch.zeros(64))
+    one, image = (torch.ones(64),), (torch.randn(1, 3, 8, 8),)
+    count, smooth = MethodCall("count", one), MethodCall("smooth", image)
+    return ModelDefinition(
+        {"count": MethodDefinition(counter, [one]), "smooth": MethodDefinition(networks.ConvNet(), [image])},
+        sequences=[[count, smooth, count, smooth, count]],
+    )
+
+
+def wide(layers: int):
+    """Layers of 16 MiB each, whose memory can be told from that of a graph."""
+    return nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(layers))), (torch.randn(1, 2048),)

@@ -127,8 +127,7 @@ def test_the_page_of_two_runs(project, lower, pictures, tmp_path, monkeypatch):
         assert "export SourceError: builder faulty:raises failed" in shown
         assert len(re.findall(r"^[\d.]+ KiB\s-[\d.]+ %", shown, re.MULTILINE)) == 3
         assert len(re.findall(r"^[\d.]+ KiB\s=", shown, re.MULTILINE)) == 3
-        page.click("residual fat")
-        page.wait_for("Bytes of the file")
+        page.click("residual fat", "Bytes of the file")
         page.picture(pictures / "page.png")
 
 
@@ -224,7 +223,6 @@ def test_a_page_without_script(night, tmp_path):
         shown = page.open(file.as_uri(), "As before", LAST)
         assert lines_of(shown) == NEWS
         assert not page.shows("form")
-        page.click("As before 314 files")
-        assert len(lines_of(page.text)) == 318
-        page.click(NEWS[0])
-        page.wait_for("of the failure")
+        shown = page.click("As before 314 files", "^as before$")
+        assert len(lines_of(shown)) == 318
+        page.click(NEWS[0], "of the failure")

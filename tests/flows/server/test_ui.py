@@ -35,21 +35,15 @@ def test_runs_in_the_ui(project, prefect, on_server, server, recorded, pictures,
     runs = server.replace("/api", "/v2/runs/flow-run")
     with open_page(tmp_path) as page:
         page.open(f"{runs}/{known.flow_run().id}", "export zoo.yaml", "zoo:nightly", "Failed")
-        page.click("Subflow Runs")
         shared = r"export zoo\.yaml \w+,\w+,\w+"  # by the time that each is expected to take
-        shown = page.wait_for_patterns(shared, "model:filter", "Failed")
+        shown = page.click("Subflow Runs", shared, "model:filter", "Failed")
         assert "of:" not in shown  # which is of runs of a deployment
-        page.click("Task Runs")
-        page.wait_for("model classifier", "model filter", "model detector")
-        page.click("Logs")
-        page.wait_for_patterns("^[123]/3 classifier ", "^[123]/3 filter ", "^[123]/3 detector ")
+        page.click("Task Runs", "model classifier", "model filter", "model detector")
+        page.click("Logs", "^[123]/3 classifier ", "^[123]/3 filter ", "^[123]/3 detector ")
         page.picture(pictures / "prefect-run.png")
-        page.click("Artifacts")
-        page.wait_for("progress-nightly", "stages done")
-        page.click("zoo-nightly")
-        shown = page.wait_for(
-            "4 files verified, 2 failed", "model\tportable-fp32\txnnpack-fp32", "Page: out/index.html on "
-        )
+        page.click("Artifacts", "progress-nightly", "stages done")
+        summary = ("4 files verified, 2 failed", "model\tportable-fp32\txnnpack-fp32", r"Page: out/index\.html on ")
+        shown = page.click("zoo-nightly", *summary)
         assert shown.index("detector export: ") < shown.index("model\tportable-fp32")
         rows = re.findall(r"^(detector|classifier|filter)\t(.*)\t(.*)$", shown, re.MULTILINE)
         assert [row[0] for row in rows] == ["detector", "classifier", "filter"]
@@ -78,5 +72,4 @@ def test_the_form_of_a_deployment(project, prefect, on_server, server, pictures,
         shown = page.open(form, *titles, *(describe(name) for name in ExportRequest.model_fields))
         assert "None" not in shown
         page.picture(pictures / "prefect-form.png")
-        page.click("Select")  # the last one
-        page.wait_for("local\npool\ndask\nray")
+        page.click("Select", "local\npool\ndask\nray")  # the last one

@@ -50,6 +50,8 @@ def _pack(*files: _File) -> PackedContainer:
     every = [section for file in files for section in file.sections]
     packed = pack_sections(descriptions, contents, every, 128, {})
     assert pack_sections(descriptions, contents, every[::-1], 128, {}) == packed
+    files_in_memory = [id(content.obj) for content in contents]
+    assert all(id(blob.obj) in files_in_memory for blob in packed.blobs.values())  # views, not copies
     container = packed.open()
     for payload, content in zip(container.payloads, contents, strict=True):
         assert container.rebuild(payload) == content

@@ -246,6 +246,32 @@ def test_weights_with_channels_last(lower, made):
     assert program.state_dict["layers.1.weight"] is program.state_dict["layers.2.weight"]
 
 
+LAYOUTS = {
+    "transposed, 2 dimensions": torch.randn(4, 3).t(),
+    "transposed, 3 dimensions": torch.randn(2, 4, 3).transpose(1, 2),
+    "transposed, 4 dimensions": torch.randn(2, 4, 3, 5).transpose(1, 2),
+    "transposed, 5 dimensions": torch.randn(2, 4, 3, 5, 6).transpose(1, 2),
+    "reversed": torch.randn(5, 4, 3, 2).permute(3, 2, 1, 0),
+    "channels last, 3d": torch.randn(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d),
+    "every second": torch.randn(3, 8)[:, ::2],
+    "expanded": torch.randn(1, 3, 4).expand(2, 3, 4),
+    "one column": torch.randn(1, 3, 4).transpose(0, 1),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.filterwarnings("ignore:No complete tensor found")  # of torch.export.save
+@pytest.mark.parametrize("x", LAYOUTS.values(), ids=LAYOUTS)
+def test_programs_with_other_layouts(stages, tmp_path, x):
+    """A `.pt2` file is exported for inputs as hosts have them: contiguous, or with channels last, as builders' are."""
+    net = Function(lambda x: (x.relu().reshape(x.shape[0], -1).cumsum(1), x.clone()))
+    torch.export.save(torch.export.export(net, (x,)), tmp_path / "net.pt2")
+    outputs = stages.export("", program_file=tmp_path / "net.pt2")
+    (given,) = [node.meta["val"] for node in stages.program(outputs["program"]).graph.find_nodes(op="placeholder")]
+    usual = x.stride() if x.is_contiguous(memory_format=torch.channels_last) else torch.empty(x.shape).stride()
+    assert given.stride() == stages.value(outputs["examples"])["inputs"][0][0].stride() == usual
+
+
 @pytest.mark.filterwarnings("ignore:No complete tensor found")  # of torch.export.save
 @pytest.mark.parametrize("channels", [1, 3])
 def test_programs_with_channels_last(stages, tmp_path, channels):

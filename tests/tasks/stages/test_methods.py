@@ -5,6 +5,7 @@ import torch
 from pteforge.errors import SourceError, VerificationFailed
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import PORTABLE
+from pteforge.tests.lowering import recipe as recipe_for
 
 KEEP_SHUFFLE = {"edge": {"preserve_operators": ["aten.pixel_shuffle.default"]}}
 CACHED = "builders:cached"
@@ -93,6 +94,20 @@ def test_state_that_is_not_shared_fails_the_sequences(lower):
     """A model that says what its calls give in sequence is not delivered in a file where they give something else."""
     with pytest.raises(VerificationFailed, match=r"'\w+', sequence 0, call 2, output 0.+share_mutable_buffers"):
         lower(CACHED, recipe(share=False))
+
+
+@pytest.mark.parametrize("made", [PORTABLE, recipe_for("xnnpack", "portable")], ids=["plain", "fat"])
+def test_state_of_one_method(lower, tmp_path, made):
+    """It is kept while other methods run, in verification and by a host in Python."""
+    from pteforge.runtime.host import load
+
+    (tmp_path / "model.pte").write_bytes(lower("builders:counter_and_filter", made).file)
+    program = load(tmp_path / "model.pte")
+    counts = []
+    for _ in range(3):
+        counts += {float(value) for value in program.run("count", [torch.ones(64)])[0]}
+        program.run("smooth", [torch.randn(1, 3, 8, 8)])
+    assert counts == [1, 2, 3]
 
 
 @pytest.mark.parametrize("output", [{}, {"external_data": True}], ids=["plain", "external data"])

@@ -207,3 +207,16 @@ def test_a_tied_embedding(lower):
     assert lowered.file.count(weight) == 1
     assert pte.backends == ("XnnpackBackend",)
     assert [pte.segments[index].size for index in pte.inner_segments] == [len(weight)]
+
+
+@pytest.mark.parametrize("target", ["portable", "xnnpack"])
+def test_large_constants_are_those_of_upstream(target):
+    """Constants that are not copied are written as upstream writes them: equal ones once, and views by themselves."""
+    torch.manual_seed(0)
+    matrix = torch.randn(256, 256)
+    rows, columns = torch.randn(300, 256)[7:263], torch.randn(256, 256).t()
+    made, plain = _lower(
+        lambda x: (x @ matrix + matrix.clone()).sin() @ rows + columns, torch.randn(4, 256), target=target
+    )
+    assert made == plain
+    assert made.count(matrix.numpy().tobytes()[:999]) == 1

@@ -1,5 +1,6 @@
 """Lowering with the patches that save time gives the same files as without."""
 
+from cProfile import Profile
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ MANY = [
     *((f"builders:{name}", FAT) for name in ("counter", "smoothing", "rows", "sums", "mixed_inputs", "nested_outputs")),
     *((f"builders:{name}", FAT) for name in ("tied", "cached", "waves", "nested_waves", "stack", "two_named_stacks")),
     *((f"builders:{name}", FAT) for name in ("other_types", "optional_input", "size_output", "readers_and_writers")),
+    *((f"builders:{name}", FAT) for name in ("sequences", "neighbors", "blocks_of_any_batch")),
     *(("builders:conv_net", recipe(name)) for name in LOWERING_HERE),
     ("builders:conv_net", recipe("xnnpack", **STATIC)),
     ("builders:two_networks", recipe("xnnpack", **STATIC)),
@@ -44,6 +46,47 @@ def test_same_files(lower, lower_fresh, monkeypatch, builder, made):
     plain = lower_fresh(builder, made, until="serialize")
     assert plain.file == lean.file
     assert plain.identities == lean.identities
+
+
+def test_unchanged_graphs_are_not_traced(lower_fresh, monkeypatch):
+    """XNNPACK's passes, which find nothing to do, trace a partition of any batch once or twice, not 17 times."""
+    from executorch.exir.pass_base import _ExportPassBase
+
+    trace, traced = _ExportPassBase.call_submodule, list[str]()
+
+    def count(given: Any, *args: Any) -> Any:
+        traced.append(type(given).__name__)
+        return trace(given, *args)
+
+    monkeypatch.setattr(_ExportPassBase, "call_submodule", count)
+    lower_fresh("builders:layer_of_any_batch", XNNPACK, until="partition")
+    before = len(traced)
+    lower_fresh("builders:layer_of_any_batch", XNNPACK, until="preprocess")
+    assert 0 < len(traced) - 2 * before <= 4
+
+
+@pytest.mark.slow
+def test_work_grows_with_layers(lower_fresh, monkeypatch):
+    """Stages call at most in proportion to the layers of a model: each of four more costs what each of two did."""
+    from pteforge.tests import lowering
+
+    body, calls = lowering.run_stage, dict[tuple[str, int], int]()
+
+    def count(work: Any) -> Any:
+        profile = Profile()
+        try:
+            return profile.runcall(body, work)
+        finally:
+            stage = work["call"]["id"]["stage"]
+            calls[stage, layers] = sum(entry.callcount for entry in profile.getstats())
+
+    monkeypatch.setattr(lowering, "run_stage", count)
+    for layers in (1, 2, 4, 8):  # the first one fills caches
+        source = {"builder": "builders:blocks_of_any_batch", "kwargs": {"count": layers}}
+        lower_fresh(source, XNNPACK, until="compile")
+    for stage in ("export", "edge", "partition", "preprocess", "compile"):
+        few, some, many = (calls[stage, layers] for layers in (2, 4, 8))
+        assert (stage, many - some) <= (stage, 1.2 * 2 * (some - few))
 
 
 def test_switch(monkeypatch):

@@ -261,7 +261,7 @@ def test_padded_layers_compute_what_eager_does(function):
     assert worst_sqnr(lower_quantized(*_padded(function)), *_padded(function)) > 30
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("plain")
 def test_executorch_fails_to_pad_by_itself():
     """Once this fails, so does the reason for the extension."""
@@ -271,7 +271,7 @@ def test_executorch_fails_to_pad_by_itself():
         worst_sqnr(content, *network)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
 def test_other_padding_stays_the_same(request, function):
     """Byte for byte."""
@@ -291,12 +291,13 @@ def _mask(x):
     return torch.where(x[..., :1, :] > 0, 0.0, -1e10)
 
 
-# A network, the scale of its input, the least SQNR of its file in dB, and whether ExecuTorch's own reaches less.
+# A network, the scale of its input, the least SQNR of its file in dB, and whether ExecuTorch's own reaches less. The
+# first ones are tried at each push.
 CALIBRATED = {
     "relu6": (lambda net, x: net.second(net.relu6(net.conv(x))), 64.0, 30, True),
+    "called twice": (lambda net, x: (net.linear(x), net.linear(x * 4)), 1.0, 30, True),
     "hardtanh": (lambda net, x: net.second(net.hardtanh(net.conv(x))), 8.0, 30, True),
     "small values": (lambda net, x: net.second(net.conv(x) * 2**12), 2.0**-12, 30, True),
-    "called twice": (lambda net, x: (net.linear(x), net.linear(x * 4)), 1.0, 30, True),
     "called on its own result": (lambda net, x: net.linear(net.linear(x)), 1.0, 30, True),
     "large bias": (lambda net, x: net.biased(x), 2.0**-16, 30, False),
     "norm": (lambda net, x: _normalized(net, x, lambda y, _: y.norm(dim=-1, keepdim=True) + 1e-6), 1.0, 30, True),
@@ -317,8 +318,13 @@ def _calibrated(function: Any, scale: float) -> Any:
     return FunctionOfLayers(function, **layers).eval(), torch.randn(2, 8, 16, 16) * scale
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("function", "scale", "least", "better"), CALIBRATED.values(), ids=CALIBRATED)
+@pytest.mark.parametrize(
+    ("function", "scale", "least", "better"),
+    [
+        pytest.param(*case, id=name, marks=pytest.mark.slow if number < 2 else pytest.mark.nightly)
+        for number, (name, case) in enumerate(CALIBRATED.items())
+    ],
+)
 def test_calibrated_layers_compute_what_eager_does(request, function, scale, least, better):
     """As exactly as int8 can, and where that is what the extension is for, ExecuTorch's own quantizer does not."""
     network = _calibrated(function, scale)
@@ -348,7 +354,7 @@ SHARED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("function", "cannot_be_loaded"), SHARED.values(), ids=SHARED)
 def test_values_of_others_stay_in_floating_point(monkeypatch, function, cannot_be_loaded):
     """Without it, the file cannot be loaded, or it computes with integers in place of numbers."""

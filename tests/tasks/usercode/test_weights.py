@@ -103,6 +103,16 @@ def test_the_file_is_never_written(tmp_path):
     assert (tmp_path / "file").read_bytes() == before
 
 
+def test_without_address_space_casts_are_made_at_once(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(weights, "_Cast", refuse)
+    save_file({"weight": torch.randn(64, 64).bfloat16()}, tmp_path / "file")
+    mapped = load_file(tmp_path / "file")["weight"]
+    assert torch.equal(cast_on_use(mapped, torch.float32), mapped.float())
+
+
 def test_what_is_in_memory_is_cast_at_once():
     for tensor in (torch.ones(64, 64), torch.ones(64), torch.ones(2, 3, 4, 5)):
         assert torch.equal(cast_on_use(tensor, torch.float16), tensor.half())
