@@ -139,3 +139,35 @@ def test_why_of_new_and_lost_results(made, lower, pteforge):
     lines = pteforge(made, "why", "late").out.splitlines()
     assert len(lines) == 7
     assert all("not in the store any more" in line for line in lines[1:])
+
+
+@pytest.mark.slow
+def test_other_weights_reuse_graphs_of_language_models(lower, lower_project, tmp_path):
+    """A checkpoint fine-tuned from another of the same architecture is quantized, and reuses its graphs.
+
+    The file is that of a new store.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    net = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=1, vocab_size=100, tie_word_embeddings=False))
+    net.save_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.add_(0.01 * torch.randn_like(weight))
+    net.save_pretrained(tmp_path / "tuned")
+
+    def source(name: str) -> dict[str, object]:
+        return {"huggingface": str(tmp_path / name), "attention": "custom_sdpa", "sequence": 32}
+
+    recipe = "xnnpack-llm-8da4w"
+    project, first = lower_project({"chat": {"source": source("base")}}, (recipe,))
+    graphs = {f"{stage}/forward/{recipe}" for stage in ("edge", "partition")}
+    assert graphs < first.ran("chat")
+    project.write_zoo({"chat": {"source": source("tuned")}}, (recipe,))
+    tuned = lower(project)
+    assert tuned.outcome.exit_code == 0, tuned.outcome.failures
+    assert tuned.ran("chat") == first.ran("chat") - graphs
+    same, _ = lower_project({"chat": {"source": source("tuned")}}, (recipe,))
+    assert project.files() == same.files()
