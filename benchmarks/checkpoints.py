@@ -123,8 +123,7 @@ def _write_shard(output: BinaryIO, shapes: dict[str, tuple[int, ...]]) -> None:
 def _values(name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
     """The bits of a tensor's values, some at a time: ones for a norm, else normal ones.
 
-    What layers add to the embeddings is small, as in a model that was trained: otherwise rounding decides what deep ones
-    compute.
+    What layers add to the embeddings is small, as in a trained model: otherwise rounding decides what they compute.
     """
     import torch
 

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
+from ...artifacts.files import write_errors
 from ...artifacts.references import Reference
 from ..upstream.torch_export import dequantization_by_rows
 
@@ -46,11 +47,13 @@ class TensorFiles:
     _numbers: Iterator[int] = field(default_factory=count)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """A mapped tensor of zeros, contiguous."""
+        """A mapped tensor of zeros, contiguous; raises StoreUnusable if there is no space for it on the disk."""
         size = shape.numel() * dtype.itemsize
         if size <= _IN_MEMORY:
             return torch.zeros(shape, dtype=dtype)
         path = self.folder / f"tensor-{next(self._numbers)}"
+        with write_errors(self.folder), path.open("wb") as file:  # else the system ends who writes to a full disk
+            os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.truncate(size)
         storage = torch.UntypedStorage.from_file(str(path), shared=True, nbytes=size)
         return torch.empty(0, dtype=dtype).set_(storage, 0, shape)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from pteforge.artifacts.local_store import LocalStore
+from pteforge.errors import StoreUnusable
 from pteforge.tasks.codecs.program import load_program, save_program
 from pteforge.tasks.codecs.storages import INLINE_STORAGE_LIMIT, put_storage
 from pteforge.tasks.export.eager import run_eager
@@ -111,6 +112,15 @@ def test_without_address_space_casts_are_made_at_once(tmp_path, monkeypatch):
     save_file({"weight": torch.randn(64, 64).bfloat16()}, tmp_path / "file")
     mapped = load_file(tmp_path / "file")["weight"]
     assert torch.equal(cast_on_use(mapped, torch.float32), mapped.float())
+
+
+def test_a_full_disk_is_an_error_and_no_signal(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    with pytest.raises(StoreUnusable, match="No space left on device; free some space"):
+        weights.TensorFiles(tmp_path).moved(torch.ones(300, 300))
 
 
 def test_what_is_in_memory_is_cast_at_once():
