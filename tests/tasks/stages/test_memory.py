@@ -15,6 +15,7 @@ from pteforge.tests.lowering import recipe
 
 LAYERS = (2, 8)  # of 16 MiB each
 BOUND = 40 << 20  # of the 96 MiB that are added
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 STAGES = ("edge", "partition", "preprocess", "compile", "pack", "serialize")
 RECIPES = {
     "portable": recipe("portable"),
@@ -68,8 +69,10 @@ def peaks_of(stages, monkeypatch, tmp_path: Path):
     return lower
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+OFTEN = ("portable", "xnnpack")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW if name in OFTEN else NIGHTLY) for name in RECIPES])
 def test_weights_are_never_in_memory_at_once(name, peaks_of):
     """Four times the layers take no more memory than a few of them."""
     few, many = (peaks_of(RECIPES[name], layers) for layers in LAYERS)

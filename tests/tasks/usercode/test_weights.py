@@ -261,8 +261,12 @@ def save_checkpoint(kind, folder):
     auto.from_config(config).bfloat16().save_pretrained(folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", NETS)
+OFTEN = ("llama", "mixtral", "gpt2", "bert", "t5")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in OFTEN else pytest.mark.nightly) for kind in NETS]
+)
 def test_models_by_name_are_what_they_are_in_memory(kind, tmp_path, monkeypatch):
     """Outputs, digests of weights, and exported programs, in the store and read again."""
     monkeypatch.setattr("pteforge.tasks.codecs.storages._LEAST_REFERENCE", 1)
