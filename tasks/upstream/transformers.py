@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -30,8 +30,11 @@ def masks_of_indices() -> AbstractContextManager[object]:
 def weights_cast_on_use() -> AbstractContextManager[object]:
     """While the context is open, weights that are loaded in another dtype than their checkpoint's stay in its files.
 
-    transformers copies each of them (`_materialize_copy`). Delete once it can put casts off.
+    transformers copies each of them (`_materialize_copy`). Delete once it can put casts off. A version that has no such
+    function copies them.
     """
+    if not hasattr(core_model_loading, "_materialize_copy"):
+        return nullcontext()
 
     def materialized(part: Any, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         loaded = part[...]
