@@ -22,9 +22,7 @@ from torch.utils import _pytree as pytree
 def _lower(function: Any, *inputs: Any, target: str = "portable") -> tuple[bytes, bytes]:
     """The file, and that of ExecuTorch by itself."""
     partitioners = list(find_target(target, {}).partitioners())
-    programs = [
-        torch.export.export(Function(function), inputs) for _ in range(2)
-    ]  # each is changed
+    programs = [torch.export.export(Function(function), inputs) for _ in range(2)]  # each is changed
     managers = [to_edge_transform_and_lower(program, partitioner=partitioners) for program in programs]
     made = to_executorch(managers[0], ExecutorchBackendConfig())
     return bytes(made.buffer), bytes(managers[1].to_executorch().buffer)
