@@ -289,8 +289,11 @@ _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 class WeightsOnUse(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Casts weights for the operators that read them, and drops the pages of mapped ones after that.
 
-    What is computed does not change. An operator that writes to a cast tensor makes it one in memory.
+    What is computed does not change. An operator that writes to a cast tensor makes it one in memory. One of higher
+    order reads all weights that it is given.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -298,7 +301,7 @@ class WeightsOnUse(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "is_view", True):  # operators of higher order run others, which come here too
+        if getattr(func, "is_view", False):  # operators of higher order have no such attribute
             return func(*args, **kwargs)
         weights = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_in_memory(leaf)]
         casts = [(memory, _span(leaf)) for leaf in weights if (memory := _cast_memory(leaf)) is not None]
@@ -349,7 +352,8 @@ def _cast_memory(tensor: torch.Tensor) -> _Cast | None:
 
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an operator writes to a cast tensor."""
-    for number, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - overloads have no public schema
+    schema = getattr(func, "_schema", None)  # overloads have no public one
+    for number, argument in enumerate(schema.arguments if schema else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[number] if number < len(args) else kwargs.get(argument.name)
             if any(_is_in_memory(leaf) and _cast_memory(leaf) is not None for leaf in pytree.tree_leaves(value)):

@@ -95,6 +95,34 @@ def test_who_writes_makes_it_a_tensor_in_memory(cast, writer):
     assert cast_of(made) is None
 
 
+class Branches(torch.nn.Module):
+    """Chooses between two uses of a weight, and repeats one for each row."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        chosen = torch.cond(x.sum() > 0, lambda v: v @ self.weight, lambda v: (v - 1) @ self.weight[:64], (x,))
+        return torch.cond(chosen.sum() > 1e9, lambda v: v.sin(), lambda v: v + self.weight[0], (chosen,))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_control_flow_reads_what_a_copy_has(tmp_path, sign):
+    """Weights that branches use are given to the operator of higher order."""
+    torch.manual_seed(0)
+    save_file({"weight": torch.randn(64, 64).bfloat16()}, tmp_path / "file")
+    mapped = load_file(tmp_path / "file")["weight"]
+    given = torch.rand(3, 64) * sign
+    programs = [
+        torch.export.export(Branches(weight), (given,)).module()
+        for weight in (cast_on_use(mapped, torch.float32), mapped.float())
+    ]
+    with WeightsOnUse(), torch.no_grad():
+        found = programs[0](given)
+    assert torch.equal(found, programs[1](given))
+
+
 def test_the_file_is_never_written(tmp_path):
     save_file({"weight": torch.ones(64, 64, dtype=torch.bfloat16)}, tmp_path / "file")
     before = (tmp_path / "file").read_bytes()
