@@ -316,12 +316,15 @@ class ObjectFolder:
 
 def _copied(reference: Reference, file: BinaryIO, blob: BlobRef) -> bool:
     """Writes what a reference says to a file; whether those are the object's bytes."""
-    digest = hashlib.sha256()
-    for chunk in reference.chunks():
-        digest.update(chunk)
-        file.write(chunk)
+
+    def written() -> Iterator[bytes]:
+        for chunk in reference.chunks():
+            file.write(chunk)
+            yield chunk
+
+    digest = digest_chunks(written())
     file.flush()
-    return digest.hexdigest() == blob.digest
+    return digest == blob.digest
 
 
 def _file_state(status: os.stat_result, size: int) -> tuple[int, ...]:

@@ -139,13 +139,13 @@ def dequantization_by_rows() -> AbstractContextManager[object]:
         rows = len(scale) == len(values) and values.dim() == scale.dim() == 2 and block[0] == 1
         if not rows or type(values) not in (torch.Tensor, torch.nn.Parameter) or values.numel() < _LEAST_BY_ROWS:
             return whole(values, block, scale, zero_point, lowest, highest, dtype)
-        made = torch.empty(values.shape, dtype=dtype)
+        dequantized = torch.empty(values.shape, dtype=dtype)
         step = max(1, _LEAST_BY_ROWS // 4 // values.shape[1])
         for first in range(0, len(values), step):
             part = slice(first, first + step)
             zeros = None if zero_point is None else zero_point[part]
-            made[part] = whole(values[part], block, scale[part], zeros, lowest, highest, dtype)
-        return made
+            dequantized[part] = whole(values[part], block, scale[part], zeros, lowest, highest, dtype)
+        return dequantized
 
     return patch.object(quant_primitives, "_dequantize_affine_no_dtype_check", by_rows)
 

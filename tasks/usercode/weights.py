@@ -166,15 +166,20 @@ def cast_for_builder(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """As `cast_on_use` in a builder, and at once elsewhere: nobody knows who reads it there."""
     if (stack := _BUILDER.get()) is None or source.dtype == dtype or not source.is_floating_point():
         return source.to(dtype) if source.is_floating_point() else source
-    if not any(isinstance(mode, WeightsOnUse) for mode in _get_current_dispatch_mode_stack()):
+    if not _is_in_force():
         stack.enter_context(WeightsOnUse())
     return cast_on_use(source, dtype)
 
 
 def cast_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that one from `cast_on_use`, or a view of it, is a cast of."""
-    memory = _CASTS.get(tensor.untyped_storage().data_ptr())
+    memory = _cast_at(tensor.untyped_storage())
     return memory.source if memory else None
+
+
+def _cast_at(storage: torch.UntypedStorage) -> _Cast | None:
+    """The memory of a storage, if that is of a tensor from `cast_on_use`."""
+    return _CASTS.get(storage.data_ptr())
 
 
 class Span(NamedTuple):
@@ -220,14 +225,14 @@ class Mapping(NamedTuple):
 
 def _mappings() -> list[Mapping]:
     """Those of files, without programs and libraries; by address."""
-    found = []
+    mappings = []
     with suppress(OSError), open("/proc/self/maps") as file:  # noqa: PTH123 - Linux has it
         for line in file:
             addresses, mode, offset, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
             if path and path[0].startswith("/") and mode[:2] != "--" and "x" not in mode and ".so" not in path[0]:
                 start, end = (int(edge, 16) for edge in addresses.split("-"))
-                found.append(Mapping(start, end, mode[3] == "s", int(offset, 16), int(inode), path[0]))
-    return found
+                mappings.append(Mapping(start, end, mode[3] == "s", int(offset, 16), int(inode), path[0]))
+    return mappings
 
 
 def _mapping_of(storage: torch.UntypedStorage, known: Sequence[Mapping] | None = None) -> Mapping | None:
@@ -241,7 +246,7 @@ def _mapping_of(storage: torch.UntypedStorage, known: Sequence[Mapping] | None =
 
 def reference_of(storage: torch.UntypedStorage) -> Reference | None:
     """Where the bytes of a storage are in a file that is mapped, or those that they are a cast of."""
-    memory = _CASTS.get(storage.data_ptr())
+    memory = _cast_at(storage)
     widened = memory is not None and (memory.source.dtype, memory.dtype) == (torch.bfloat16, torch.float32)
     if memory is not None and not widened:
         return None
@@ -304,7 +309,7 @@ class WeightsOnUse(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         if getattr(func, "is_view", False):  # operators of higher order have no such attribute
             return func(*args, **kwargs)
         weights = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_in_memory(leaf)]
-        casts = [(memory, _span(leaf)) for leaf in weights if (memory := _cast_memory(leaf)) is not None]
+        casts = [(memory, _span(leaf)) for leaf in weights if (memory := _cast_at(leaf.untyped_storage()))]
         if casts and func in _EMBEDDINGS and (rows := self._rows(func, args, kwargs)) is not None:
             return rows
         if casts and _writes(func, args, kwargs):
@@ -335,7 +340,7 @@ class WeightsOnUse(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         if tensor.nbytes < _LEAST_DROPPED:
             return
         mapping = _mapping_of(tensor.untyped_storage(), self._mapped)
-        if mapping and mapping.path:
+        if mapping:
             span = _span(tensor)
             address = tensor.untyped_storage().data_ptr() + span.start
             if mapping.shared or _is_unchanged(address, span.end - span.start):
@@ -346,17 +351,13 @@ def _is_in_memory(leaf: Any) -> bool:
     return type(leaf) in _PLAIN and leaf.device.type == "cpu" and leaf.layout is torch.strided
 
 
-def _cast_memory(tensor: torch.Tensor) -> _Cast | None:
-    return _CASTS.get(tensor.untyped_storage().data_ptr())
-
-
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether an operator writes to a cast tensor."""
     schema = getattr(func, "_schema", None)  # overloads have no public one
     for number, argument in enumerate(schema.arguments if schema else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[number] if number < len(args) else kwargs.get(argument.name)
-            if any(_is_in_memory(leaf) and _cast_memory(leaf) is not None for leaf in pytree.tree_leaves(value)):
+            if any(_is_in_memory(leaf) and cast_of(leaf) is not None for leaf in pytree.tree_leaves(value)):
                 return True
     return False
 
@@ -368,22 +369,27 @@ _MOST_KEPT = 1 << 30
 @contextmanager
 def weights_on_use() -> Iterator[None]:
     """`WeightsOnUse` where it is needed: where weights are cast, or much is mapped, and it is not in force yet."""
-    if any(isinstance(mode, WeightsOnUse) for mode in _get_current_dispatch_mode_stack()):
-        yield
-        return
-    mapped = sum(mapping.end - mapping.start for mapping in _mappings()) if _CAN_DROP else 0
-    if not (_CASTS or mapped > _MOST_KEPT):
+    if _is_in_force() or not (_CASTS or _mapped_bytes() > _MOST_KEPT):
         yield
         return
     with dequantization_by_rows(), WeightsOnUse():
         yield
 
 
+def _is_in_force() -> bool:
+    return any(isinstance(mode, WeightsOnUse) for mode in _get_current_dispatch_mode_stack())
+
+
+def _mapped_bytes() -> int:
+    """Of files, where their pages can be dropped."""
+    return sum(mapping.end - mapping.start for mapping in _mappings()) if _CAN_DROP else 0
+
+
 @contextmanager
 def content_of(storage: torch.UntypedStorage) -> Iterator[None]:
-    """Makes the bytes of a storage readable, and drops those of a mapped one at the end."""
+    """Makes the bytes of a storage readable, for the time of a context where they are a cast."""
     whole = Span(0, storage.nbytes())
-    memory = _CASTS.get(storage.data_ptr()) if whole.end else None
+    memory = _cast_at(storage) if whole.end else None
     if memory is not None:
         _fill(memory, whole)
     try:
