@@ -30,8 +30,8 @@ def load_weights(module: nn.Module, path: str | Path, *, dtype: torch.dtype | No
         module: changed in place.
         path: a ``.safetensors`` file, or a ``.safetensors.index.json`` that names those of a checkpoint in parts.
         dtype: of tensors in floating point, None for the checkpoint's. In a builder, matrices are cast when an operator
-            reads them, so that they take no memory either, and whoever reads one in another way, as ``numpy()`` does,
-            finds zeros. Elsewhere all are cast at once, in memory.
+            reads them, so that they take no memory either; code that reads one in another way, as ``numpy()`` does,
+            sees zeros. Elsewhere all are cast at once, in memory.
 
     Raises:
         SourceError: a file is missing or damaged, or its names or shapes are not those of the module; or tensors are

@@ -64,8 +64,8 @@ class ObjectFolder:
     A damaged file moves to ``<root>/quarantine``, after ``<root>/damaged/<digest>`` has noted it: what was made from it
     is not to be trusted either (`Store.forget_damaged`), even if this process ends here.
 
-    In place of an object there can be ``<digest>.ref``, which says where its bytes are outside of the store, as long as
-    that file is not written: whoever needs the bytes turns it into a file of the store.
+    In place of an object there can be ``<digest>.ref``, which names a file outside of the store that has its bytes. It
+    is valid until that file is written. `path` and `read` copy the bytes into the store.
     """
 
     def __init__(self, root: Path, *, once: bool = False) -> None:

@@ -40,7 +40,7 @@ executor.run_stage = timed
 
 @dataclass(frozen=True)
 class Depth:
-    """A model of so many layers and a recipe.
+    """A model with a number of layers, and a recipe.
 
     Attributes:
         cold: CPU seconds by stage with nothing cached.

@@ -82,7 +82,7 @@ def read_sound(audio: Any, rate: int) -> Any:
 def generated_tokens(
     logits: Any, step: Callable[[int, int], Any], position: int, most: int, choose: Callable[[list[int], Any], int]
 ) -> Iterator[int]:
-    """Yields at most so many tokens. The model runs between them, when the next one is asked for.
+    """Yields tokens, `most` at most. The model runs between them, when the next one is asked for.
 
     Args:
         logits: [..., vocabulary] after the prompt; the last row counts.

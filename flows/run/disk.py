@@ -210,7 +210,7 @@ def _weights_of(model: PlannedModel, stored: Collection[int]) -> Weights | None:
                 if (kind, wanted) != ("BF16", "F32") and used not in stored and used > _SMALL:
                     new += used
         return Weights(files, count, size, copied, new, certain) if size else None
-    return None  # not what it seems: whoever reads it says what is wrong
+    return None  # a damaged file, which the stage that reads it reports
 
 
 def _weight_files(declared: Iterable[Path]) -> tuple[Path, ...]:

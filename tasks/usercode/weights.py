@@ -163,7 +163,7 @@ def builder_scope(*, own: bool) -> Iterator[None]:
 
 
 def cast_for_builder(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As `cast_on_use` in a builder, and at once elsewhere: nobody knows who reads it there."""
+    """As `cast_on_use` in a builder; at once elsewhere, where `WeightsOnUse` may not be in force."""
     if (stack := _BUILDER.get()) is None or source.dtype == dtype or not source.is_floating_point():
         return source.to(dtype) if source.is_floating_point() else source
     if not _is_in_force():
