@@ -86,7 +86,7 @@ class Measured:
     """What was measured so far, in all runs in a folder; in bytes and seconds."""
 
     seconds: float = 0.0
-    driver: int = 0  # peak of resident memory of the command's own process
+    driver: int = 0  # peak of anonymous memory of the command's own process
     worker: int = 0  # peak of anonymous memory of any other of its processes, with what it shares with the server
     disk: int = 0
     results: int = 0
@@ -175,7 +175,7 @@ class Watch:
             with self.lock, contextlib.suppress(psutil.Error):
                 made = self.measured
                 made.seconds = before + now - began
-                made.driver = max(made.driver, self.process.memory_info().rss)
+                made.driver = max(made.driver, own_memory(self.process.pid))
                 made.worker = max([made.worker, *(anonymous for anonymous, _ in workers)])
                 if len(self.running) == 1 and workers:
                     step = made.steps[next(iter(self.running))]
@@ -306,7 +306,7 @@ def limits_of(model: Model, measured: Measured) -> Iterator[tuple[str, float, fl
         yield name, step.peak, model.bound(name)
     if model.largest:
         yield "any worker, with what it shares with the worker server", measured.worker, model.bound("")
-    yield "the command's own process, resident", measured.driver, DRIVER
+    yield "the command's own process", measured.driver, DRIVER
     yield "disk: store, scratch and results", measured.disk, model.disk_bound(measured.results)
 
 

@@ -331,7 +331,9 @@ def payload_start(container: Container, payload: Payload) -> mmap.mmap:
 
     Raises FileFormatError if it is damaged, as far as that shows.
     """
-    content, position = mmap.mmap(-1, max(payload.size, 1)), 0  # zero pages take no memory
+    # Zero pages take no memory. Private ones count as the process's own.
+    content = mmap.mmap(-1, max(payload.size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    position = 0
     for chunk in container.chunks(payload):
         if position > _PROGRAM_LIMIT:
             break
