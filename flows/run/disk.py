@@ -14,7 +14,7 @@ from pathlib import Path
 from ...artifacts.ref import BlobRef
 from ...artifacts.store import Store
 from ...configs.sources import BuilderSource, ProgramSource
-from ...errors import InputError, StoreError
+from ...errors import InputError, SourceError, StoreError
 from ...formats.checkpoint import ENTRIES, files_of, read_header
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe
 from ...tasks.sources import find
@@ -214,7 +214,7 @@ def _weight_files(declared: Iterable[Path]) -> tuple[Path, ...]:
     """Those of a model's files that its weights are read from."""
     by_name = {file.name: file for file in declared}
     if entries := [by_name[name] for name in ENTRIES if name in by_name]:
-        with suppress(ValueError):
+        with suppress(SourceError):
             return files_of(entries[0])
     files = ([file for file in by_name.values() if file.suffix == suffix] for suffix in (".safetensors", ".bin"))
     return tuple(next(filter(None, files), ()))

@@ -159,16 +159,13 @@ def _weights_of(place: Path, described: Mapping[str, Any]) -> tuple[Path, ...]:
     entries = [place / str(name) for name in ([named] if named else ENTRIES)]
     entry = next((path for path in entries if path.is_file()), None)
     if entry is None:
-        shards = sorted(path.name for path in _any_weights(place))
-        index = f", and no index for {', '.join(shards[:_NAMED])}" if shards else ""
+        others = sorted(path.name for path in _any_weights(place))[:_NAMED]
+        index = f", and no index for {', '.join(others)}" if others else ""
         raise SourceError(
             f"there are no weights in {place}: no {named or ' and no '.join(ENTRIES[::2])}{index}; {_AGAIN}, or write "
             "`config: {}` for random ones"
         )
-    try:
-        return files_of(entry)
-    except ValueError as error:
-        raise SourceError(f"{error}; {_AGAIN}") from error
+    return files_of(entry)
 
 
 def _check_files(place: Path, files: Iterable[Path]) -> None:
