@@ -5,7 +5,7 @@ Everything about a recipe that can be checked without torch is checked here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from glob import escape
@@ -268,6 +268,14 @@ class PlannedModel:
             folder=folder,
             metadata=config.metadata.written() if config.metadata else None,
         )
+
+    def check_methods(self, own: Collection[str]) -> None:
+        """Raises SourceError if buckets or calibration name a method that the model does not have."""
+        if unknown := sorted({bucket.method for bucket in self.buckets} - set(own)):
+            raise SourceError(f"buckets are of the methods {unknown}; the model has {[*own]}")
+        names = self.methods_in_file(own)
+        if unknown := sorted(set(self.calibration) - set(names)):
+            raise SourceError(f"calibration names the methods {unknown}; the model has {names}")
 
     def methods_in_file(self, own: Iterable[str]) -> list[str]:
         """The methods of the file, from those of the model; raises SourceError if two would have one name."""

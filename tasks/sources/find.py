@@ -243,6 +243,23 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     return "text_generation:model" if generates else "huggingface:Model"
 
 
+def methods_of(source: ResolvedSource) -> dict[str, bool]:
+    """The methods that a model by name may have, and whether each keeps a cache; none of other sources."""
+    if not isinstance(source, BuilderSource) or not source.builder.startswith(f"{__package__}."):
+        return {}
+    kind = source.builder.removeprefix(f"{__package__}.").partition(":")[0]
+    names = ("prefill", "decode_step") if source.kwargs.get("prefill") else _METHODS.get(kind, ("forward",))
+    return {name: kind == "text_generation" or name == "text_decoder" for name in names}
+
+
+_PARTS = ("vision_encoder", "audio_encoder", "token_embedding", "text_decoder")
+_METHODS = {
+    "encoder_decoder": ("encoder", "text_decoder", "forward"),
+    "multimodal": (*_PARTS, "forward"),
+    "audio_text": _PARTS,
+}
+
+
 def _has_images(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
     """Whether a model generates text from images and text."""
     named = [str(name) for name in described.get("architectures") or ()]
