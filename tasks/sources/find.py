@@ -157,15 +157,13 @@ def _weights_of(place: Path, described: Mapping[str, Any]) -> tuple[Path, ...]:
     """The files that transformers reads a model's weights from; raises SourceError if it would find none."""
     named = described.get("transformers_weights")  # of a configuration
     entries = [place / str(name) for name in ([named] if named else ENTRIES)]
-    entry = next((path for path in entries if path.is_file()), None)
-    if entry is None:
-        others = sorted(path.name for path in _any_weights(place))[:_NAMED]
-        index = f", and no index for {', '.join(others)}" if others else ""
-        raise SourceError(
-            f"there are no weights in {place}: no {named or ' and no '.join(ENTRIES[::2])}{index}; {_AGAIN}, or write "
-            "`config: {}` for random ones"
-        )
-    return files_of(entry)
+    if entry := next((path for path in entries if path.is_file()), None):
+        return files_of(entry)
+    others = ", ".join(sorted(path.name for path in _any_weights(place))[:_NAMED])
+    raise SourceError(
+        f"there are no weights in {place}: no {named or ' and no '.join(ENTRIES[::2])}, and no index for "
+        f"{others or 'shards'}; {_AGAIN}, or write `config: {{}}` for random ones"
+    )
 
 
 def _check_files(place: Path, files: Iterable[Path]) -> None:

@@ -246,7 +246,7 @@ def test_fields_of_the_other_kind(tmp_path):
         ("./nowhere", "there is no nowhere/config.json"),
         ("./broken", "broken/config.json cannot be read"),
         ("./list", "list/config.json is not the configuration of a model"),
-        ("./bare", "there are no weights in bare: no model.safetensors and no pytorch_model.bin; copy the folder"),
+        ("./bare", "there are no weights in bare: no model.safetensors and no pytorch_model.bin, and no index for sh"),
     ],
 )
 def test_names_of_nothing(hub, monkeypatch, name, problem):
