@@ -35,10 +35,13 @@ def files_of(entry: Path) -> tuple[Path, ...]:
 def problem_of(file: Path) -> str:
     """Why a file of weights is not complete: it is missing, or has another size than its header says; else empty."""
     try:
+        with file.open("rb") as opened:
+            begins = opened.read(12)
+        if begins == b"version http":
+            return f"{file.name} is a pointer of Git LFS (run `git lfs pull`)"
         if file.suffix != ".safetensors":
-            with file.open("rb") as opened:
-                if opened.read(1) != b"\x80":  # a pickle, as before torch 1.6, says nothing about its size
-                    zipfile.ZipFile(opened).close()
+            if not begins.startswith(b"\x80"):  # a pickle, as before torch 1.6, says nothing about its size
+                zipfile.ZipFile(file).close()
             return ""
         header, begin = read_header(file)
         expected = begin + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)

@@ -854,14 +854,17 @@ def test_quantized_models_see(project, watchers):
         "plain": {"huggingface": "./watchers/smolvlm", "sequence": CONTEXT},
         "own": {"huggingface": "./watchers/gemma3", "sequence": CONTEXT, "attention": "custom_sdpa"},
         "own_int8": {"huggingface": "./watchers/llava", "sequence": CONTEXT, **own},
+        "positions_int8": {"huggingface": "./watchers/qwen2_vl", "sequence": CONTEXT, **own},
     }
-    project.write_zoo({name: {"source": sources[name]} for name in ("own", "own_int8")}, ("xnnpack-fp32",))
+    made = ("own", "own_int8", "positions_int8")
+    project.write_zoo({name: {"source": sources[name]} for name in made}, ("xnnpack-fp32",))
     done = project.export()
     assert done.code == 0, done.err
     exact = watch((project.out / "own" / "xnnpack-fp32.pte", watchers / "gemma3"))
     assert all(said == wanted for said, wanted in exact)
-    close = watch((project.out / "own_int8" / "xnnpack-fp32.pte", watchers / "llava"))
-    assert sum(said[:4] == wanted[:4] for said, wanted in close) > 3
+    for name, kind in (("own_int8", "llava"), ("positions_int8", "qwen2_vl")):
+        close = watch((project.out / name / "xnnpack-fp32.pte", watchers / kind))
+        assert sum(said[:4] == wanted[:4] for said, wanted in close) > 3
     recipes = ("xnnpack-int8-dynamic", "xnnpack-llm-8da8w")
     project.write_zoo({"plain": {"source": sources["plain"]}}, recipes)
     done = project.export()

@@ -135,6 +135,9 @@ SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 WHOLE = dict.fromkeys(SHARDS, safetensors(4))
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n"
+
+
 def index(*names: str) -> bytes:
     return json.dumps({"weight_map": dict(enumerate(names))}).encode()
 
@@ -150,6 +153,7 @@ def index(*names: str) -> bytes:
         ),
         (index(*SHARDS), {**WHOLE, SHARDS[1]: safetensors(4) + b"more"}, f"{SHARDS[1]} has [0-9]+ bytes, and its"),
         (index(*SHARDS), {**WHOLE, SHARDS[1]: safetensors(4)[:20]}, f"{SHARDS[1]} is cut, or not a file of weights"),
+        (index(*SHARDS), {**WHOLE, SHARDS[1]: POINTER}, f"{SHARDS[1]} is a pointer of Git LFS \\(run `git lfs pull`"),
         (index(*SHARDS), {**WHOLE, SHARDS[1]: b""}, f"{SHARDS[1]} is cut, or not a file of weights"),
         (index(*SHARDS), {**WHOLE, SHARDS[1]: b"\2\0\0\0\0\0\0\0[]"}, f"{SHARDS[1]} is cut, or not a"),
         (None, WHOLE, f"no model.safetensors and no pytorch_model.bin, and no index for {SHARDS[0]}, {SHARDS[1]}"),
