@@ -270,9 +270,11 @@ class PlannedModel:
         )
 
     def check_methods(self, own: Collection[str]) -> None:
-        """Raises SourceError if buckets or calibration name a method that the model does not have."""
-        if unknown := sorted({bucket.method for bucket in self.buckets} - set(own)):
-            raise SourceError(f"buckets are of the methods {unknown}; the model has {[*own]}")
+        """Raises SourceError if a field of the zoo names a method that the model does not have."""
+        bucketed = {bucket.method for bucket in self.buckets}
+        for what, named in ("buckets are of", bucketed), ("dynamic_shapes names", {*(self.dynamic_shapes or ())}):
+            if unknown := sorted(named - set(own)):
+                raise SourceError(f"{what} the methods {unknown}; the model has {[*own]}")
         names = self.methods_in_file(own)
         if unknown := sorted(set(self.calibration) - set(names)):
             raise SourceError(f"calibration names the methods {unknown}; the model has {names}")

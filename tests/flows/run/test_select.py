@@ -104,6 +104,12 @@ TOP_1 = scored("top_k", folder="images", method="decode")
             {},
             r"models.net: buckets are of the methods \['prefill'\]; the model has",
         ),
+        (
+            BERT,
+            {"dynamic_shapes": {"encode": [None]}},
+            {},
+            r"models.net: dynamic_shapes names the methods \['encode'\]",
+        ),
         (BERT, {"calibration": {"encode": {"dataset": "data:rows"}}}, {}, r"models.net: calibration names the methods"),
         (BERT, {}, PERPLEXITY, "recipes.own.accuracy: neg_perplexity needs a method 'forward' that it can run"),
         (BERT, PERPLEXITY, {}, "models.net.accuracy: neg_perplexity needs a method 'forward' that it can run"),
