@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import psutil
 from breadth import write_section
-from checkpoints import CHECKPOINTS, size_of_tensor, write_checkpoint
+from checkpoints import CHECKPOINTS, TEXT, size_of_tensor, write_checkpoint
 from measuring import (
     arguments_of,
     environment_of,
@@ -45,6 +45,7 @@ SMALL = ("edge", "partition")
 """Stages that read no weights."""
 DRIVER = 300e6  # bytes for the command's own process
 STAGE_LIMIT = 6 * 3600  # seconds for a stage
+MAX_DROP = 1e5  # of perplexity: with random weights, it is about the number of tokens
 EVERY, DISK_EVERY, LOG_EVERY = 0.2, 2.0, 30.0  # seconds
 
 
@@ -239,8 +240,15 @@ def model_of(name: str, chosen: Any, folder: Path, log: Log) -> Model:
         log(f"  {file.name}")
     source = {"huggingface": "./checkpoint", "sequence": chosen.context, "attention": "custom_sdpa"}
     source |= {"dtype": chosen.dtype} if chosen.dtype else {}
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    kwargs = {"text": "text.txt", "tokenizer": "./checkpoint", "tokens": 20, "prompt": 16}
     # Random weights lose more than trained ones: what counts here is that the file computes.
-    fields = {"source": source, "verify": {"min_sqnr_db": 3}, "limits": {"timeout": STAGE_LIMIT}}
+    fields = {
+        "source": source,
+        "verify": {"min_sqnr_db": 3},
+        "accuracy": {"evaluator": "pteforge.evaluators:neg_perplexity", "kwargs": kwargs, "max_drop": MAX_DROP},
+        "limits": {"timeout": STAGE_LIMIT},
+    }
     return Model(fields, sum(sizes), max(sizes), "xnnpack-llm-8da4w")
 
 
@@ -374,7 +382,8 @@ def main() -> None:
         text = text_of(chosen.model, model, measured, ", ".join(chosen.recipe or [model.recipe]))
         print(text)
         if chosen.write:
-            write_section(PAGE, f"benchmarks/memory.py --model {chosen.model} --write", text)
+            options = [f"--model {chosen.model}", *(f"--recipe {recipe}" for recipe in chosen.recipe or ())]
+            write_section(PAGE, f"benchmarks/memory.py {' '.join(options)} --write", text)
     if measured.problem or exceeded:
         sys.exit(measured.problem or f"more than the limit: {', '.join(exceeded)}")
 
