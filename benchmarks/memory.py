@@ -36,7 +36,7 @@ from measuring import (
     write_zoo,
 )
 from networks import LLAMAS
-from pteforge.formats.nfat.container import is_fat
+from pteforge.formats.nfat.container import is_fat, open_fat
 from pteforge.formats.pte.reader import open_pte
 from pteforge.tasks.engine.workers.memory import own_memory
 
@@ -51,7 +51,7 @@ PACKED = """
 import os, sys
 import executorch.extension.llm.custom_ops.custom_ops, executorch.kernels.quantized
 from executorch.runtime import Runtime
-from pteforge.formats.nfat.container import is_fat
+from pteforge.formats.nfat.container import is_fat, open_fat
 from pteforge.formats.pte.reader import open_pte
 from pteforge.tasks.engine.workers.memory import own_memory
 
@@ -317,9 +317,16 @@ def measure(model: Model, chosen: Any, folder: Path, log: Log) -> Measured:
 
 
 def packed_when_loaded(file: Path) -> int:
-    """Anonymous memory that ExecuTorch's runtime takes to load a file, mostly what XNNPACK packs; 0 for a fat file."""
+    """Anonymous memory that ExecuTorch's runtime takes to load a file, or any payload of a fat one, at most.
+
+    That is mostly what XNNPACK packs.
+    """
     if is_fat(open_pte(file)):
-        return 0
+        container = open_fat(file).container
+        with temporary_folder() as folder:
+            for payload in container.payloads:
+                container.write(payload, folder / f"{payload.name}.pte")
+            return max(map(packed_when_loaded, folder.iterdir()))
     done = subprocess.run([sys.executable, "-c", PACKED, file], capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1])
 
