@@ -46,6 +46,11 @@ def no_progress(done: int, total: int | None) -> None:
     del done, total
 
 
+def no_remark(text: str) -> None:
+    """The null listener."""
+    del text
+
+
 reporter: ContextVar[Progressed] = ContextVar("reporter", default=no_progress)
 """The observer of the stage that runs in this context: set by the worker process, or by the caller of the stage."""
 
@@ -61,6 +66,8 @@ class Workspace:
     program_file: Path | None = None  # the `.pt2` file of a model that comes as one
     progressed: Progressed = no_progress  # called after each sample, by stages that take many
     declared: tuple[Path, ...] = ()  # files that the user's code may read since keys have them
+    unfinished: Path | None = None  # a folder that outlives an interrupted stage: see `LocalStore.unfinished`
+    remarked: Callable[[str], None] = no_remark  # called with what `why` says of this run of the stage
 
 
 @dataclass(frozen=True, slots=True)

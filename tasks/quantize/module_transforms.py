@@ -30,12 +30,13 @@ from torchao.quantization.quantize_.workflows.intx.intx_choose_qparams_algorithm
 from torchao.utils import TorchAOBaseTensor, unwrap_tensor_subclass
 
 from ...configs.base import did_you_mean
-from ...errors import SourceError, TargetError
+from ...errors import SourceError, StoreError, TargetError
 from ..engine.stage import CallableParams
 from ..export.eager import as_traced
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
 from ..usercode.weights import TensorFiles, cast_of, rebuilt
+from .finished_layers import FinishedLayers
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 
@@ -198,12 +199,17 @@ class _OtherUses(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped h
 
 
 def transformed(
-    module: nn.Module, transforms: Transforms, kept: Container[str] = (), files: TensorFiles | None = None
+    module: nn.Module,
+    transforms: Transforms,
+    kept: Container[str] = (),
+    files: TensorFiles | None = None,
+    finished: FinishedLayers | None = None,
 ) -> tuple[nn.Module, frozenset[int]]:
     """A transformed copy of a module, ready for export.
 
     A layer that an earlier transform has quantized is left alone by the later ones, and so are those that are `kept`.
-    torchao quantizes one layer after another; with `files`, its new weights leave memory before the next one.
+    torchao quantizes one layer after another; with `files`, its new weights leave memory before the next one, and with
+    `finished`, layers that an interrupted stage has quantized are taken from there.
 
     Returns:
         The copy in inference mode, tensor subclasses unwrapped; and the positions of the transforms that did something,
@@ -222,7 +228,7 @@ def transformed(
         if isinstance(transform, CallableParams):
             holder.add_module(_ROOT, _called(transform, holder.get_submodule(_ROOT), what))
             matched.add(position)
-        elif _quantize(holder, transform, kept, what, files):
+        elif _quantize(holder, transform, kept, what, files, finished):
             matched.add(position)
     unwrap_tensor_subclass(holder)
     return holder.get_submodule(_ROOT).eval(), frozenset(matched)
@@ -261,7 +267,12 @@ def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Modul
 
 
 def _quantize(
-    holder: nn.Module, transform: TorchaoParams, kept: Container[str], what: str, files: TensorFiles | None
+    holder: nn.Module,
+    transform: TorchaoParams,
+    kept: Container[str],
+    what: str,
+    files: TensorFiles | None,
+    finished: FinishedLayers | None,
 ) -> bool:
     """Quantizes the layers that match, but for those that are kept; says whether any match."""
     matching = _chosen(holder, transform, what)
@@ -271,17 +282,22 @@ def _quantize(
     config = make_config(transform.config, transform.fields)
     _check_groups(chosen, group_size(config), what)
     for layer, name in chosen.items():
+        path = f"{_ROOT}.{name}" if name else _ROOT
+        asked = [transform.config, transform.fields]
         try:
-            if files is None or not _quantize_rows(layer, config, files):
-                if cast_of(layer.weight) is not None:  # once, and not for each operator
-                    layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
-                quantize_(holder, config, partial(_is_unquantized, layer))
+            with finished.layer(holder, path, asked) if finished else contextlib.nullcontext(True) as missing:
+                if missing and (files is None or not _quantize_rows(layer, config, files)):
+                    if cast_of(layer.weight) is not None:  # once, and not for each operator
+                        layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+                    quantize_(holder, config, partial(_is_unquantized, layer))
+        except StoreError:
+            raise
         except Exception as error:
             raise TargetError(
                 f"{what}: torchao cannot apply {transform.config} to layer {name!r}: {type(error).__name__}: {error}"
             ) from error
         if files is not None:
-            files.move_parameters(holder.get_submodule(f"{_ROOT}.{name}" if name else _ROOT))
+            files.move_parameters(holder.get_submodule(path))
     return True
 
 
@@ -306,7 +322,9 @@ def _quantize_rows(layer: nn.Module, config: AOBaseConfig, files: TensorFiles) -
     inner: dict[str, torch.Tensor] = {}
     first = 0
     for rows in weight.detach().split(max(1, _ROWS * len(weight) // weight.nbytes)):
-        part = nn.Embedding(1, 1) if isinstance(layer, nn.Embedding) else nn.Linear(1, 1, bias=False)
+        # on the meta device, where nothing draws random numbers
+        kind = nn.Embedding(1, 1, device="meta") if isinstance(layer, nn.Embedding) else None
+        part = kind or nn.Linear(1, 1, bias=False, device="meta")
         part.weight = nn.Parameter(rows if cast_of(rows) is None else rows.clone(), requires_grad=False)
         quantize_(nn.Sequential(part), config, partial(_is_unquantized, part))
         names, context = part.weight.__tensor_flatten__()
@@ -316,7 +334,7 @@ def _quantize_rows(layer: nn.Module, config: AOBaseConfig, files: TensorFiles) -
                 inner[name] = files.empty(torch.Size([len(weight), *of_rows.shape[1:]]), of_rows.dtype)
             inner[name][first : first + len(rows)] = of_rows
         first += len(rows)
-    layer.weight = nn.Parameter(rebuilt(part.weight, inner, context, weight.shape), requires_grad=False)
+    layer.weight = nn.Parameter(rebuilt(type(part.weight), inner, context, weight.shape), requires_grad=False)
     return True
 
 

@@ -13,6 +13,9 @@ from ..quantize.torchao_configs import TorchaoParams
 from .export import MethodParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from ...artifacts.local_store import LocalStore
     from ..usercode.model_source import BuiltModel
 
@@ -56,15 +59,23 @@ class SourceTransform(stage.Stage, name="source_transform"):
         del inputs
         with observed(work, params.source, *(made.source for made in params.callables)) as observation:
             model = build_model(params.source, params.seed, work)
-            outputs = transform_built(model, params, work.store)
+            outputs = transform_built(model, params, work.store, work.unfinished, work.remarked)
             return dataclasses.replace(outputs, observed=observation.save(work))
 
 
 _ANY_BATCH = "`quantize.dynamic_batch_size` exports a model's modules again"
 
 
-def transform_built(model: BuiltModel, params: SourceTransform.Params, store: LocalStore) -> SourceTransform.Outputs:
+def transform_built(
+    model: BuiltModel,
+    params: SourceTransform.Params,
+    store: LocalStore,
+    unfinished: Path | None = None,
+    remarked: Callable[[str], None] = stage.no_remark,
+) -> SourceTransform.Outputs:
     """Exports a transformed copy of one method of a model that has been built.
+
+    Continues with what torchao has made in the folder `unfinished` before it was interrupted, and says so.
 
     Raises:
         SourceError: the model has no such method, or a callable fails, or the model is a `.pt2` file.
@@ -73,6 +84,7 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     from ...errors import SourceError
     from ..codecs.program import save_program
     from ..export.method import choose_method, export_sized
+    from ..quantize.finished_layers import FinishedLayers
     from ..quantize.module_transforms import check_all_match, layers_used_otherwise, transformed
     from ..quantize.pt2e import export_for_any_batch
     from ..quantize.reached import Asked, quantization_of
@@ -95,7 +107,11 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     kept = layers_used_otherwise(model, name) if quantizing else frozenset()
     with store.scratch() as folder:  # until the files in it are objects of the store
         with weights_on_use():
-            module, matched = transformed(method.module, params.transforms, kept, TensorFiles(folder))
+            files = TensorFiles(folder)
+            finished = FinishedLayers(store, unfinished, files) if unfinished and quantizing else None
+            module, matched = transformed(method.module, params.transforms, kept, files, finished)
+        if finished and finished.taken:
+            remarked(f"{finished.taken} layers quantized before it was interrupted")
         check_all_match(model, name, params.transforms, matched)
         state = " after source_transforms" if params.transforms else ""
         method = dataclasses.replace(method, module=module)

@@ -62,7 +62,7 @@ class TensorFiles:
         if is_traceable_wrapper_subclass(tensor):
             names, context = tensor.__tensor_flatten__()
             inner = {name: self.moved(getattr(tensor, name)) for name in names}
-            return rebuilt(tensor, inner, context, tensor.shape)
+            return rebuilt(type(tensor), inner, context, tensor.shape)
         if tensor.untyped_storage().nbytes() <= _IN_MEMORY or not tensor.is_contiguous():
             return tensor
         if cast_of(tensor) is not None:
@@ -82,10 +82,10 @@ class TensorFiles:
             trim(0)
 
 
-def rebuilt(like: torch.Tensor, inner: dict[str, Any], context: Any, shape: torch.Size) -> torch.Tensor:
-    """A tensor of a traceable subclass with other inner tensors."""
+def rebuilt(kind: type[Any], inner: dict[str, Any], context: Any, shape: torch.Size) -> torch.Tensor:
+    """A tensor of a traceable subclass, from its inner tensors."""
     stride = torch.empty(shape, device="meta").stride()
-    made: torch.Tensor = type(like).__tensor_unflatten__(inner, context, shape, stride)
+    made: torch.Tensor = kind.__tensor_unflatten__(inner, context, shape, stride)
     return made
 
 
