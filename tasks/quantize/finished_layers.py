@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +23,13 @@ from ...artifacts.records import RecordFiles, Seal
 from ...artifacts.ref import ArtifactManifest
 from ...errors import ObjectDamaged, ObjectMissing
 from ..codecs.pickler import dump_stream, load_stream
-from ..codecs.storages import BlobSink, StorageTable, open_externals, storage_bytes
+from ..codecs.storages import AbsentWeights, BlobSink, StorageTable, open_externals, storage_bytes
 from ..codecs.values import is_dense
 from ..usercode.weights import TensorFiles, cast_of, rebuilt, reference_of
 
 
-@dataclass
-class FinishedLayers:
+@dataclass(kw_only=True)
+class FinishedLayers(TensorFiles):
     """The layers that a stage has quantized, in this process and in earlier ones that were interrupted.
 
     The tensors of a layer are objects of the store. A record, written after them, says what they are: its name is a
@@ -38,28 +38,21 @@ class FinishedLayers:
     """
 
     store: LocalStore
-    folder: Path  # of the records, in the store
-    files: TensorFiles
-    taken: int = 0  # layers that were not quantized again
-    _records: RecordFiles = field(init=False)
+    records: Path  # a folder in the store
+    _files: RecordFiles = field(init=False)
 
     def __post_init__(self) -> None:
-        self._records = RecordFiles(LocalFiles(self.store.root), Seal(None))
+        self._files = RecordFiles(LocalFiles(self.store.root), Seal(None))
         with write_errors(self.store.root):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.utime(self.folder)  # gc takes it for unused otherwise
+            self.records.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.utime(self.records)  # gc takes it for unused otherwise
 
     @contextmanager
     def layer(self, holder: nn.Module, path: str, asked: Any) -> Iterator[bool]:
-        """Yields whether a layer has to be quantized in the block; moves what the block makes of it to the store.
+        """As in `TensorFiles`, where `asked` is JSON. The block does not have to quantize a layer that was finished.
 
         Only what can be restored exactly is kept: new parameters that share no memory with others, made without the
         random generators, by a block that changes nothing else of the layer.
-
-        Args:
-            holder: a module.
-            path: name of the layer in it.
-            asked: JSON of what is done to the layer.
         """
         layer = holder.get_submodule(path)
         before, attributes, generators = dict(layer.named_parameters(recurse=False)), _attributes(layer), _generators()
@@ -68,22 +61,24 @@ class FinishedLayers:
         record = digest_json([asked, path, str(type(layer)), weights])
         if known and self._restore(layer, record):
             self.taken += 1
+            self.move_parameters(layer)
             yield False
             return
         yield True
         made, now = holder.get_submodule(path), dict(layer.named_parameters(recurse=False))
-        changed = {name: now.get(name) for name in now | before if now.get(name) is not before.get(name)}
-        self.files.move_parameters(made)
+        changed = [name for name in now | before if now.get(name) is not before.get(name)]
+        self.move_parameters(made)
         if known and made is layer and _same(attributes, _attributes(layer)) and generators == _generators():
-            self._keep({name: getattr(layer, name) for name in changed}, before, record)
+            self._keep(layer, changed, before, record)
             self._restore(layer, record)
 
     def _name(self, record: str) -> str:
-        return (self.folder / record).relative_to(self.store.root).as_posix()
+        return (self.records / record).relative_to(self.store.root).as_posix()
 
-    def _keep(self, made: Mapping[str, nn.Parameter | None], before: Mapping[str, nn.Parameter], record: str) -> None:
+    def _keep(self, layer: nn.Module, changed: Sequence[str], before: Mapping[str, nn.Parameter], record: str) -> None:
         sink = BlobSink(self.store, StorageTable())
         try:
+            made = {name: getattr(layer, name) for name in changed}
             flat = {name: value if value is None else _flat(value) for name, value in made.items()}
             stream = dump_stream(flat, sink)
         except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError):
@@ -92,15 +87,15 @@ class FinishedLayers:
         if addresses.isdisjoint(value.untyped_storage().data_ptr() for value in before.values()):
             body = {"externals": [list(entry) for entry in sink.entries], "stream": stream.hex()}
             manifest = ArtifactManifest("layer", tuple(sink.blobs), body)
-            self._records.write(self._name(record), record, manifest.encode())
+            self._files.write(self._name(record), record, manifest.encode())
 
     def _restore(self, layer: nn.Module, record: str) -> bool:
         """Gives a layer the parameters of a record; False if there is none, or it or an object of it is damaged."""
-        manifest = self._records.read(self._name(record), record, ArtifactManifest)
+        manifest = self._files.read(self._name(record), record, ArtifactManifest)
         if manifest is None or not all(map(self.store.refresh, manifest.blobs)):
             return False
         try:
-            externals = open_externals(manifest, self.store, _no_weight)
+            externals = open_externals(manifest, self.store, AbsentWeights().add)  # none is absent
         except (ObjectDamaged, ObjectMissing):
             return False
         flat = load_stream(bytes.fromhex(manifest.body["stream"]), externals)
@@ -109,32 +104,21 @@ class FinishedLayers:
         return True
 
 
-@dataclass(frozen=True)
-class _Flat:
-    """A tensor of a traceable subclass."""
-
-    kind: type[torch.Tensor]
-    inner: dict[str, Any]
-    context: Any
-    shape: torch.Size
-
-
 def _flat(tensor: torch.Tensor) -> Any:
-    """Plain tensors, and what a subclass is made of; raises TypeError for another subclass."""
+    """Plain tensors, and what a traceable subclass is made of; raises TypeError for other ones."""
     if is_traceable_wrapper_subclass(tensor):
         names, context = tensor.__tensor_flatten__()
-        return _Flat(type(tensor), {name: _flat(getattr(tensor, name)) for name in names}, context, tensor.shape)
+        return type(tensor), {name: _flat(getattr(tensor, name)) for name in names}, context, tensor.shape
     if not is_dense(tensor) or tensor.requires_grad:
         raise TypeError(type(tensor))
     return tensor.detach()
 
 
-def _unflat(flat: Any) -> torch.Tensor:
-    if isinstance(flat, _Flat):
-        inner = {name: _unflat(value) for name, value in flat.inner.items()}
-        return rebuilt(flat.kind, inner, flat.context, flat.shape)
-    tensor: torch.Tensor = flat
-    return tensor
+def _unflat(flat: Any) -> Any:
+    if not isinstance(flat, tuple):
+        return flat
+    kind, inner, context, shape = flat
+    return rebuilt(kind, {name: _unflat(value) for name, value in inner.items()}, context, shape)
 
 
 def _identity(tensor: torch.Tensor) -> Any:
@@ -160,7 +144,3 @@ def _same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def _generators() -> bytes:
     """The state of all random generators."""
     return pickle.dumps((random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()))  # noqa: NPY002 - global
-
-
-def _no_weight(slot: int, size: int) -> torch.UntypedStorage:
-    raise ValueError(f"a layer has no slot {slot} of {size} bytes")

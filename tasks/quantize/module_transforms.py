@@ -36,7 +36,6 @@ from ..export.eager import as_traced
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
 from ..usercode.weights import TensorFiles, cast_of, rebuilt
-from .finished_layers import FinishedLayers
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 
@@ -199,17 +198,13 @@ class _OtherUses(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped h
 
 
 def transformed(
-    module: nn.Module,
-    transforms: Transforms,
-    kept: Container[str] = (),
-    files: TensorFiles | None = None,
-    finished: FinishedLayers | None = None,
+    module: nn.Module, transforms: Transforms, kept: Container[str] = (), files: TensorFiles | None = None
 ) -> tuple[nn.Module, frozenset[int]]:
     """A transformed copy of a module, ready for export.
 
     A layer that an earlier transform has quantized is left alone by the later ones, and so are those that are `kept`.
-    torchao quantizes one layer after another; with `files`, its new weights leave memory before the next one, and with
-    `finished`, layers that an interrupted stage has quantized are taken from there.
+    torchao quantizes one layer after another; with `files`, its new weights leave memory before the next one, and those
+    that the files have already are taken from there.
 
     Returns:
         The copy in inference mode, tensor subclasses unwrapped; and the positions of the transforms that did something,
@@ -228,7 +223,7 @@ def transformed(
         if isinstance(transform, CallableParams):
             holder.add_module(_ROOT, _called(transform, holder.get_submodule(_ROOT), what))
             matched.add(position)
-        elif _quantize(holder, transform, kept, what, files, finished):
+        elif _quantize(holder, transform, kept, what, files):
             matched.add(position)
     unwrap_tensor_subclass(holder)
     return holder.get_submodule(_ROOT).eval(), frozenset(matched)
@@ -267,12 +262,7 @@ def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Modul
 
 
 def _quantize(
-    holder: nn.Module,
-    transform: TorchaoParams,
-    kept: Container[str],
-    what: str,
-    files: TensorFiles | None,
-    finished: FinishedLayers | None,
+    holder: nn.Module, transform: TorchaoParams, kept: Container[str], what: str, files: TensorFiles | None
 ) -> bool:
     """Quantizes the layers that match, but for those that are kept; says whether any match."""
     matching = _chosen(holder, transform, what)
@@ -285,7 +275,7 @@ def _quantize(
         path = f"{_ROOT}.{name}" if name else _ROOT
         asked = [transform.config, transform.fields]
         try:
-            with finished.layer(holder, path, asked) if finished else contextlib.nullcontext(True) as missing:
+            with files.layer(holder, path, asked) if files else contextlib.nullcontext(True) as missing:
                 if missing and (files is None or not _quantize_rows(layer, config, files)):
                     if cast_of(layer.weight) is not None:  # once, and not for each operator
                         layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
@@ -296,8 +286,6 @@ def _quantize(
             raise TargetError(
                 f"{what}: torchao cannot apply {transform.config} to layer {name!r}: {type(error).__name__}: {error}"
             ) from error
-        if files is not None:
-            files.move_parameters(holder.get_submodule(path))
     return True
 
 

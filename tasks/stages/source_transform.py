@@ -6,6 +6,7 @@ Or exported again without that, for quantizers to observe batches of any size.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING
 
 from ..engine import kinds, stage
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from ...artifacts.local_store import LocalStore
     from ..usercode.model_source import BuiltModel
+
+
+_log = logging.getLogger(__name__)
 
 
 class SourceTransform(stage.Stage, name="source_transform"):
@@ -71,7 +75,7 @@ def transform_built(
     params: SourceTransform.Params,
     store: LocalStore,
     unfinished: Path | None = None,
-    remarked: Callable[[str], None] = stage.no_remark,
+    remarked: Callable[[str], None] = _log.info,
 ) -> SourceTransform.Outputs:
     """Exports a transformed copy of one method of a model that has been built.
 
@@ -107,11 +111,10 @@ def transform_built(
     kept = layers_used_otherwise(model, name) if quantizing else frozenset()
     with store.scratch() as folder:  # until the files in it are objects of the store
         with weights_on_use():
-            files = TensorFiles(folder)
-            finished = FinishedLayers(store, unfinished, files) if unfinished and quantizing else None
-            module, matched = transformed(method.module, params.transforms, kept, files, finished)
-        if finished and finished.taken:
-            remarked(f"{finished.taken} layers quantized before it was interrupted")
+            files = FinishedLayers(folder, store=store, records=unfinished) if unfinished else TensorFiles(folder)
+            module, matched = transformed(method.module, params.transforms, kept, files)
+        if files.taken:
+            remarked(f"{files.taken} layers quantized before it was interrupted")
         check_all_match(model, name, params.transforms, matched)
         state = " after source_transforms" if params.transforms else ""
         method = dataclasses.replace(method, module=module)

@@ -39,11 +39,12 @@ _IN_MEMORY = 1 << 16
 _PAGE = mmap.PAGESIZE
 
 
-@dataclass(frozen=True)
+@dataclass
 class TensorFiles:
     """Moves tensors to files in a folder and maps them from there, so that the kernel can drop their pages."""
 
     folder: Path
+    taken: int = 0  # layers that did not have to be quantized
     _numbers: Iterator[int] = field(default_factory=count)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -72,6 +73,13 @@ class TensorFiles:
                 _drop_mapped(tensor.data_ptr(), tensor.nbytes)
             return tensor
         return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
+
+    @contextmanager
+    def layer(self, holder: nn.Module, path: str, asked: Any) -> Iterator[bool]:
+        """Moves the parameters of a layer of `holder` that the block quantizes as `asked`; yields whether it has to."""
+        del asked
+        yield True
+        self.move_parameters(holder.get_submodule(path))
 
     def move_parameters(self, module: nn.Module) -> None:
         """Moves a module's own parameters, and returns the memory that was free to the system."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -57,7 +58,6 @@ TRANSFORMS: dict[str, Sequence[TorchaoParams]] = {
     "8da8w": [TorchaoParams(config="Int8DynamicActivationInt8WeightConfig")],
     "codebooks": [TorchaoParams(config="CodebookWeightOnlyConfig", fields=CODES)],
 }
-QUICK = ("two", "int8 weight only")
 
 
 class Net(nn.Module):
@@ -151,16 +151,22 @@ def records(bench: Bench) -> list[Path]:
     return sorted(bench.store().unfinished(NAME).iterdir())
 
 
-@pytest.mark.parametrize("kind", ["memory", "mapped", "cast"])
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TRANSFORMS]
-)
+KINDS = ("memory", "mapped", "cast")
+CASES = list(itertools.product(TRANSFORMS, (False, True), KINDS))
+CASES = [case for case in CASES if case[0] != "codebooks" or case[2] != "mapped"]  # torchao makes them of float32
+OFTEN = {("two", True, "cast")}, {(name, name.startswith("8"), "mapped") for name in TRANSFORMS if name != "codebooks"}
+
+
+def marks(case: Any) -> Any:
+    """One runs always, and one for each of the transforms before a release."""
+    quick, slow = OFTEN
+    return () if case in quick else pytest.mark.slow if case in slow else pytest.mark.nightly
+
+
+@pytest.mark.parametrize(("name", "tied", "kind"), [pytest.param(*case, marks=marks(case)) for case in CASES])
 def test_killed_transforms_continue(name, tied, kind, bench, monkeypatch):
     """Whatever the layers and transforms: the same program as without an interruption, and no layer is made twice."""
     monkeypatch.setattr(module_transforms, "_ROWS", 1 << 17)  # some of the layers are large
-    if "codebook" in name and kind == "mapped":
-        pytest.skip("torchao makes codebooks of float32")
     model, transforms = bench.model(kind, tied=tied), TRANSFORMS[name]
     expected, calls, remarks = bench.run(model, transforms, keeping=False, name="other")
     assert not remarks
