@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch.export import ExportedProgram
 
+from ..artifacts.files import remove
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
@@ -263,9 +265,13 @@ class LiveRunner(EngineRunner):
     def _transform(self, call: StageCall) -> Done:
         method, source = call.id.method, {"live": _identities(self._exports[call.id.method])}
         params = call.params.model_copy(update={"source": source})
-        outputs, seconds = self._build(params.method, transform_built, params)
+        unfinished = self.engine.unfinished(call)
+        body = partial(transform_built, unfinished=unfinished)
+        outputs, seconds = self._build(params.method, body, params)
         self._observed[method] = outputs["program"]
-        return self._adopt(call, source, outputs, seconds)
+        done = self._adopt(call, source, outputs, seconds)
+        remove(unfinished)
+        return done
 
     def _build(self, method: str, body: Callable[..., Any], params: Params) -> tuple[Outputs, float]:
         try:

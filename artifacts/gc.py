@@ -111,7 +111,7 @@ def until_it_fits(
 class GcReport:
     """The result of a collection or, with `dry_run`, what it would have been.
 
-    Leftovers are staging files and leases of dead processes, and quarantined objects.
+    Leftovers are staging files and leases of dead processes, quarantined objects, and records of unfinished stages.
 
     Attributes:
         kept: why objects stay: each reason, with what is kept for it. An object counts for one reason only.

@@ -234,8 +234,8 @@ class ObjectFolder:
         folder.mkdir(mode=0o700, exist_ok=True)
         (folder / digest).touch(mode=0o600)
 
-    def quarantined(self, before: float) -> list[Path]:
-        entries = self._listed(self.root / "quarantine")
+    def _left(self, folder: str, before: float) -> list[Path]:
+        entries = self._listed(self.root / folder)
         looked_at = ((Path(entry.path), self._looked_at(entry)) for entry in entries)
         return sorted(path for path, status in looked_at if status and status.st_ctime < before)
 
@@ -353,7 +353,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 LAYOUT = b"pteforge store 1\n"
 """Content of the marker file `version`."""
 
-_FOLDERS = ("objects", "ledger", "leases", "runs", "tmp", "quarantine", "damaged")
+_FOLDERS = ("objects", "ledger", "leases", "runs", "tmp", "unfinished", "quarantine", "damaged")
 _IGNORED = frozenset({"lost+found"})
 
 
@@ -466,10 +466,17 @@ class LocalStore(ObjectFolder):
                 path = stack.enter_context(staging_folder(self.root / "tmp"))
             yield path
 
+    def unfinished(self, name: Digest) -> Path:
+        """A folder for what a stage has finished before it is interrupted, removed once the stage is done.
+
+        It may have to be created. gc removes one that was not used in the grace period.
+        """
+        return self.root / "unfinished" / name
+
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
         count = 0
         dead = (abandoned(self.root / name) for name in ("tmp", "leases"))  # a lease is locked as a staging file is
-        for path in itertools.chain(*dead, self.quarantined(since)):
+        for path in itertools.chain(*dead, *(self._left(folder, since) for folder in ("unfinished", "quarantine"))):
             count += 1
             if not dry_run:
                 with write_errors(self.root):

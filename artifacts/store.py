@@ -160,7 +160,11 @@ class Store(ABC):
 
     @abstractmethod
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
-        """Deletes staging files and leases of dead processes, objects quarantined before `since`; returns how many."""
+        """Deletes what nobody needs any more; returns how many.
+
+        That is: staging files and leases of dead processes, and, from before `since`, quarantined objects and what
+        interrupted stages left.
+        """
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
         """Closes connections."""

@@ -133,7 +133,7 @@ class BodyRunner:
     async def __call__(self, call: StageCall) -> Done:
         key = self._keys.key(call)
         if key.digest() not in self._results:
-            roles = run_stage(json.loads(json.dumps(StageWork(call, self.store.local.root).to_json())))
+            roles = run_stage(json.loads(json.dumps(StageWork(call, self.store.local.root).to_json())))["outputs"]
             self._results[key.digest()] = {role: ArtifactRef.from_json(ref) for role, ref in roles.items()}
         return Done(call, key, self._results[key.digest()], False)
 

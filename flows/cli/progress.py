@@ -332,7 +332,7 @@ class Lines(ZooObserver):
 
     def finished(self, done: Done) -> None:
         if not done.cached:
-            sys.stderr.write(f"{done.call.title}: {done.seconds:.1f} s\n")
+            sys.stderr.write(f"{done.call.title}: {'; '.join([f'{done.seconds:.1f} s', *done.remarks])}\n")
 
     def failed(self, call: StageCall, error: Exception) -> None:
         if self._failures is None:

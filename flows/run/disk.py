@@ -150,7 +150,8 @@ def _add_model(
         if of_recipe := _last_objects(store, of_recipes[recipe.name]) - objects:
             space.add(f"{what}, as the last time", sum(blob.size for blob in of_recipe))
         elif weights and quantizes and of_recipes[recipe.name]:
-            space.add(f"{what}, quantized", _STORED * weights.count, _LEAST * weights.count if certain else 0)
+            whole = certain and not any((store.local.root / "unfinished").glob("*"))  # some may be there already
+            space.add(f"{what}, quantized", _STORED * weights.count, _LEAST * weights.count if whole else 0)
         last = [slot for slot in planned if slot == f"{model.name}/serialize/{recipe.name}"]
         if made := _last_objects(store, last, "file", "data"):
             results.add(f"{what}.pte, as the last time", sum(blob.size for blob in made))

@@ -358,17 +358,19 @@ class _Unpickler(pickle.Unpickler):
         return self._externals[number]
 
 
-def dump_program(program: ExportedProgram, externals: BlobSink) -> bytes:
-    """The program's stream; large content goes to `externals`. Raises pickle's errors for unsupported objects."""
+def dump_stream(value: Any, externals: BlobSink) -> bytes:
+    """The stream of a program, or of another value; large content goes to `externals`.
+
+    Raises pickle's errors for unsupported objects.
+    """
     stream = io.BytesIO()
-    _Pickler(stream, externals).dump(program)
+    _Pickler(stream, externals).dump(value)
     return stream.getvalue()
 
 
-def load_program_stream(stream: bytes, externals: Sequence[Any]) -> ExportedProgram:
-    """Inverse of `dump_program`; `externals` is the content outside of the stream, by number.
+def load_stream(stream: bytes, externals: Sequence[Any]) -> Any:
+    """Inverse of `dump_stream`; `externals` is the content outside of the stream, by number.
 
     A stream can run any code, so it must come from a trusted source.
     """
-    program: ExportedProgram = _Unpickler(io.BytesIO(stream), externals).load()
-    return program
+    return _Unpickler(io.BytesIO(stream), externals).load()

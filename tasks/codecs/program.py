@@ -21,7 +21,7 @@ from ...artifacts.ref import ArtifactManifest, ArtifactRef, decoding
 from ...errors import StoreError
 from .binding import WEIGHT, graph_kind, identity_of, with_weights
 from .canonical import program_form
-from .pickler import dump_program, load_program_stream, plain_attributes
+from .pickler import dump_stream, load_stream, plain_attributes
 from .storages import (
     AbsentWeights,
     BlobSink,
@@ -125,7 +125,7 @@ def _graph(program: ExportedProgram, kind: str, sink: BlobSink) -> tuple[Artifac
     """The manifest of a program's graph, and the slot of each weight by the number of its storage."""
     storages = sink.storages
     try:
-        stream = dump_program(program, sink)
+        stream = dump_stream(program, sink)
     except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError) as error:
         raise StoreError(f"the {kind} cannot be stored: {error}") from error
     form, contents = program_form(program, storages)
@@ -168,7 +168,8 @@ def _load(
 ) -> ExportedProgram:
     stream = store.read(manifest.blobs[manifest.body["stream"]])
     externals = open_externals(manifest, store, open_weight)
-    return load_program_stream(zlib.decompress(stream), externals)
+    program: ExportedProgram = load_stream(zlib.decompress(stream), externals)
+    return program
 
 
 def _manifest(ref: ArtifactRef, store: LocalStore) -> ArtifactManifest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from executorch.exir._serialize._cord import FileBackedData
 from ...artifacts.digest import Digest, digest_bytes
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, BlobRef
+from ...errors import ObjectDamaged, ObjectMissing
 from ..usercode.weights import content_of, map_reference, reference_of
 from .binding import WEIGHT, Weight, weights_of
 
@@ -185,13 +187,19 @@ _LEAST_REFERENCE = 1 << 20
 def put_storage(storage: torch.UntypedStorage, store: LocalStore) -> BlobRef:
     """Publishes the bytes of a storage, those of a checkpoint that is mapped by where they are.
 
-    A file of the store's own `scratch` that the storage is mapped from becomes the object.
+    A file of the store's own `scratch` that the storage is mapped from becomes the object; an object is one already.
     """
     reference = reference_of(storage) if storage.nbytes() >= _LEAST_REFERENCE else None
-    if reference and Path(reference.path).is_relative_to(store.root / "tmp"):
-        return store.put_scratch(Path(reference.path))
-    if reference and not Path(reference.path).is_relative_to(store.root):
-        return store.put_reference(reference)
+    if reference:
+        path, root = Path(reference.path), store.root.resolve()  # the system names files without links
+        if path.is_relative_to(root / "tmp"):
+            return store.put_scratch(path)
+        if not path.is_relative_to(root):
+            return store.put_reference(reference)
+        blob = BlobRef(Digest(path.name), reference.size)
+        with suppress(ObjectMissing, ObjectDamaged):
+            if path.parent.parent == root / "objects" and store.path(blob) and store.refresh(blob):
+                return blob
     with content_of(storage):
         return store.put_bytes(storage_bytes(storage))
 

@@ -47,7 +47,7 @@ class TreeEncoder:
         return self.blobs.setdefault(blob, len(self.blobs))
 
     def _measure(self, value: Any) -> None:
-        if _is_dense(value):
+        if is_dense(value):
             start, end = _used_bytes(value)
             low, high = self._used.get(_identity(value), (start, end))
             self._used[_identity(value)] = (min(low, start), max(high, end))
@@ -72,7 +72,7 @@ class TreeEncoder:
             return {"float": value.hex()}
         if kind is bytes:
             return {"bytes": value.hex()} if len(value) <= _INLINE_LIMIT else {"blob": self.blob(value)}
-        if _is_dense(value):
+        if is_dense(value):
             return {"tensor": self._tensor(value)}
         raise StoreError(
             f"value{place} is a {_describe(value)}, which cannot be stored: only dense CPU tensors, dict, list, tuple, "
@@ -130,7 +130,8 @@ class TreeDecoder:
         return tensor.requires_grad_(requires_grad)
 
 
-def _is_dense(value: Any) -> bool:
+def is_dense(value: Any) -> bool:
+    """Whether it is a tensor of no subclass, in memory of the CPU."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu" and is_plain(value)
 
 

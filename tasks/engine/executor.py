@@ -21,6 +21,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter
 
 from ...artifacts.digest import Digest, canonical_json, digest_json
+from ...artifacts.files import remove
 from ...artifacts.ledger import StageRecord
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
@@ -125,6 +126,14 @@ class Executor:
         observer.finished(done)
         return done
 
+    def unfinished(self, call: StageCall) -> Path:
+        """The folder for what a call has finished when it is interrupted, by its slot, code and versions.
+
+        The key would not do: it also has what the user's code is seen to read later.
+        """
+        key = self.key(call)
+        return self.store.local.unfinished(digest_json([call.slot, key.code, dict(key.versions), self.refresh]))
+
     def adopt(self, call: StageCall, outputs: Mapping[str, ArtifactRef], seconds: float, reason: str = "") -> Done:
         """Records outputs that the caller made itself, as if the stage had just run."""
         for ref in outputs.values():
@@ -150,7 +159,8 @@ class Executor:
     def _make(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed) -> Done:
         for ref in call.inputs.values():
             self.store.fetch(ref)
-        work = StageWork(call, self.store.local.root).to_json()
+        unfinished = self.unfinished(call)
+        work = StageWork(call, self.store.local.root, unfinished).to_json()
         queued, predicted, peak, log = 0.0, 0, 0, None
 
         def start() -> None:
@@ -176,14 +186,15 @@ class Executor:
             except (PteforgeError, OSError, ValueError) as error:
                 raise StageFailed.of(error) from error
             seconds = time.perf_counter() - started
-        outputs = _OUTPUTS.validate_python(result)
+        outputs, remarks = _OUTPUTS.validate_python(result["outputs"]), result["remarks"]
         for ref in outputs.values():
             self.store.publish(ref)
         if call.user_code:
             call = self._watch(call, outputs["observed"])
             key = self.key(call)
         done = self._commit(call, key, outputs, seconds, peak, log)
-        return replace(done, queued=queued, predicted_memory=predicted)
+        remove(unfinished)
+        return replace(done, queued=queued, predicted_memory=predicted, remarks=tuple(remarks))
 
     def _commit(
         self,
@@ -241,6 +252,7 @@ class StageWork:
 
     call: StageCall
     store: Path  # folder of the local store
+    unfinished: Path | None = None  # see `Workspace`
 
     def to_json(self) -> Any:
         return _WORK.dump_python(self, mode="json")
@@ -255,7 +267,7 @@ _OUTPUTS = TypeAdapter(dict[str, ArtifactRef])
 
 
 def run_stage(work: Any) -> Any:
-    """Runs a stage's body in this process, from the JSON of `StageWork` to that of its outputs by role.
+    """Runs a stage's body in this process, from the JSON of `StageWork` to that of its outputs by role, and remarks.
 
     A body that needs torch leaves no global state behind.
     """
@@ -266,12 +278,21 @@ def run_stage(work: Any) -> Any:
         from .workers.entry import fresh_state  # noqa: PLC0415 - torch
 
         state = fresh_state()
+    remarks: list[str] = []
     with store.scratch() as scratch, state:
         space = Workspace(
-            store, scratch, call.folder, call.python_path, call.program_file, reporter.get(), declared_files(call)
+            store,
+            scratch,
+            call.folder,
+            call.python_path,
+            call.program_file,
+            reporter.get(),
+            declared_files(call),
+            asked.unfinished,
+            remarks.append,
         )
         outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
-    return _OUTPUTS.dump_python(to_roles(outputs), mode="json")
+    return {"outputs": _OUTPUTS.dump_python(to_roles(outputs), mode="json"), "remarks": remarks}
 
 
 def _chain(call: StageCall) -> CallChain | None:

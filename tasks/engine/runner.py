@@ -116,6 +116,7 @@ class Done:
     predicted_memory: int = 0  # bytes that it waited for before it ran now; 0 if it did not
     queued: float = 0.0  # seconds that it waited before it ran now
     reason: str = ""  # why it ran although its key may have been in the ledger; empty where that does not happen
+    remarks: tuple[str, ...] = ()  # what else is to be known of how it ran now
 
     @property
     def outputs(self) -> Any:

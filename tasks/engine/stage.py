@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,8 @@ from ...artifacts.digest import Digest
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef, BlobRef
 from .kinds import Kind
+
+_log = logging.getLogger(__name__)
 
 
 class Params(BaseModel):
@@ -61,6 +64,8 @@ class Workspace:
     program_file: Path | None = None  # the `.pt2` file of a model that comes as one
     progressed: Progressed = no_progress  # called after each sample, by stages that take many
     declared: tuple[Path, ...] = ()  # files that the user's code may read since keys have them
+    unfinished: Path | None = None  # a folder that outlives an interrupted stage: see `LocalStore.unfinished`
+    remarked: Callable[[str], None] = _log.info  # called with what `why` says of this run of the stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,11 +279,10 @@ class History:
     def _reason(self, step: StageId, done: Done) -> tuple[tuple[FieldChange, ...], str]:
         last = self._ledger.last(step.slot(self._model.name))
         why = getattr(done.call.params, "takes_weights", "")
-        needs = f"takes the weights: {why}" if why else ""
-        if last is None:
-            return (), "; ".join(filter(None, ("had not run before", needs)))
-        differing = differing_fields(last.fields, done.key.fields())
-        return differing, needs if differing else done.reason or _GONE
+        needs = [f"takes the weights: {why}"] if why else []
+        differing = differing_fields(last.fields, done.key.fields()) if last else ()
+        reasons = ["had not run before", *needs] if last is None else needs if differing else [done.reason or _GONE]
+        return differing, "; ".join([*reasons, *done.remarks])
 
     def _outcome(self, key: str, steps: list[tuple[StageId, Done]]) -> StageOutcome:
         step, done = steps[0]

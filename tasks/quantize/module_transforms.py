@@ -30,7 +30,7 @@ from torchao.quantization.quantize_.workflows.intx.intx_choose_qparams_algorithm
 from torchao.utils import TorchAOBaseTensor, unwrap_tensor_subclass
 
 from ...configs.base import did_you_mean
-from ...errors import SourceError, TargetError
+from ...errors import SourceError, StoreError, TargetError
 from ..engine.stage import CallableParams
 from ..export.eager import as_traced
 from ..usercode.model_source import BuiltModel, user_code_error
@@ -203,7 +203,8 @@ def transformed(
     """A transformed copy of a module, ready for export.
 
     A layer that an earlier transform has quantized is left alone by the later ones, and so are those that are `kept`.
-    torchao quantizes one layer after another; with `files`, its new weights leave memory before the next one.
+    torchao quantizes one layer after another; with `files`, its new weights leave memory before the next one, and those
+    that the files have already are taken from there.
 
     Returns:
         The copy in inference mode, tensor subclasses unwrapped; and the positions of the transforms that did something,
@@ -271,17 +272,20 @@ def _quantize(
     config = make_config(transform.config, transform.fields)
     _check_groups(chosen, group_size(config), what)
     for layer, name in chosen.items():
+        path = f"{_ROOT}.{name}" if name else _ROOT
+        asked = [transform.config, transform.fields]
         try:
-            if files is None or not _quantize_rows(layer, config, files):
-                if cast_of(layer.weight) is not None:  # once, and not for each operator
-                    layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
-                quantize_(holder, config, partial(_is_unquantized, layer))
+            with files.layer(holder, path, asked) if files else contextlib.nullcontext(True) as missing:
+                if missing and (files is None or not _quantize_rows(layer, config, files)):
+                    if cast_of(layer.weight) is not None:  # once, and not for each operator
+                        layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+                    quantize_(holder, config, partial(_is_unquantized, layer))
+        except StoreError:
+            raise
         except Exception as error:
             raise TargetError(
                 f"{what}: torchao cannot apply {transform.config} to layer {name!r}: {type(error).__name__}: {error}"
             ) from error
-        if files is not None:
-            files.move_parameters(holder.get_submodule(f"{_ROOT}.{name}" if name else _ROOT))
     return True
 
 
@@ -306,7 +310,9 @@ def _quantize_rows(layer: nn.Module, config: AOBaseConfig, files: TensorFiles) -
     inner: dict[str, torch.Tensor] = {}
     first = 0
     for rows in weight.detach().split(max(1, _ROWS * len(weight) // weight.nbytes)):
-        part = nn.Embedding(1, 1) if isinstance(layer, nn.Embedding) else nn.Linear(1, 1, bias=False)
+        # on the meta device, where nothing draws random numbers
+        kind = nn.Embedding(1, 1, device="meta") if isinstance(layer, nn.Embedding) else None
+        part = kind or nn.Linear(1, 1, bias=False, device="meta")
         part.weight = nn.Parameter(rows if cast_of(rows) is None else rows.clone(), requires_grad=False)
         quantize_(nn.Sequential(part), config, partial(_is_unquantized, part))
         names, context = part.weight.__tensor_flatten__()
@@ -316,7 +322,7 @@ def _quantize_rows(layer: nn.Module, config: AOBaseConfig, files: TensorFiles) -
                 inner[name] = files.empty(torch.Size([len(weight), *of_rows.shape[1:]]), of_rows.dtype)
             inner[name][first : first + len(rows)] = of_rows
         first += len(rows)
-    layer.weight = nn.Parameter(rebuilt(part.weight, inner, context, weight.shape), requires_grad=False)
+    layer.weight = nn.Parameter(rebuilt(type(part.weight), inner, context, weight.shape), requires_grad=False)
     return True
 
 

@@ -6,6 +6,7 @@ Or exported again without that, for quantizers to observe batches of any size.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING
 
 from ..engine import kinds, stage
@@ -13,8 +14,14 @@ from ..quantize.torchao_configs import TorchaoParams
 from .export import MethodParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from ...artifacts.local_store import LocalStore
     from ..usercode.model_source import BuiltModel
+
+
+_log = logging.getLogger(__name__)
 
 
 class SourceTransform(stage.Stage, name="source_transform"):
@@ -56,15 +63,23 @@ class SourceTransform(stage.Stage, name="source_transform"):
         del inputs
         with observed(work, params.source, *(made.source for made in params.callables)) as observation:
             model = build_model(params.source, params.seed, work)
-            outputs = transform_built(model, params, work.store)
+            outputs = transform_built(model, params, work.store, work.unfinished, work.remarked)
             return dataclasses.replace(outputs, observed=observation.save(work))
 
 
 _ANY_BATCH = "`quantize.dynamic_batch_size` exports a model's modules again"
 
 
-def transform_built(model: BuiltModel, params: SourceTransform.Params, store: LocalStore) -> SourceTransform.Outputs:
+def transform_built(
+    model: BuiltModel,
+    params: SourceTransform.Params,
+    store: LocalStore,
+    unfinished: Path | None = None,
+    remarked: Callable[[str], None] = _log.info,
+) -> SourceTransform.Outputs:
     """Exports a transformed copy of one method of a model that has been built.
+
+    Continues with what torchao has made in the folder `unfinished` before it was interrupted, and says so.
 
     Raises:
         SourceError: the model has no such method, or a callable fails, or the model is a `.pt2` file.
@@ -73,6 +88,7 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     from ...errors import SourceError
     from ..codecs.program import save_program
     from ..export.method import choose_method, export_sized
+    from ..quantize.finished_layers import FinishedLayers
     from ..quantize.module_transforms import check_all_match, layers_used_otherwise, transformed
     from ..quantize.pt2e import export_for_any_batch
     from ..quantize.reached import Asked, quantization_of
@@ -95,7 +111,10 @@ def transform_built(model: BuiltModel, params: SourceTransform.Params, store: Lo
     kept = layers_used_otherwise(model, name) if quantizing else frozenset()
     with store.scratch() as folder:  # until the files in it are objects of the store
         with weights_on_use():
-            module, matched = transformed(method.module, params.transforms, kept, TensorFiles(folder))
+            files = FinishedLayers(folder, store=store, records=unfinished) if unfinished else TensorFiles(folder)
+            module, matched = transformed(method.module, params.transforms, kept, files)
+        if files.taken:
+            remarked(f"{files.taken} layers quantized before it was interrupted")
         check_all_match(model, name, params.transforms, matched)
         state = " after source_transforms" if params.transforms else ""
         method = dataclasses.replace(method, module=module)

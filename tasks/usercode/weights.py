@@ -39,11 +39,12 @@ _IN_MEMORY = 1 << 16
 _PAGE = mmap.PAGESIZE
 
 
-@dataclass(frozen=True)
+@dataclass
 class TensorFiles:
     """Moves tensors to files in a folder and maps them from there, so that the kernel can drop their pages."""
 
     folder: Path
+    taken: int = 0  # layers that did not have to be quantized
     _numbers: Iterator[int] = field(default_factory=count)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -62,7 +63,7 @@ class TensorFiles:
         if is_traceable_wrapper_subclass(tensor):
             names, context = tensor.__tensor_flatten__()
             inner = {name: self.moved(getattr(tensor, name)) for name in names}
-            return rebuilt(tensor, inner, context, tensor.shape)
+            return rebuilt(type(tensor), inner, context, tensor.shape)
         if tensor.untyped_storage().nbytes() <= _IN_MEMORY or not tensor.is_contiguous():
             return tensor
         if cast_of(tensor) is not None:
@@ -73,6 +74,13 @@ class TensorFiles:
             return tensor
         return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
 
+    @contextmanager
+    def layer(self, holder: nn.Module, path: str, asked: Any) -> Iterator[bool]:
+        """Moves the parameters of a layer of `holder` that the block quantizes as `asked`; yields whether it has to."""
+        del asked
+        yield True
+        self.move_parameters(holder.get_submodule(path))
+
     def move_parameters(self, module: nn.Module) -> None:
         """Moves a module's own parameters, and returns the memory that was free to the system."""
         for name, weight in module.named_parameters(recurse=False):
@@ -82,10 +90,10 @@ class TensorFiles:
             trim(0)
 
 
-def rebuilt(like: torch.Tensor, inner: dict[str, Any], context: Any, shape: torch.Size) -> torch.Tensor:
-    """A tensor of a traceable subclass with other inner tensors."""
+def rebuilt(kind: type[Any], inner: dict[str, Any], context: Any, shape: torch.Size) -> torch.Tensor:
+    """A tensor of a traceable subclass, from its inner tensors."""
     stride = torch.empty(shape, device="meta").stride()
-    made: torch.Tensor = type(like).__tensor_unflatten__(inner, context, shape, stride)
+    made: torch.Tensor = kind.__tensor_unflatten__(inner, context, shape, stride)
     return made
 
 

@@ -97,11 +97,12 @@ def loaded_predict(payload: Loadable, what: str, buckets: Mapping[str, Sequence[
         try:
             if method not in methods:
                 methods[method] = program.load_method(method)
-            return methods[method].execute(signatures[method].lay_out(pytree.tree_leaves(inputs)))
+            outputs: Sequence[Any] = methods[method].execute(signatures[method].lay_out(pytree.tree_leaves(inputs)))
         except RuntimeError as error:
             raise PteforgeError(
                 f"the runtime cannot run method {method!r} of {what} on {_describe_inputs(inputs)}: {error}"
             ) from error
+        return outputs
 
     def predict(*inputs: Any, method: str = "forward") -> Any:  # no cycle: its program ends with it
         if method not in buckets:

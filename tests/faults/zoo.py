@@ -102,7 +102,7 @@ def _needed(record: StageRecord, store: Store) -> set[str]:
 
 
 def _leftovers(store: Store) -> Iterator[Path]:
-    for folder in ("tmp", "leases", "quarantine", "damaged", "publishing"):
+    for folder in ("tmp", "leases", "unfinished", "quarantine", "damaged", "publishing"):
         yield from (store.local.root / folder).glob("*")
 
 

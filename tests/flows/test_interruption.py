@@ -109,6 +109,49 @@ def test_ended_runs_leave_nothing_behind(paused, lower, pteforge, capfd, moment,
     assert sum(model.ran for model in again.outcome.models) == STEPS - finished
 
 
+# Writes a line for each call of torchao, and waits to be killed in the third one.
+LAYERED = """
+import time
+import torch
+from pteforge.tasks.quantize import module_transforms
+CALLS = {calls!r}
+quantize = module_transforms.quantize_
+
+def counted(*args):
+    with open(CALLS, "a+") as calls:
+        calls.write("called\\n")
+        calls.seek(0)
+        number = len(calls.readlines())
+    if number == 3:
+        time.sleep(600)
+    return quantize(*args)
+
+def layered():
+    module_transforms.quantize_ = counted
+    return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))), (torch.ones(1, 64),)
+"""
+
+
+def test_finished_layers_of_a_killed_run(project, pteforge, tmp_path):
+    """After kill -9 in the middle of a transform, the next run quantizes the other layers only, and `why` says so."""
+    calls = tmp_path / "calls"
+    project.write("layered.py", LAYERED.format(calls=str(calls)))
+    project.write_zoo({"layered": "layered:layered"}, ("xnnpack-int8da-int4w-per-channel",))
+    with started(project) as run:
+        watch(lambda: calls.exists() and len(calls.read_text().splitlines()) == 3)
+        processes = run.all_processes()
+        run.process.kill()
+        run.process.wait(60)
+        watch(lambda: all(map(ended, processes)))
+    done = project.export()
+    assert done.code == 0, done.err
+    assert len(calls.read_text().splitlines()) == 3 + 2
+    said = "2 layers quantized before it was interrupted"
+    assert said in done.err
+    assert said in pteforge(project, "why", "layered").out
+    assert not [*(project.store / "unfinished").iterdir()]
+
+
 def test_interrupted_before_it_begins(project, lower, monkeypatch):
     """Ctrl-C right after the run was first recorded, before any of its work, is recorded, too."""
 

@@ -10,14 +10,21 @@ import transformers
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.errors import StoreUnusable
 from pteforge.tasks.codecs.program import load_program, save_program
-from pteforge.tasks.codecs.storages import INLINE_STORAGE_LIMIT, put_storage
+from pteforge.tasks.codecs.storages import INLINE_STORAGE_LIMIT, map_storage, put_storage
 from pteforge.tasks.export.eager import run_eager
 from pteforge.tasks.export.method import digest_weights, export_sized
 from pteforge.tasks.upstream import transformers as upstream
 from pteforge.tasks.upstream.torch_export import dequantization_by_rows
 from pteforge.tasks.usercode import weights
 from pteforge.tasks.usercode.model_source import build
-from pteforge.tasks.usercode.weights import WeightsOnUse, cast_of, cast_on_use, map_reference, reference_of
+from pteforge.tasks.usercode.weights import (
+    TensorFiles,
+    WeightsOnUse,
+    cast_of,
+    cast_on_use,
+    map_reference,
+    reference_of,
+)
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import embedding, linear
 
@@ -345,3 +352,32 @@ def test_rows_dequantize_as_the_whole(monkeypatch, group, zeros):
     monkeypatch.setattr("pteforge.tasks.upstream.torch_export._LEAST_BY_ROWS", 1000)
     with dequantization_by_rows():
         assert torch.equal(dequantize_affine(*arguments), expected)
+
+
+def test_a_store_behind_a_link(tmp_path):
+    """Tensors in scratch files become objects, also where the system names the folder of the store otherwise."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    store = LocalStore.open(tmp_path / "link" / "store")
+    values = torch.arange(1 << 19)
+    with store.scratch() as folder:
+        moved = TensorFiles(folder).moved(values)
+        blob = put_storage(moved.untyped_storage(), store)
+        assert not [*folder.iterdir()]
+    assert store.reference(blob) is None
+    assert store.read(blob) == values.numpy().tobytes()
+
+
+def test_an_object_is_not_stored_again(tmp_path, monkeypatch):
+    """A tensor that is mapped from an object is that object, unless it was changed."""
+    store = LocalStore.open(tmp_path / "store")
+    values = torch.arange(1 << 19)
+    blob = put_storage(values.untyped_storage(), store)
+    mapped = torch.empty(0, dtype=values.dtype).set_(map_storage(store.path(blob), blob.size), 0, values.shape)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "put_bytes", None)
+        assert put_storage(mapped.untyped_storage(), store) == blob
+    mapped[5] = 0
+    changed = put_storage(mapped.untyped_storage(), store)
+    assert changed != blob
+    assert store.read(changed) == mapped.numpy().tobytes()
