@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from ..errors import SourceError, first_line
+from ..formats.checkpoint import files_of
 from ..tasks.usercode.weights import cast_for_builder
-
-_INDEX = ".index.json"
 
 
 def load_weights(module: nn.Module, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
@@ -70,12 +67,6 @@ def _mapped(path: Path) -> dict[str, torch.Tensor]:
     except ImportError as error:
         raise SourceError('load_weights needs safetensors: `pip install "pteforge[hf]"`') from error
     try:
-        if not path.name.endswith(_INDEX):
-            return dict(load_file(path))
-        index = json.loads(path.read_bytes())
-        parts: Mapping[str, str] = index["weight_map"]
-        return {
-            name: tensor for part in sorted({*parts.values()}) for name, tensor in _mapped(path.parent / part).items()
-        }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
+        return {name: tensor for file in files_of(path) for name, tensor in load_file(file).items()}
+    except (OSError, SafetensorError) as error:
         raise SourceError(f"{path} is no checkpoint of safetensors that can be read: {first_line(error)}") from error

@@ -19,7 +19,7 @@ SHARD = 2 * 10**9
 INDEX = "model.safetensors.index.json"
 _VALUES = 1 << 22  # drawn at once: the memory that writing takes does not depend on the tensor
 _ADDING = ("o_proj.weight", "down_proj.weight")
-_TEXT = "the cat sat on the mat. the dog ran to the cat. a bird flew over the mat, and the dog sat on it. "
+TEXT = "the cat sat on the mat. the dog ran to the cat. a bird flew over the mat, and the dog sat on it. "
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class Geometry:
             state = LlamaForCausalLM(self.config()).state_dict()
         return {name: (*value.shape,) for name, value in state.items() if not (self.tied and name == "lm_head.weight")}
 
+    @property
+    def last_norm(self) -> float:
+        """The weights of the last norm, with which tied embeddings do not say each token again for certain."""
+        return 4 / self.hidden if self.tied else 1.0
+
     def with_layers(self, layers: int) -> Geometry:
         return replace(self, layers=layers)
 
@@ -98,7 +103,7 @@ def write_checkpoint(geometry: Geometry, folder: Path, shard: int = SHARD) -> It
         weight_map |= dict.fromkeys(shapes, file.name)
         if not file.exists():
             with (part := file.with_suffix(".part")).open("wb") as output:
-                _write_shard(output, shapes)
+                _write_shard(output, shapes, {"model.norm.weight": geometry.last_norm})
             part.replace(file)
         yield file
     total = sum(size_of_tensor(shape) for shapes in shards for shape in shapes.values())
@@ -106,8 +111,8 @@ def write_checkpoint(geometry: Geometry, folder: Path, shard: int = SHARD) -> It
     (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
-def _write_shard(output: BinaryIO, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Writes tensors as https://github.com/huggingface/safetensors#format says."""
+def _write_shard(output: BinaryIO, shapes: dict[str, tuple[int, ...]], norms: dict[str, float]) -> None:
+    """Writes tensors as https://github.com/huggingface/safetensors#format says; norms are ones unless named."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -117,11 +122,11 @@ def _write_shard(output: BinaryIO, shapes: dict[str, tuple[int, ...]]) -> None:
     encoded += b" " * (-len(encoded) % 8)
     output.write(len(encoded).to_bytes(8, "little") + encoded)
     for name, shape in shapes.items():
-        output.writelines(values.numpy().data for values in _values(name, shape))
+        output.writelines(values.numpy().data for values in _values(name, shape, norms.get(name, 1.0)))
 
 
-def _values(name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
-    """The bits of a tensor's values, some at a time: ones for a norm, else normal ones.
+def _values(name: str, shape: tuple[int, ...], norm: float) -> Iterator[torch.Tensor]:
+    """The bits of a tensor's values, some at a time: `norm` for those of a norm, else normal ones.
 
     What layers add to the embeddings is small, as in a trained model: otherwise rounding decides what they compute.
     """
@@ -131,7 +136,7 @@ def _values(name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(int.from_bytes(sha256(name.encode()).digest()[:7], "little"))
     for first in range(0, math.prod(shape), _VALUES):
         count = min(_VALUES, math.prod(shape) - first)
-        made = torch.ones(count) if len(shape) == 1 else torch.randn(count, generator=generator) * deviation
+        made = torch.full([count], norm) if len(shape) == 1 else torch.randn(count, generator=generator) * deviation
         yield made.to(torch.bfloat16).view(torch.int16)
 
 
@@ -142,6 +147,6 @@ def _write_tokenizer(folder: Path) -> None:
 
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer, trained.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trained.train_from_iterator([_TEXT], trainers.BpeTrainer(vocab_size=80, special_tokens=["<s>", "</s>"]))
+    trained.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=80, special_tokens=["<s>", "</s>"]))
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     PreTrainedTokenizerFast(tokenizer_object=trained, **special).save_pretrained(folder)

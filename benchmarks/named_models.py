@@ -4,7 +4,8 @@
 
 Each is exported with xnnpack-fp32, which verifies the file. Then ExecuTorch's runtime continues prompts with the file,
 greedily, and the tokens are compared with those of eager's `generate`. Stages stay in the folder: a run continues
-where the last one stopped. `--write` puts the table into docs/reference/supported-models.md.
+where the last one stopped. `--write` puts the table into docs/reference/supported-models.md, with `--only` the rows of
+those models.
 """
 
 from __future__ import annotations
@@ -307,8 +308,12 @@ def main() -> None:
             result = result_of(task, name, source, problems[name], options.folder)
             rows.append([name, task, *result, *peers_of(task, name)])
             print(*rows[-1], sep=" | ", flush=True)
-    if options.write:
+    if options.write and options.only == "*":
         write_section(PAGE, "benchmarks/named_models.py --write", markdown(rows))
+    elif options.write:
+        written = {line.split(" | ")[0]: line for line in markdown(rows[1:]).splitlines()}
+        lines = [written.get(line.split(" | ")[0], line) for line in PAGE.read_text(encoding="utf-8").splitlines()]
+        PAGE.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

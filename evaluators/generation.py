@@ -105,7 +105,7 @@ def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSamp
     processor = _load_processor(options.processor)
     tokenizer = getattr(processor, "tokenizer", processor)
     methods = predict.methods
-    if "get_max_seq_len" not in methods or not {"forward", "text_decoder"} & set(methods):
+    if "get_max_seq_len" not in methods or not {"forward", "prefill", "text_decoder"} & set(methods):
         raise SourceError(
             "the model generates no text: the evaluator takes models that were exported for generation, with the "
             f"constant method get_max_seq_len; it has {', '.join(sorted(methods))}"
@@ -163,7 +163,8 @@ def _continue(predict: Predict, processor: Any, options: TextOptions, sample: Te
         raise SourceError("the model takes text only, and samples have sounds or images")
     tokenizer, text = getattr(processor, "tokenizer", processor), _prompt(processor, options, sample)
     prepared = tokenizer(text, return_tensors="pt", add_special_tokens=not options.chat)
-    return prepared["input_ids"], lambda tokens, start: predict(tokens, torch.tensor([start]))
+    method = "forward" if "forward" in predict.methods else "prefill"  # which takes one token, too
+    return prepared["input_ids"], lambda tokens, start: predict(tokens, torch.tensor([start]), method=method)
 
 
 def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextSample) -> tuple[torch.Tensor, Step]:

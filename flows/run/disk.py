@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -11,12 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...artifacts.ref import BlobRef
 from ...artifacts.store import Store
 from ...configs.sources import BuilderSource, ProgramSource
-from ...errors import InputError, StoreError
+from ...errors import InputError, SourceError, StoreError
+from ...formats.checkpoint import ENTRIES, files_of, read_header
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe
 from ...tasks.sources import find
 from ..reports.figures_text import format_size
@@ -28,9 +27,7 @@ _log = logging.getLogger(__name__)
 _TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 """Of dtypes, the name in safetensors and the bytes."""
 
-_HEADER = 100 * 2**20  # bytes that the header of a safetensors file has at most
 _SMALL = 512  # bytes: smaller tensors are not objects of their own
-_INDEX = "model.safetensors.index.json"
 
 # Bytes for each weight that a recipe quantizes, of two bits or more: at least and probably in the file, and in the
 # store, which also has it before it is packed.
@@ -217,15 +214,11 @@ def _weights_of(model: PlannedModel, stored: Collection[int]) -> Weights | None:
 def _weight_files(declared: Iterable[Path]) -> tuple[Path, ...]:
     """Those of a model's files that its weights are read from."""
     by_name = {file.name: file for file in declared}
-    if index := by_name.get(_INDEX):
-        with suppress(OSError, ValueError, LookupError, AttributeError):
-            named = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
-            return tuple(sorted(by_name[name] for name in named))
-    for suffix in (".safetensors", ".bin"):
-        files = [file for file in by_name.values() if file.suffix == suffix]
-        if files:
-            return tuple(by_name[name] for name in [f"model{suffix}"] if name in by_name) or tuple(files)
-    return ()
+    if entries := [by_name[name] for name in ENTRIES if name in by_name]:
+        with suppress(SourceError):
+            return files_of(entries[0])
+    files = ([file for file in by_name.values() if file.suffix == suffix] for suffix in (".safetensors", ".bin"))
+    return tuple(next(filter(None, files), ()))
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, int, int]]:
@@ -239,9 +232,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, int, int]]:
                 if "/data/" in member.filename and not member.filename.endswith((".json", ".pt")):
                     yield "", member.file_size // 4, 4
         return
-    with file.open("rb") as opened:
-        header: dict[str, Any] = json.loads(opened.read(min(int.from_bytes(opened.read(8), "little"), _HEADER)))
-    for name, tensor in header.items():
-        if name != "__metadata__" and (elements := math.prod(tensor["shape"])):
+    for tensor in read_header(file)[0].values():
+        if elements := math.prod(tensor["shape"]):
             begin, end = tensor["data_offsets"]
             yield str(tensor["dtype"]), elements, (end - begin) // elements

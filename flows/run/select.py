@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +24,7 @@ from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.keys.source import check_program_file, named_callables
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe, check_callable, check_files, errors_at, plan_recipe
 from ...tasks.lowering.places import PlannedPlace, plan_place
-from ...tasks.sources.find import find_source
+from ...tasks.sources.find import find_source, methods_of
 from ..releases.publish import Publication
 from .request import ExportRequest, absolute_place
 
@@ -131,7 +131,7 @@ def _plan(
         with _collected(problems):
             planned.append(_plan_recipe(loaded, name, recipe, search, place))
     _raise(problems)
-    return PlannedModel.of_config(
+    model = PlannedModel.of_config(
         name,
         config,
         tuple(planned),
@@ -141,6 +141,42 @@ def _plan(
         python_path=loaded.zoo.python_path,
         folder=loaded.files[0].parent,
     )
+    if own := methods_of(source):
+        _check_methods(loaded, model, own)
+    return model
+
+
+def _check_methods(loaded: LoadedZoo, model: PlannedModel, own: Mapping[str, bool]) -> None:
+    """Raises InputError for methods that a model by name does not have, and for what those that it has cannot do."""
+    error_at, where = loaded.locations.error, ("models", model.name)
+    for method in [bucket.method for bucket in model.buckets if own.get(bucket.method)]:
+        problem = "the method keeps a cache, and each bucket would have its own; leave the buckets out"
+        raise error_at(problem, (*where, "methods", method, "buckets"))
+    with errors_at(error_at, where):
+        model.check_methods(own)
+    for recipe in model.recipes:
+        with errors_at(error_at, ("recipes", recipe.name)):
+            recipe.check_methods(model.methods_in_file(own))
+        of_model = loaded.zoo.models[model.name].accuracy
+        with errors_at(error_at, (*(where if of_model else ("recipes", recipe.name)), "accuracy")):
+            _check_evaluator(recipe.gate, own)
+        if "prefill" in own and not recipe.recipe.compile.share_mutable_buffers:
+            problem = (
+                f"its methods share a cache, and those of recipe {recipe.name!r} do not: choose one with "
+                "`compile: {share_mutable_buffers: true}`, which makes a plain file"
+            )
+            raise error_at(problem, (*where, "source", "prefill"))
+
+
+def _check_evaluator(gate: AccuracyGate | None, own: Mapping[str, bool]) -> None:
+    """Raises SourceError if one of our evaluators runs a method that is not there, or does not generate text."""
+    if gate is None or not gate.evaluator.builder.startswith(SHIPPED_EVALUATORS):
+        return
+    name, method = gate.evaluator.builder.rpartition(":")[2], str(gate.evaluator.kwargs.get("method", "forward"))
+    generates = any(own.values()) if name in METRICS else own.get(method)
+    if not generates and (name in {*METRICS, "neg_perplexity"} or method not in own):
+        needed = "a model that generates text" if name in METRICS else f"a method {method!r} that it can run"
+        raise SourceError(f"{name} needs {needed}; this model has {', '.join(own)}")
 
 
 def _check_layers(loaded: LoadedZoo, name: str, recipes: Sequence[str]) -> None:

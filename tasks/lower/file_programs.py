@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from ...artifacts.files import new_file
 from ...formats.nfat.contents import BACKEND_ID
 from ...formats.nfat.pack import PackedContainer
 from ...formats.pte.buckets import BUCKETS
-from ...formats.pte.contents import METADATA_PREFIX, SIZES, Extent, Method, PteFile, TensorSpec, ValueSpec
+from ...formats.pte.contents import METADATA_PREFIX, SIZES, Method, PteFile, TensorSpec, ValueSpec
 from ...formats.pte.metadata import MetadataValue, constant_method, encode_value, metadata_of, returning_methods
 from ...formats.pte.reader import map_file, read_pte
 from ..codecs.delegates import ViewedData
@@ -143,6 +144,7 @@ def write_metadata(
     constant_methods: bool,
     segment_alignment: int,
     delegate_alignment: int | None = None,
+    consume: bool = False,
 ) -> None:
     """Writes a `.pte` file, plain or fat, with metadata in place of what it has; an empty mapping removes that.
 
@@ -158,6 +160,7 @@ def write_metadata(
             already stays.
         segment_alignment: of segments, in bytes, as in the file.
         delegate_alignment: of delegates' data in the program, in bytes; None for ExecuTorch's own.
+        consume: whether to shorten `source` while its segments are copied, so that they take disk space once.
 
     Raises:
         FileFormatError: `source` is not a `.pte`.
@@ -173,7 +176,18 @@ def write_metadata(
         _add_constant_methods(program, entries)
     content = _with_header(program, end + len(added), segment_alignment, delegate_alignment)
     with new_file(destination) as file:
-        file.writelines((content, Extent(pte.segment_base, end).of(view), added))
+        file.write(content)
+        for start in reversed(range(0, end, _STEP)):
+            file.seek(len(content) + start)
+            file.write(view[pte.segment_base + start : pte.segment_base + min(start + _STEP, end)])
+            if consume:
+                os.truncate(source, pte.segment_base + start)
+        file.seek(len(content) + end)
+        file.write(added)
+
+
+_STEP = 64 << 20
+"""Bytes of segments that are copied at once."""
 
 
 def _remove_entries(program: schema.Program, pte: PteFile, present: Mapping[str, MetadataValue]) -> int:

@@ -115,7 +115,8 @@ async def lower_model(run: ModelRun) -> dict[str, Report.Outputs | Exception]:
 
 async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     """Lowers a model with one recipe: payloads, the file, its proofs, and the provenance."""
-    run.plan.check_methods(exports.methods)
+    if is_known(exports.first.methods):  # else it is planned, and never ran
+        run.plan.check_methods(exports.methods)
     recipe = await search_layers(run, exports)
     run, so_far = replace(run, plan=recipe), ProgramsSoFar()
     try:
@@ -282,14 +283,13 @@ async def export_methods(run: ModelRun) -> Exports:
     first = await export(run, buckets[0].name if buckets else None)
     source, outputs = first.call.params.source, first.outputs
     bucketed = [*dict.fromkeys(bucket.method for bucket in buckets)]
-    own = run.read_json(outputs.methods) if is_known(outputs.methods) else bucketed or ["forward"]
-    if unknown := sorted(set(bucketed) - set(own)):
-        raise SourceError(f"buckets are of the methods {unknown}; the model has {own}")
+    own = bucketed or ["forward"]
+    if is_known(outputs.methods):
+        own = run.read_json(outputs.methods)
+        run.model.check_methods(own)
     names = run.model.methods_in_file(own)
     begun = buckets[0].name if buckets else names[0]
     others = await together({method: export(run, method) for method in names if method != begun})
-    if unknown := sorted(set(run.model.calibration) - set(names)):
-        raise SourceError(f"calibration names the methods {unknown}; the model has {names}")
     methods = {method: others[method].outputs if method in others else outputs for method in names}
     check_one_build(run, methods)
     return Exports(methods, source)

@@ -5,7 +5,7 @@ Everything about a recipe that can be checked without torch is checked here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from glob import escape
@@ -268,6 +268,16 @@ class PlannedModel:
             folder=folder,
             metadata=config.metadata.written() if config.metadata else None,
         )
+
+    def check_methods(self, own: Collection[str]) -> None:
+        """Raises SourceError if a field of the zoo names a method that the model does not have."""
+        bucketed = {bucket.method for bucket in self.buckets}
+        for what, named in ("buckets are of", bucketed), ("dynamic_shapes names", {*(self.dynamic_shapes or ())}):
+            if unknown := sorted(named - set(own)):
+                raise SourceError(f"{what} the methods {unknown}; the model has {[*own]}")
+        names = self.methods_in_file(own)
+        if unknown := sorted(set(self.calibration) - set(names)):
+            raise SourceError(f"calibration names the methods {unknown}; the model has {names}")
 
     def methods_in_file(self, own: Iterable[str]) -> list[str]:
         """The methods of the file, from those of the model; raises SourceError if two would have one name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from ...configs.sources import (
     is_folder,
 )
 from ...errors import SourceError, first_line
+from ...formats.checkpoint import ENTRIES, files_of, problem_of
 
 _READ = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "README.md")
 """Files of a repository that a model and its processors read; its card names the licence."""
@@ -96,11 +97,14 @@ def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
     files = {path for pattern in (*_READ, _OLD_WEIGHTS) for path in place.glob(pattern)}
     if source.gguf:
         files = {path for path in files if path.suffix not in {".safetensors", ".bin"}} | {place / source.gguf}
+    elif source.config is None:
+        files |= {*_weights_of(place, described)}  # an index may name files in folders below
     if source.adapter:
         _require("peft", "lora", f"adapter: {source.adapter}")
         adapter, named_adapter = _locate(source.adapter, source.adapter_revision, folder, _has_adapter, _READ)
         if not _has_adapter(adapter):
             raise SourceError(f"there is no adapter in {adapter}: it needs adapter_config.json and {_ADAPTER[0]}")
+        _check_files(adapter, filter(Path.is_file, (adapter / name for name in _ADAPTER)))
         source = source.model_copy(update={"task": source.task or _task_of(adapter)})
         kwargs["task"] = source.task
         files |= {path for pattern in (*_READ, *_ADAPTER) for path in adapter.glob(pattern)}
@@ -124,7 +128,7 @@ def _locate(
 
 def _is_adapter(place: Path) -> bool:
     """Whether a folder is that of an adapter, and has no weights of a model."""
-    return (place / "adapter_config.json").is_file() and not _has_weights(place)
+    return (place / "adapter_config.json").is_file() and not _any_weights(place)
 
 
 def _has_adapter(place: Path) -> bool:
@@ -134,21 +138,43 @@ def _has_adapter(place: Path) -> bool:
 def _is_model(place: Path, *, source: HuggingFaceSource) -> bool:
     if source.gguf:
         return (place / source.gguf).is_file()
-    has_weights = source.config is not None or _has_weights(place)
-    return ((place / "config.json").is_file() and has_weights) or _is_adapter(place)
+    with suppress(SourceError):
+        return _is_adapter(place) or bool(_described(place, source))
+    return False
 
 
 def _described(place: Path, source: HuggingFaceSource) -> dict[str, Any]:
-    """The configuration of a model; raises SourceError if it has none, or no weights."""
+    """The configuration of a model; raises SourceError if it has none, or its weights are not complete."""
     if not (place / "config.json").is_file():
         raise SourceError(f"there is no {place / 'config.json'}: name a folder that save_pretrained wrote")
     described = _read_config(place / "config.json")
-    if source.config is None and not _has_weights(place):
-        raise SourceError(
-            f"there are no weights in {place}: neither model.safetensors nor pytorch_model.bin; download them with "
-            "`hf download`, or write `config: {}` for random ones"
-        )
+    if source.config is None:
+        _check_files(place, _weights_of(place, described))
     return described
+
+
+def _weights_of(place: Path, described: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The files that transformers reads a model's weights from; raises SourceError if it would find none."""
+    named = described.get("transformers_weights")  # of a configuration
+    entries = [place / str(name) for name in ([named] if named else ENTRIES)]
+    if entry := next((path for path in entries if path.is_file()), None):
+        return files_of(entry)
+    others = ", ".join(sorted(path.name for path in _any_weights(place))[:_NAMED])
+    raise SourceError(
+        f"there are no weights in {place}: no {named or ' and no '.join(ENTRIES[::2])}, and no index for "
+        f"{others or 'shards'}; {_AGAIN}, or write `config: {{}}` for random ones"
+    )
+
+
+def _check_files(place: Path, files: Iterable[Path]) -> None:
+    """Raises SourceError for files of weights that are missing or cut."""
+    if problems := [problem for file in files if (problem := problem_of(file))]:
+        more = f", and {len(problems) - _NAMED} more files" if len(problems) > _NAMED else ""
+        raise SourceError(f"the weights in {place} are not complete: {'; '.join(problems[:_NAMED])}{more}; {_AGAIN}")
+
+
+_NAMED = 4  # files in an error
+_AGAIN = "copy the folder again, or download it with `hf download`"
 
 
 def _with_base(source: HuggingFaceSource, place: Path, folder: Path) -> HuggingFaceSource:
@@ -215,6 +241,23 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     return "text_generation:model" if generates else "huggingface:Model"
 
 
+def methods_of(source: ResolvedSource) -> dict[str, bool]:
+    """The methods that a model by name may have, and whether each keeps a cache; none of other sources."""
+    if not isinstance(source, BuilderSource) or not source.builder.startswith(f"{__package__}."):
+        return {}
+    kind = source.builder.removeprefix(f"{__package__}.").partition(":")[0]
+    names = ("prefill", "decode_step") if source.kwargs.get("prefill") else _METHODS.get(kind, ("forward",))
+    return {name: kind == "text_generation" or name == "text_decoder" for name in names}
+
+
+_PARTS = ("vision_encoder", "audio_encoder", "token_embedding", "text_decoder")
+_METHODS = {
+    "encoder_decoder": ("encoder", "text_decoder", "forward"),
+    "multimodal": (*_PARTS, "forward"),
+    "audio_text": _PARTS,
+}
+
+
 def _has_images(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
     """Whether a model generates text from images and text."""
     named = [str(name) for name in described.get("architectures") or ()]
@@ -265,9 +308,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _has_weights(place: Path) -> bool:
+def _any_weights(place: Path) -> list[Path]:
     weights = (path for pattern in ("*.safetensors", _OLD_WEIGHTS) for path in place.glob(pattern))
-    return any(path.name not in _ADAPTER for path in weights)
+    return [path for path in weights if path.name not in _ADAPTER]
 
 
 def _snapshot(name: str, revision: str | None, is_whole: Callable[[Path], bool], patterns: tuple[str, ...]) -> Path:

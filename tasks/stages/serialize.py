@@ -79,15 +79,8 @@ class Serialize(stage.Stage, name="serialize"):
         if params.form == "plain":
             write_payload(inputs.payload, work.store, path)
         else:
-            from ..lower.file_programs import write_fat
-
-            assert inputs.container is not None  # noqa: S101 - the fat form has one
-            packed = load_packed(inputs.container, work.store, work.scratch)
-            signature_path = work.scratch / "signature.pte"
-            write_payload(inputs.payload, work.store, signature_path)
             data_path = work.scratch / "model.ptd" if params.external_data else None
-            write_fat(packed, map_file(signature_path), path, data_path=data_path)
-            shareable = packed.shareable
+            shareable = _write_fat(inputs, work, path, data_path)
         delivered, origin = _described(path, data_path, params.metadata, inputs, work)
         check_file(open_pte(delivered), methods=params.methods, backends=params.backends, what="the emitted file")
         file, data = inputs.payload, inputs.data if params.external_data else None
@@ -96,6 +89,19 @@ class Serialize(stage.Stage, name="serialize"):
         if data_path:
             data = save_data_file(map_file(data_path), work.store, shareable)
         return Serialize.Outputs(file=file, data=data, origin=origin)
+
+
+def _write_fat(inputs: Serialize.Inputs, work: stage.Workspace, path: Path, data_path: Path | None) -> Shareable:
+    """Writes the fat form; returns what its named data share with payloads. What it is made from leaves the disk."""
+    from ..lower.file_programs import write_fat
+
+    assert inputs.container is not None  # noqa: S101 - the fat form has one
+    with work.store.scratch() as folder:
+        packed = load_packed(inputs.container, work.store, folder)
+        signature_path = folder / "signature.pte"
+        write_payload(inputs.payload, work.store, signature_path)
+        write_fat(packed, map_file(signature_path), path, data_path=data_path)
+        return packed.shareable
 
 
 def _described(
@@ -126,6 +132,7 @@ def _described(
         constant_methods=metadata.constant_methods,
         segment_alignment=params.segment_alignment,
         delegate_alignment=params.delegate_alignment,
+        consume=True,
     )
     return described, origin
 

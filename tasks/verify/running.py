@@ -253,8 +253,8 @@ def runnable_payloads(
     with TemporaryDirectory(prefix="pteforge-payload-") as folder:
         rebuilt = Path(folder, "payload.pte")  # the runtime maps a file, but copies bytes
         for payload in container.payloads:
-            rebuilt.unlink(missing_ok=True)
-            rebuilt.write_bytes(container.rebuild(payload))  # checks the digest, also of payloads that cannot run
+            rebuilt.unlink(missing_ok=True)  # before the next one takes space
+            container.write(payload, rebuilt)  # checks the digest, also of payloads that cannot run
             if missing := missing_backends(payload.description.backends):
                 not_run[payload.name] = missing
             else:

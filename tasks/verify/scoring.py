@@ -91,23 +91,25 @@ def loaded_predict(payload: Loadable, what: str, buckets: Mapping[str, Sequence[
     signatures = payload.signatures()
     methods: dict[str, Method] = {}
 
-    def predict(*inputs: Any, method: str = "forward") -> Any:
-        if method in buckets:
-            flat = pytree.tree_leaves(inputs)
-            bucket, padded = fit_bucket(buckets[method], flat)
-            outputs = predict(*padded, method=bucket.name)
-            return _as_returned(bucket.cut(flat, outputs if isinstance(outputs, tuple) else [outputs]))
+    def run(inputs: Sequence[Any], method: str) -> Sequence[Any]:
         if method not in program.method_names:
             raise SourceError(f"the evaluator runs the method {method!r}; {what} has {sorted(program.method_names)}")
         try:
             if method not in methods:
                 methods[method] = program.load_method(method)
-            outputs = methods[method].execute(signatures[method].lay_out(pytree.tree_leaves(inputs)))
+            outputs: Sequence[Any] = methods[method].execute(signatures[method].lay_out(pytree.tree_leaves(inputs)))
         except RuntimeError as error:
             raise PteforgeError(
                 f"the runtime cannot run method {method!r} of {what} on {_describe_inputs(inputs)}: {error}"
             ) from error
-        return _as_returned(outputs)
+        return outputs
+
+    def predict(*inputs: Any, method: str = "forward") -> Any:  # no cycle: its program ends with it
+        if method not in buckets:
+            return _as_returned(run(inputs, method))
+        flat = pytree.tree_leaves(inputs)
+        bucket, padded = fit_bucket(buckets[method], flat)
+        return _as_returned(bucket.cut(flat, run(padded, bucket.name)))
 
     first = {name: getattr(next(iter(method.inputs), None), "shape", ()) for name, method in signatures.items()}
     return _with_methods(predict, first | {name: first[parts[-1].name] for name, parts in buckets.items()})

@@ -43,6 +43,7 @@ def test_memory_of_every_stage(tmp_path):
     assert figures["driver"] > 50 << 20
     assert figures["worker"] > max(step["peak"] for step in figures["steps"].values())
     assert figures["disk"] > figures["weights"]
+    assert 0 < figures["packed"] < figures["steps"]["verify/xnnpack-fp32"]["peak"]
     assert not list(tmp_path.glob("pteforge-bench-*"))
 
 

@@ -29,7 +29,8 @@ class Parrot:
         self.calls = []
 
     def __call__(self, *inputs, method="forward"):
-        if method != "forward":
+        assert method in self.methods
+        if method.startswith("get_"):
             return {"get_max_seq_len": 12, "get_eos_ids": 0}[method]
         tokens, start = inputs
         self.calls.append((tokens.tolist()[0], start.tolist()))
@@ -77,6 +78,14 @@ def test_scores_are_those_of_the_libraries(folder):
     references = [wanted, [TRANSLATED[0], None]]
     score = evaluators.bleu(Parrot(*HEARD), **write(folder, *several))
     assert score == sacrebleu.corpus_bleu(TRANSLATED, references).score
+
+
+def test_a_model_with_two_methods(folder):
+    """`prefill` takes prompts and tokens."""
+    model = Parrot(*HEARD)
+    model.methods = {"prefill": (), "decode_step": (), "get_max_seq_len": (), "get_eos_ids": ()}
+    options = write(folder, *SAMPLES)
+    assert evaluators.bleu(model, **options) == evaluators.bleu(Parrot(*HEARD), **options)
 
 
 def test_perfect_scores(folder):

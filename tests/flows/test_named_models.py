@@ -707,22 +707,22 @@ def test_a_model_translates(project):
     assert len({said for _, said, _ in results}) > 1
 
 
-# A model of images and text with random weights, its image processor and its tokenizer, in the hub's layout.
+# Models of images and text with random weights and their image processors, in the hub's layout.
 WATCHER = """
 import json, sys, torch
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
 
-folder, (kind, sizes, processor) = sys.argv[1], json.loads(sys.argv[2])
-torch.manual_seed(0)
-config = AutoConfig.for_model(kind, **sizes)
-net = AutoModelForImageTextToText.from_config(config)
-for name, values in net.named_parameters():
-    if values.dim() > 1:
-        torch.nn.init.normal_(values, std=0.03 if "embed_tokens" in name else 0.3)
-net.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
-net.save_pretrained(folder)
-IMAGE_PROCESSOR_MAPPING[type(config)]["pil"](**processor).save_pretrained(folder)
+for kind, (sizes, processor) in json.loads(sys.argv[1]).items():
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **sizes)
+    net = AutoModelForImageTextToText.from_config(config)
+    for name, values in net.named_parameters():
+        if values.dim() > 1:
+            torch.nn.init.normal_(values, std=0.03 if "embed_tokens" in name else 0.3)
+    net.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
+    net.save_pretrained(kind)
+    IMAGE_PROCESSOR_MAPPING[type(config)]["pil"](**processor).save_pretrained(kind)
 """
 
 # What the runner says to texts and images, and what eager says: as JSON. Eager's images are by the image processor;
@@ -818,12 +818,15 @@ WATCHERS = {
 @pytest.fixture(scope="module")
 def watchers(tmp_path_factory):
     """A folder in the hub's layout for each model of images and text."""
-    folder = tmp_path_factory.mktemp("watchers")
+    folder, given = tmp_path_factory.mktemp("watchers"), {}
     for kind, (sizes, processor) in WATCHERS.items():
         text = {**DECODING, **sizes["text_config"]}
-        given = json.dumps([kind, {**sizes, "text_config": text, "image_token_id": 59}, processor])
-        subprocess.run([sys.executable, "-c", WATCHER, folder / kind, given], check=True, capture_output=True)
-        subprocess.run([sys.executable, "-c", LETTERS, folder / kind], check=True, capture_output=True)
+        given[kind] = [{**sizes, "text_config": text, "image_token_id": 59}, processor]
+    made = [sys.executable, "-c", WATCHER, json.dumps(given)]
+    subprocess.run(made, cwd=folder, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", LETTERS, folder / "letters"], check=True, capture_output=True)
+    for kind in WATCHERS:
+        shutil.copytree(folder / "letters", folder / kind, dirs_exist_ok=True)
         (folder / kind / "chat_template.jinja").write_text("{{ messages[0].content }}")
     return folder
 
@@ -849,26 +852,30 @@ def test_models_see(project, watchers):
 def test_quantized_models_see(project, watchers):
     """Weights in 8 bits, attention by ExecuTorch's operators, a cache in int8: within bounds, and the runner runs."""
     shutil.copytree(watchers, project.folder / "watchers")
-    own = {"attention": "custom_sdpa", "cache": "int8"}
-    sources = {
-        "plain": {"huggingface": "./watchers/smolvlm", "sequence": CONTEXT},
-        "own": {"huggingface": "./watchers/gemma3", "sequence": CONTEXT, "attention": "custom_sdpa"},
-        "own_int8": {"huggingface": "./watchers/llava", "sequence": CONTEXT, **own},
+    own, int8 = {"attention": "custom_sdpa"}, {"attention": "custom_sdpa", "cache": "int8"}
+    made = {
+        "gemma3": (own, ("xnnpack-fp32",)),
+        "llava": (int8, ("xnnpack-fp32",)),
+        "qwen2_vl": (int8, ("xnnpack-fp32",)),
+        "smolvlm": ({}, ("xnnpack-int8-dynamic", "xnnpack-llm-8da8w")),
     }
-    project.write_zoo({name: {"source": sources[name]} for name in ("own", "own_int8")}, ("xnnpack-fp32",))
+    project.write_zoo(
+        {
+            kind: {
+                "source": {"huggingface": f"./watchers/{kind}", "sequence": CONTEXT, **fields},
+                "recipes": list(recipes),
+            }
+            for kind, (fields, recipes) in made.items()
+        }
+    )
     done = project.export()
     assert done.code == 0, done.err
-    exact = watch((project.out / "own" / "xnnpack-fp32.pte", watchers / "gemma3"))
+    files = [(kind, recipe) for kind, (_, recipes) in made.items() for recipe in recipes]
+    results = watch(*((project.out / kind / f"{recipe}.pte", watchers / kind) for kind, recipe in files))
+    exact, llava, qwen, dynamic, layers = (results[at : at + 6] for at in range(0, len(results), 6))
     assert all(said == wanted for said, wanted in exact)
-    close = watch((project.out / "own_int8" / "xnnpack-fp32.pte", watchers / "llava"))
-    assert sum(said[:4] == wanted[:4] for said, wanted in close) > 3
-    recipes = ("xnnpack-int8-dynamic", "xnnpack-llm-8da8w")
-    project.write_zoo({"plain": {"source": sources["plain"]}}, recipes)
-    done = project.export()
-    assert done.code == 0, done.err
-    for recipe in recipes:
-        said = watch((project.out / "plain" / f"{recipe}.pte", watchers / "smolvlm"))
-        assert sum(found[:2] == wanted[:2] for found, wanted in said) > 3
+    for close, length in ((llava, 4), (qwen, 4), (dynamic, 2), (layers, 2)):
+        assert sum(said[:length] == wanted[:length] for said, wanted in close) > 3
 
 
 def test_a_changed_checkpoint(project, language_model):

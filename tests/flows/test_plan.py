@@ -63,3 +63,14 @@ def test_dry_run(warm, run_here):
     assert (dry.code, dry.json) == (3, run_here(warm.folder, "plan", *command).json)
     assert not (warm.folder / "elsewhere").exists()
     assert [stage["stage"] for stage in dry.json["stages"]] == ["conv export"]
+
+
+def test_methods_that_are_not_known_yet(project, run_here):
+    """Until a model has run, a recipe and calibration data may name any of its methods."""
+    project.write("data.py", "rows = []\ndef net(): ...\n")
+    model = {"source": "data:net", "calibration": {"encode": {"dataset": "data:rows"}}}
+    own = {"target": "xnnpack", "methods": {"decode": {"delegate": False}}}
+    recipe = {"extends": "xnnpack-int8-static", "specializations": [own]}
+    project.write_zoo({"net": model}, ("split",), {"split": recipe})
+    code, stages, _ = planned(run_here, project)
+    assert (code, [*stages]) == (3, ["net export"])

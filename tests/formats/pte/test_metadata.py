@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pteforge.errors import FileFormatError
 from pteforge.formats.pte.metadata import constant_method, decode_value, encode_value, metadata_json, read_metadata
 from pteforge.formats.pte.reader import open_pte, read_pte
+from pteforge.tasks.lower import file_programs
 from pteforge.tasks.lower.file_programs import write_metadata
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -84,8 +85,11 @@ def test_as_json():
 
 
 @pytest.mark.parametrize("name", ["portable", "xnnpack", "methods", "dynamic", "mutable", "inline", "external"])
-def test_any_file_can_have_metadata(samples, tmp_path, name):
-    """Every kind of file keeps its methods and its data; without the metadata it is what it was, byte for byte."""
+def test_any_file_can_have_metadata(samples, tmp_path, monkeypatch, name):
+    """Every kind of file keeps its methods and its data; without the metadata it is what it was, byte for byte.
+
+    A file that may be consumed is shortened while it is copied.
+    """
     path, made = tmp_path / "file.pte", tmp_path / "made.pte"
     path.write_bytes(samples.files[name])
     alignment = 128 if name != "inline" else 16
@@ -105,3 +109,9 @@ def test_any_file_can_have_metadata(samples, tmp_path, name):
     ]
     write_metadata(made, {}, made, constant_methods=False, segment_alignment=alignment)
     assert made.read_bytes() == old
+    monkeypatch.setattr(file_programs, "_STEP", 100)
+    write_metadata(
+        path, {"a.b": "text", "c.d": 1}, made, constant_methods=True, segment_alignment=alignment, consume=True
+    )
+    assert made.read_bytes() == new
+    assert path.read_bytes() == old[: before.segment_base or None]

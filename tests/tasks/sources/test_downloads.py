@@ -11,7 +11,11 @@ from threading import Event, Semaphore
 
 from pteforge.tests.artifacts.hub_server import run_hub
 
-SHARDS = {f"model-{number}.safetensors": bytes([0, number]) * 50_000 for number in range(4)}
+HEADER = b'{"weight": {"data_offsets": [0, 100000]}}'
+SHARDS = {
+    f"model-{number}.safetensors": len(HEADER).to_bytes(8, "little") + HEADER + bytes([0, number]) * 50_000
+    for number in range(4)
+}
 INDEX = {"weight_map": {f"layers.{number}": name for number, name in enumerate(SHARDS)}}
 FILES = {
     "config.json": b'{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}',

@@ -1,6 +1,8 @@
 """Where a model that is named is: which builder makes it, of which files, and what is wrong with a name."""
 
+import io
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -24,10 +26,16 @@ def hub(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def safetensors(size: int) -> bytes:
+    """A file with one tensor of so many bytes."""
+    header = json.dumps({"__metadata__": {"format": "pt"}, "weight": {"data_offsets": [0, size]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
 def write_model(folder: Path, architecture: str, **fields: object) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture], **fields}))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "model.safetensors").write_bytes(safetensors(4))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "README.md").write_text("names the licence")
     (folder / "training.md").write_text("not read by any model")
@@ -100,7 +108,8 @@ def test_models_that_hear(tmp_path, architecture, fields, task, builder):
 def test_old_weights(hub):
     """Where there are no safetensors, the weights that are read instead are declared."""
     snapshot = hub / "hub" / "models--org--small" / "snapshots" / COMMIT
-    (snapshot / "model.safetensors").rename(snapshot / "pytorch_model.bin")
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "pytorch_model.bin").write_bytes(archive(4))
     found = find_source(HuggingFaceSource(huggingface="org/small"), hub)
     names = ["README.md", "chat_template.jinja", "config.json", "pytorch_model.bin"]
     assert [path.name for path in found.files] == names
@@ -113,6 +122,99 @@ def test_a_repository_of_which_the_cache_has_a_part(hub):
         find_source(HuggingFaceSource(huggingface="org/small"), hub)
     found = find_source(HuggingFaceSource(huggingface="org/small", config={}), hub)
     assert [path.name for path in found.files] == ["README.md", "chat_template.jinja", "config.json"]
+
+
+def archive(size: int) -> bytes:
+    """What torch.save writes, in outline."""
+    with zipfile.ZipFile(written := io.BytesIO(), "w") as opened:
+        opened.writestr("weights/data/0", bytes(size))
+    return written.getvalue()
+
+
+SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+WHOLE = dict.fromkeys(SHARDS, safetensors(4))
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n"
+
+
+def index(*names: str) -> bytes:
+    return json.dumps({"weight_map": dict(enumerate(names))}).encode()
+
+
+@pytest.mark.parametrize(
+    ("entry", "files", "problem"),
+    [
+        (index(*SHARDS), {SHARDS[0]: safetensors(4)}, f"{SHARDS[1]} is missing; {SHARDS[2]} is missing; copy"),
+        (
+            index(*SHARDS),
+            {**WHOLE, SHARDS[1]: safetensors(4000)[:1000]},
+            f"complete: {SHARDS[1]} has 1000 bytes, and its header says 40[0-9][0-9]; copy",
+        ),
+        (index(*SHARDS), {**WHOLE, SHARDS[1]: safetensors(4) + b"more"}, f"{SHARDS[1]} has [0-9]+ bytes, and its"),
+        (index(*SHARDS), {**WHOLE, SHARDS[1]: safetensors(4)[:20]}, f"{SHARDS[1]} is cut, or not a file of weights"),
+        (index(*SHARDS), {**WHOLE, SHARDS[1]: POINTER}, f"{SHARDS[1]} is a pointer of Git LFS \\(run `git lfs pull`"),
+        (index(*SHARDS), {**WHOLE, SHARDS[1]: b""}, f"{SHARDS[1]} is cut, or not a file of weights"),
+        (index(*SHARDS), {**WHOLE, SHARDS[1]: b"\2\0\0\0\0\0\0\0[]"}, f"{SHARDS[1]} is cut, or not a"),
+        (None, WHOLE, f"no model.safetensors and no pytorch_model.bin, and no index for {SHARDS[0]}, {SHARDS[1]}"),
+        (index(*(f"{number}.safetensors" for number in range(9))), {}, "3.safetensors is missing, and 5 more files"),
+        (index(SHARDS[0], "../b/model.safetensors"), WHOLE, "index.json names ../b/model.safetensors, which is not"),
+        (index(SHARDS[0], "/b/model.safetensors"), WHOLE, "index.json names /b/model.safetensors, which is not in its"),
+        (index(), WHOLE, "index.json names no files"),
+        (b"{}", WHOLE, "index.json is no index of weights that can be read: .*weight_map"),
+        (b"[]", WHOLE, "index.json is no index of weights that can be read"),
+        (b"", WHOLE, "index.json is no index of weights that can be read"),
+        (b'{"weight_map": []}', WHOLE, "index.json is no index of weights that can be read"),
+        (None, {"model.safetensors": safetensors(9)[:-1]}, "model.safetensors has [0-9]+ bytes, and its header says"),
+    ],
+)
+def test_parts_of_a_checkpoint(tmp_path, entry, files, problem):
+    """A folder that was copied in part is refused before any work, by the headers and sizes of its files."""
+    write_model(tmp_path / "large", "LlamaForCausalLM")
+    (tmp_path / "large" / "model.safetensors").unlink()
+    if entry is not None:
+        (tmp_path / "large" / "model.safetensors.index.json").write_bytes(entry)
+    for name, content in files.items():
+        (tmp_path / "large" / name).write_bytes(content)
+    with pytest.raises(SourceError, match=problem):
+        find_source(HuggingFaceSource(huggingface=str(tmp_path / "large")), tmp_path)
+
+
+def test_parts_of_older_checkpoints(tmp_path):
+    """Of archives, the end is known; files of before torch 1.6 have no sizes. Shards may be in folders below."""
+    write_model(tmp_path / "large", "LlamaForCausalLM")
+    (tmp_path / "large" / "model.safetensors").unlink()
+    (tmp_path / "large" / "pytorch_model.bin.index.json").write_bytes(index("parts/a.bin", "b.bin"))
+    source, folder = HuggingFaceSource(huggingface=str(tmp_path / "large")), tmp_path / "large"
+    with pytest.raises(SourceError, match=r"b\.bin is missing; a\.bin is missing"):
+        find_source(source, tmp_path)
+    (folder / "parts").mkdir()
+    (folder / "parts" / "a.bin").write_bytes(archive(5000)[:4000])
+    (folder / "b.bin").touch()
+    with pytest.raises(SourceError, match=r"b\.bin is cut, or not a file of weights; a\.bin is cut"):
+        find_source(source, tmp_path)
+    (folder / "parts" / "a.bin").write_bytes(archive(5000))
+    (folder / "b.bin").write_bytes(b"\x80\x02 a pickle")
+    names = ["b.bin", "parts/a.bin"]
+    found = [str(path.relative_to(folder)) for path in find_source(source, tmp_path).files if path.suffix == ".bin"]
+    assert found == names
+    (folder / "model.safetensors").write_bytes(safetensors(4))  # is read in their place
+    (folder / "b.bin").unlink()
+    find_source(source, tmp_path)
+    (folder / "other.safetensors").write_bytes(safetensors(4))
+    (folder / "config.json").write_text(json.dumps({"transformers_weights": "other.safetensors"}))
+    (folder / "model.safetensors").write_bytes(b"is not read")
+    find_source(source, tmp_path)
+
+
+def test_an_adapter_that_is_cut(tmp_path):
+    """Its file is checked as those of the model are."""
+    write_model(tmp_path / "small", "LlamaForCausalLM")
+    write_adapter(tmp_path / "tuned", None)
+    (tmp_path / "tuned" / "adapter_model.safetensors").write_bytes(safetensors(40)[:-4])
+    source = HuggingFaceSource(huggingface=str(tmp_path / "small"), adapter=str(tmp_path / "tuned"))
+    with pytest.raises(SourceError, match=r"tuned are not complete: adapter_model\.safetensors has"):
+        find_source(source, tmp_path)
 
 
 def test_random_weights_need_no_files(tmp_path):
@@ -148,7 +250,7 @@ def test_fields_of_the_other_kind(tmp_path):
         ("./nowhere", "there is no nowhere/config.json"),
         ("./broken", "broken/config.json cannot be read"),
         ("./list", "list/config.json is not the configuration of a model"),
-        ("./bare", "there are no weights in bare: neither model.safetensors nor pytorch_model.bin; download them"),
+        ("./bare", "there are no weights in bare: no model.safetensors and no pytorch_model.bin, and no index for sh"),
     ],
 )
 def test_names_of_nothing(hub, monkeypatch, name, problem):
@@ -179,7 +281,7 @@ def test_packages_that_are_not_installed(monkeypatch, tmp_path, source, command)
 def write_adapter(folder: Path, base: str | None, **fields: str) -> None:
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, **fields}))
-    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    (folder / "adapter_model.safetensors").write_bytes(safetensors(4))
 
 
 def test_an_adapter(hub):

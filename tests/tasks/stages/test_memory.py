@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from pteforge.tasks.codecs.payload import write_payload
 from pteforge.tasks.engine.workers.memory import own_memory
+from pteforge.tasks.verify.running import runnable_payloads
+from pteforge.tasks.verify.scoring import loaded_predict
 from pteforge.tests import lowering
 from pteforge.tests.lowering import recipe
 
@@ -78,3 +82,15 @@ def test_weights_are_never_in_memory_at_once(name, peaks_of):
     few, many = (peaks_of(RECIPES[name], layers) for layers in LAYERS)
     stages = {*STAGES, "verify"} if name == "portable" else STAGES  # XNNPACK packs weights when it loads a file
     assert {stage for stage in stages if many.get(stage, 0) > few.get(stage, 0) + BOUND} == set()
+
+
+@SLOW
+def test_payloads_of_a_fat_file_run_one_after_another(stages, tmp_path):
+    """None is in memory as a whole, but for what XNNPACK packs; that is free before the next one runs."""
+    layers, peaks = 6, {}
+    made = stages.lower({"builder": "builders:wide", "kwargs": {"layers": layers}}, RECIPES["fat"])
+    write_payload(made.outputs["serialize"]["file"], made.store, file := tmp_path / "fat.pte")
+    with watching(peaks, "run"):
+        for name, loadable in runnable_payloads(file, (), {}):
+            loaded_predict(loadable, name, {})(torch.ones(1, 2048))
+    assert layers << 24 <= peaks["run"] < (layers << 24) + BOUND
