@@ -6,7 +6,7 @@ import os
 import pickle
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ...artifacts.files import LocalFiles, write_errors
 from ...artifacts.local_store import LocalStore
 from ...artifacts.records import RecordFiles, Seal
 from ...artifacts.ref import ArtifactManifest
-from ...errors import ObjectDamaged, ObjectMissing
+from ...errors import ObjectDamaged, ObjectMissing, StoreUnusable
 from ..codecs.pickler import dump_stream, load_stream
 from ..codecs.storages import AbsentWeights, BlobSink, StorageTable, open_externals, storage_bytes
 from ..codecs.values import is_dense
@@ -87,7 +87,8 @@ class FinishedLayers(TensorFiles):
         if addresses.isdisjoint(value.untyped_storage().data_ptr() for value in before.values()):
             body = {"externals": [list(entry) for entry in sink.entries], "stream": stream.hex()}
             manifest = ArtifactManifest("layer", tuple(sink.blobs), body)
-            self._files.write(self._name(record), record, manifest.encode())
+            with suppress(StoreUnusable):  # as where the stage of another zoo, in the same slot, has just ended
+                self._files.write(self._name(record), record, manifest.encode())
 
     def _restore(self, layer: nn.Module, record: str) -> bool:
         """Gives a layer the parameters of a record; False if there is none, or it or an object of it is damaged."""

@@ -100,6 +100,15 @@ def test_a_large_checkpoint(project, checked, monkeypatch, recipe, size, expecte
         assert "--store" in problem
 
 
+def test_finished_layers_need_no_space_again(project, checked, monkeypatch):
+    """Where an interrupted run has left layers in the store, it is not certain that they have yet to be written."""
+    monkeypatch.chdir(project.folder)
+    project.write_zoo({"large": write_large(project)}, ("xnnpack-llm-8da4w",))
+    assert checked(1.5 * MIB)[0] == "error"
+    (project.store / "unfinished" / "0").mkdir(parents=True)
+    assert checked(1.5 * MIB)[0] == "warning"
+
+
 def test_parts_of_weights_are_uncertain(project, checked, monkeypatch):
     """A task that is named may use a part of the weights, and random weights are in no file."""
     monkeypatch.chdir(project.folder)
