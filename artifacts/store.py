@@ -160,7 +160,7 @@ class Store(ABC):
 
     @abstractmethod
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
-        """Deletes what nobody needs any more; returns how many.
+        """Deletes leftovers of processes and collections; returns how many.
 
         That is: staging files and leases of dead processes, and, from before `since`, quarantined objects and what
         interrupted stages left.

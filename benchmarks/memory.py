@@ -51,8 +51,6 @@ PACKED = """
 import os, sys
 import executorch.extension.llm.custom_ops.custom_ops, executorch.kernels.quantized
 from executorch.runtime import Runtime
-from pteforge.formats.nfat.container import is_fat, open_fat
-from pteforge.formats.pte.reader import open_pte
 from pteforge.tasks.engine.workers.memory import own_memory
 
 before, program = own_memory(os.getpid()), Runtime.get().load_program(sys.argv[1])
@@ -360,8 +358,8 @@ def text_of(name: str, model: Model, measured: Measured, recipes: str) -> str:
     stages = [(value, what, limit) for what, value, limit in limits_of(model, measured) if what in measured.steps]
     others = [entry for entry in limits_of(model, measured) if entry[0] not in measured.steps]
     for loading in (True, False):
-        if chosen := [stage for stage in stages if stage[1].startswith(LOADING) == loading]:
-            value, what, limit = max(chosen)
+        if alike := [stage for stage in stages if stage[1].startswith(LOADING) == loading]:
+            value, what, limit = max(alike)
             kind = "any stage that loads the file" if loading else "any other stage"
             others.insert(0, (f"{kind}; the largest: `{what}`", value, limit))
     totals = [("in all", "MiB", "limit, MiB", "")]

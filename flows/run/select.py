@@ -141,26 +141,26 @@ def _plan(
         python_path=loaded.zoo.python_path,
         folder=loaded.files[0].parent,
     )
-    if own := methods_of(source):
-        _check_methods(loaded, model, own)
+    if methods := methods_of(source):
+        _check_methods(loaded, model, methods)
     return model
 
 
-def _check_methods(loaded: LoadedZoo, model: PlannedModel, own: Mapping[str, bool]) -> None:
+def _check_methods(loaded: LoadedZoo, model: PlannedModel, methods: Mapping[str, bool]) -> None:
     """Raises InputError for methods that a model by name does not have, and for what those that it has cannot do."""
     error_at, where = loaded.locations.error, ("models", model.name)
-    for method in [bucket.method for bucket in model.buckets if own.get(bucket.method)]:
+    for method in [bucket.method for bucket in model.buckets if methods.get(bucket.method)]:
         problem = "the method keeps a cache, and each bucket would have its own; leave the buckets out"
         raise error_at(problem, (*where, "methods", method, "buckets"))
     with errors_at(error_at, where):
-        model.check_methods(own)
+        model.check_methods(methods)
     for recipe in model.recipes:
         with errors_at(error_at, ("recipes", recipe.name)):
-            recipe.check_methods(model.methods_in_file(own))
+            recipe.check_methods(model.methods_in_file(methods))
         of_model = loaded.zoo.models[model.name].accuracy
         with errors_at(error_at, (*(where if of_model else ("recipes", recipe.name)), "accuracy")):
-            _check_evaluator(recipe.gate, own)
-        if "prefill" in own and not recipe.recipe.compile.share_mutable_buffers:
+            _check_evaluator(recipe.gate, methods)
+        if "prefill" in methods and not recipe.recipe.compile.share_mutable_buffers:
             problem = (
                 f"its methods share a cache, and those of recipe {recipe.name!r} do not: choose one with "
                 "`compile: {share_mutable_buffers: true}`, which makes a plain file"
@@ -168,15 +168,15 @@ def _check_methods(loaded: LoadedZoo, model: PlannedModel, own: Mapping[str, boo
             raise error_at(problem, (*where, "source", "prefill"))
 
 
-def _check_evaluator(gate: AccuracyGate | None, own: Mapping[str, bool]) -> None:
-    """Raises SourceError if one of our evaluators runs a method that is not there, or does not generate text."""
+def _check_evaluator(gate: AccuracyGate | None, methods: Mapping[str, bool]) -> None:
+    """Raises SourceError if an evaluator of pteforge's runs a method that is not there, or does not generate text."""
     if gate is None or not gate.evaluator.builder.startswith(SHIPPED_EVALUATORS):
         return
     name, method = gate.evaluator.builder.rpartition(":")[2], str(gate.evaluator.kwargs.get("method", "forward"))
-    generates = any(own.values()) if name in METRICS else own.get(method)
-    if not generates and (name in {*METRICS, "neg_perplexity"} or method not in own):
+    generates = any(methods.values()) if name in METRICS else methods.get(method)
+    if not generates and (name in {*METRICS, "neg_perplexity"} or method not in methods):
         needed = "a model that generates text" if name in METRICS else f"a method {method!r} that it can run"
-        raise SourceError(f"{name} needs {needed}; this model has {', '.join(own)}")
+        raise SourceError(f"{name} needs {needed}; this model has {', '.join(methods)}")
 
 
 def _check_layers(loaded: LoadedZoo, name: str, recipes: Sequence[str]) -> None:

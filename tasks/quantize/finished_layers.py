@@ -56,19 +56,19 @@ class FinishedLayers(TensorFiles):
         """
         layer = holder.get_submodule(path)
         before, attributes, generators = dict(layer.named_parameters(recurse=False)), _attributes(layer), _generators()
-        known = all(map(is_dense, before.values()))
-        weights = {name: _identity(value) for name, value in before.items()} if known else {}
+        plain = all(map(is_dense, before.values()))
+        weights = {name: _identity(value) for name, value in before.items()} if plain else {}
         record = digest_json([asked, path, str(type(layer)), weights])
-        if known and self._restore(layer, record):
+        if plain and self._restore(layer, record):
             self.taken += 1
             self.move_parameters(layer)
             yield False
             return
         yield True
-        made, now = holder.get_submodule(path), dict(layer.named_parameters(recurse=False))
-        changed = [name for name in now | before if now.get(name) is not before.get(name)]
-        self.move_parameters(made)
-        if known and made is layer and _same(attributes, _attributes(layer)) and generators == _generators():
+        quantized, after = holder.get_submodule(path), dict(layer.named_parameters(recurse=False))
+        changed = [name for name in after | before if after.get(name) is not before.get(name)]
+        self.move_parameters(quantized)
+        if plain and quantized is layer and _same(attributes, _attributes(layer)) and generators == _generators():
             self._keep(layer, changed, before, record)
             self._restore(layer, record)
 
@@ -78,8 +78,8 @@ class FinishedLayers(TensorFiles):
     def _keep(self, layer: nn.Module, changed: Sequence[str], before: Mapping[str, nn.Parameter], record: str) -> None:
         sink = BlobSink(self.store, StorageTable())
         try:
-            made = {name: getattr(layer, name) for name in changed}
-            flat = {name: value if value is None else _flat(value) for name, value in made.items()}
+            parameters = {name: getattr(layer, name) for name in changed}
+            flat = {name: value if value is None else _flat(value) for name, value in parameters.items()}
             stream = dump_stream(flat, sink)
         except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError):
             return

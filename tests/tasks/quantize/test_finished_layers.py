@@ -266,7 +266,7 @@ def test_what_cannot_be_restored_is_not_kept(bench, monkeypatch):
 
 
 def test_layers_are_objects_of_the_store(bench, interrupted, tmp_path):
-    """No byte is on the disk twice, nor is a scratch file left; garbage collection counts them, and forgets them."""
+    """No byte is on the disk twice, and no scratch file is left; garbage collection counts and removes the layers."""
     store = LocalOnlyStore(tmp_path / "store")
     made = {path.stat().st_ino for path in store.local.root.glob("objects/*/*")}
     assert collect(store, dry_run=True).objects_kept == len(made) > 0

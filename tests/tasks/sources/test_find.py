@@ -27,7 +27,7 @@ def hub(tmp_path, monkeypatch) -> Path:
 
 
 def safetensors(size: int) -> bytes:
-    """A file with one tensor of so many bytes."""
+    """A file with one tensor of `size` bytes."""
     header = json.dumps({"__metadata__": {"format": "pt"}, "weight": {"data_offsets": [0, size]}}).encode()
     return len(header).to_bytes(8, "little") + header + bytes(size)
 
