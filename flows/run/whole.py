@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from ...artifacts.digest import Digest, digest_bytes, digest_json
 from ...artifacts.ledger import ModelRecord, SourceRecord
 from ...configs.sources import BuilderSource, ProgramSource
-from ...errors import PteforgeError, SourceError, StageFailed
+from ...errors import CodeChanged, PteforgeError, SourceError
 from ...tasks.engine.executor import Executor, LedgerRunner
 from ...tasks.engine.keys.code import PTEFORGE, stage_code_digest
 from ...tasks.engine.keys.loaded import check_distributions, own_sources
@@ -70,7 +70,7 @@ class WholeModels:
             return None
         try:
             holds = record.key == self._key(model, record.distributions) and self._same_sources(model, record)
-        except (SourceError, StageFailed):
+        except (SourceError, CodeChanged):
             return None  # a file is gone, or code has changed: whoever looks up the stages says so
         return record if holds and self._store.has_all(record.objects) else None
 

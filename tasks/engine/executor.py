@@ -27,7 +27,7 @@ from ...artifacts.ledger import StageRecord
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
-from ...errors import ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
+from ...errors import CodeChanged, ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
 from ..results.causes import add_known_causes, awaits_diagnosis
 from ..targets.find import find_target_class, link_names
 from .keys.code import PTEFORGE, StageKey, only_carries, source_digest, stage_code_digest
@@ -154,10 +154,7 @@ class Executor:
         return self.store.local.unfinished(digest_json([call.slot, key.code, dict(key.versions), self.refresh]))
 
     def adopt(self, call: StageCall, outputs: Mapping[str, ArtifactRef], seconds: float, reason: str = "") -> Done:
-        """Records outputs that the caller made itself, as if the stage had just run; raises StageFailed.
-
-        That is where the code which has run is not what the key says.
-        """
+        """Records outputs that the caller made itself, as if the stage had just run; raises CodeChanged."""
         check_loaded(call, loaded_sources().paths())
         for ref in outputs.values():
             self.store.publish(ref)
@@ -212,6 +209,8 @@ class Executor:
             except (PteforgeError, OSError, ValueError) as error:
                 raise StageFailed.of(error) from error
             seconds = time.perf_counter() - started
+        if "changed" in result:
+            raise CodeChanged(result["changed"])
         outputs, remarks = _OUTPUTS.validate_python(result["outputs"]), result["remarks"]
         for ref in outputs.values():
             self.store.publish(ref)
@@ -226,7 +225,7 @@ class Executor:
     def _check_code(
         self, call: StageCall, key: StageKey, unfound: set[str], loaded: Mapping[str, FileState | None]
     ) -> None:
-        """Raises StageFailed if what has run, with sources `loaded`, may not be what the key says.
+        """Raises CodeChanged if what has run, with sources `loaded`, may not be what the key says.
 
         `unfound` are files in the key that could not be found by name before it ran.
         """
@@ -273,7 +272,7 @@ class Executor:
         A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
         code enters the key, so a later change of it is a miss. So are packages that the user's imports import, files
         that were not declared, and environment variables. The key has those as they were when they were read: where
-        they have changed since, no later call has it. Raises StageFailed if the user's code is not what it was when the
+        they have changed since, no later call has it. Raises CodeChanged if the user's code is not what it was when the
         call was made.
         """
         assert call.user_code  # noqa: S101 - the caller has looked
@@ -281,7 +280,7 @@ class Executor:
         watched = set(ledger.watched(name))
         digest = self.store.inputs.digest
         if not says_as_much(current_params(call, tuple(sorted(watched)), digest), call.params):
-            raise StageFailed("the model's source changed while it was exported; export it again", bad_input=True)
+            raise CodeChanged("the model's source changed while it was exported; run again")
         reads = Observed.decode(self.store.local.read_artifact(observed))
         now_watched = tuple(sorted(watched | (set(reads.modules) - known_modules(call.params)) | set(reads.inputs)))
         if watched != set(now_watched):
@@ -336,12 +335,15 @@ def run_stage(work: Any) -> Any:
             remarks.append,
         )
         outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
-    loaded = check_loaded(call, before)
+    try:
+        loaded = check_loaded(call, before)
+    except CodeChanged as error:
+        return {"changed": str(error)}
     return {"outputs": _OUTPUTS.dump_python(to_roles(outputs), mode="json"), "remarks": remarks, "loaded": loaded}
 
 
 def check_loaded(call: StageCall, before: Mapping[str, object] | None) -> Mapping[str, FileState | None]:
-    """Raises StageFailed if a stage that has run here may have run code that is not what the files are by now.
+    """Raises CodeChanged if a stage that has run here may have run code that is not what the files are by now.
 
     Returns the states of the user's modules: those that the key names, and those that were loaded since `before`.
     """
@@ -370,7 +372,7 @@ def _toolchain(
 ) -> tuple[Digest, Mapping[str, str]]:
     """What a stage runs with: the digest of our code, and the versions of everything else.
 
-    Takes milliseconds, since it reads what is installed: keep it for the time of a run. Raises StageFailed if either
+    Takes milliseconds, since it reads what is installed: keep it for the time of a run. Raises CodeChanged if either
     has changed since this process started.
     """
     modules, names = [module], list(distributions)

@@ -276,7 +276,7 @@ def stage_code_digest(module: str) -> Digest:
     What it imports from elsewhere counts by version; `CARRIERS` do not count. The ``__init__`` of a
     pteforge package counts where something is imported from it, but not just because a module is within: those files
     define and re-export, no more, and a new version number is no reason to lower everything again. Remembered for the
-    life of the process, as the loaded code is. Raises ValueError if there is no such module, and StageFailed if the
+    life of the process, as the loaded code is. Raises ValueError if there is no such module, and CodeChanged if the
     code has changed since the process started.
     """
     with _LOCK:

@@ -18,7 +18,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from ....errors import StageFailed  # nothing more of ours, since what is loaded before this module is not looked at
+from ....errors import CodeChanged  # nothing more of ours, since what is loaded before this module is not looked at
 
 FileState = str
 """Time of the last change, size and inode. Linking a file elsewhere, as uv does, changes none of them."""
@@ -77,9 +77,9 @@ def changed_files() -> list[str]:
     return sorted(path.removeprefix(_PACKAGE) for path in changed)
 
 
-def changed_code(files: Iterable[str]) -> StageFailed:
+def changed_code(files: Iterable[str]) -> CodeChanged:
     """The error for code of pteforge's that is not what a key would say."""
-    return StageFailed(
+    return CodeChanged(
         f"pteforge's code has changed since this process loaded it ({_listed(files)}), so nothing more is recorded; "
         "run again, and restart workers that live longer than a run"
     )
@@ -126,7 +126,7 @@ def read_own_sources() -> None:
 def source(path: Path) -> bytes:
     """A module's source: of pteforge's, as this process has loaded it, or would have loaded it at its start.
 
-    Raises StageFailed where that is not known any more, and OSError.
+    Raises CodeChanged where that is not known any more, and OSError.
     """
     name = str(path)
     if not name.startswith(tuple(f"{_PACKAGE}{folder}{os.sep}" for folder in _FOLDERS)) or path.suffix != ".py":
@@ -138,7 +138,7 @@ def source(path: Path) -> bytes:
 
 
 def own_sources() -> dict[str, bytes]:
-    """Returns pteforge's sources by path below the package; raises StageFailed if one has changed since the start."""
+    """Returns pteforge's sources by path below the package; raises CodeChanged if one has changed since the start."""
     sources = _own_sources()
     if changed := [path.removeprefix(_PACKAGE) for path, content in sources.items() if content is None]:
         raise changed_code(changed)
@@ -146,7 +146,7 @@ def own_sources() -> dict[str, bytes]:
 
 
 def check_own_modules(carries: Callable[[str], bool]) -> None:
-    """Raises StageFailed if a stage may have run code of pteforge's that its key does not have.
+    """Raises CodeChanged if a stage may have run code of pteforge's that its key does not have.
 
     `carries` says of a module's name that it is no part of the key.
     """
@@ -159,12 +159,12 @@ def check_own_modules(carries: Callable[[str], bool]) -> None:
 
 
 def check_distributions(names: Iterable[str]) -> None:
-    """Raises StageFailed if one of these distributions was replaced since this process started."""
+    """Raises CodeChanged if one of these distributions was replaced since this process started."""
     wanted = {_normalised(name) for name in names}
     for path, state in _metadata_at_start.items():
         name = Path(path).name.removesuffix(".dist-info").removesuffix(".egg-info").partition("-")[0]
         if _normalised(name) in wanted and file_state(path) != state:
-            raise StageFailed(
+            raise CodeChanged(
                 f"the package {name} was changed since this process started, so nothing more is recorded; run again, "
                 "and restart workers that live longer than a run"
             )
@@ -202,7 +202,7 @@ class LoadedSources:
         return dict(self._notes)
 
     def check(self, paths: Iterable[str], meaning: Callable[[bytes], Any]) -> dict[str, FileState | None]:
-        """States of these files, as of now; raises StageFailed if one no longer means what was loaded."""
+        """States of these files, as of now; raises CodeChanged if one no longer means what was loaded."""
         states = {path: file_state(path) for path in paths if path in self._notes}
         for path, state in states.items():
             noted, content = self._notes[path]
@@ -211,11 +211,10 @@ class LoadedSources:
         return states
 
 
-def changed_source(name: str) -> StageFailed:
+def changed_source(name: str) -> CodeChanged:
     """The error for code of the user's that is not what a key would say."""
-    return StageFailed(
-        f"{name} changed after it was loaded, so nothing is recorded; run again (in a notebook, reload the module)",
-        bad_input=True,
+    return CodeChanged(
+        f"{name} changed after it was loaded, so nothing is recorded; run again (in a notebook, reload the module)"
     )
 
 

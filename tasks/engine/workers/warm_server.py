@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ....artifacts.files import abandoned, remove, staging_folder
-from ....errors import StageCrashed, StageError, StageFailed
+from ....errors import CodeChanged, StageCrashed, StageError, StageFailed
 from ..keys.inputs import WORKER_VARIABLES
 from ..keys.loaded import changed_code, changed_files, code_at_start
 from . import server
@@ -165,7 +165,7 @@ class WarmServer:
         self._control.settimeout(_WARM_UP_LIMIT)
         try:
             warm = _is_ready(self._control)
-        except StageFailed as error:
+        except CodeChanged as error:
             self._end(error)
             process.kill()
             warm = False
@@ -282,7 +282,7 @@ class HeldProcess:
 
 
 def _is_ready(control: socket.socket) -> bool:
-    """Waits until a server is, or has ended; raises StageFailed if it has loaded other code than this process."""
+    """Waits until a server is, or has ended; raises CodeChanged if it has loaded other code than this process."""
     greeting = READY + code_at_start().encode()
     said = control.recv(len(greeting), socket.MSG_WAITALL)
     if said.startswith(READY) and said != greeting:
