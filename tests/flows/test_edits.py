@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pteforge
 import pytest
 from pteforge.tests.flows.conftest import Project
 
@@ -87,14 +85,6 @@ def test_edits_of_user_code_in_the_middle(project, lower):
     assert again.outcome.exit_code == 0, again.outcome.failures
     assert all(stage in again.ran(model) for model, stage in STAGES.values())
     assert again.ran("commented") == set()
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A copy of pteforge that a test may edit; commands use it with `PYTHONPATH`."""
-    ignored = shutil.ignore_patterns("tests", "docs", "out", "build", "dist", "__pycache__", ".*", "*.egg-info")
-    shutil.copytree(Path(pteforge.__file__).parent, tmp_path / "copy" / "pteforge", ignore=ignored)
-    return tmp_path / "copy" / "pteforge"
 
 
 def due(project: Project, environment: dict[str, str]) -> set[str]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from pathlib import Path
 
-import pteforge
 import pytest
 from pteforge.tests.conftest import run_process
 
@@ -42,13 +39,11 @@ def called():
 
 
 @pytest.fixture
-def say(tmp_path):
+def say(tmp_path, package):
     """Runs a program, which begins as above, with a copy of pteforge; returns what it prints, by lines."""
-    ignored = shutil.ignore_patterns("tests", "docs", "out", "build", "dist", "__pycache__", ".*", "*.egg-info")
-    shutil.copytree(Path(pteforge.__file__).parent, tmp_path / "pteforge", ignore=ignored)
 
     def run(program: str) -> list[str]:
-        program = f"import sys; sys.path[:0] = ['', {str(tmp_path)!r}]\n{START}{program}"
+        program = f"import sys; sys.path[:0] = ['', {str(package.parent)!r}, {str(tmp_path)!r}]\n{START}{program}"
         done = run_process(sys.executable, "-c", program, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
