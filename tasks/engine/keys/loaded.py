@@ -235,5 +235,5 @@ def loaded_sources() -> LoadedSources:
         return stats(loader, path)
 
     # The import system calls it for each source before it looks for byte code; its audit events name no file.
-    SourceFileLoader.path_stats = noted_stats  # type: ignore[method-assign]
+    SourceFileLoader.path_stats = noted_stats  # type: ignore[method-assign, assignment]
     return sources
