@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .errors import PteforgeError
+from .tasks.engine.keys import loaded as _loaded  # noqa: F401 - looks at pteforge's files before more are loaded
 
 if TYPE_CHECKING:
     from . import configs

@@ -14,6 +14,7 @@ PteforgeError
 |   +-- ObjectDamaged           an object whose bytes do not match its digest; it was quarantined
 +-- StageError              one stage of one model; other models go on
 |   +-- StageFailed             the body raised
+|   |   +-- CodeChanged             what ran may be other code than its key says; running it again helps
 |   +-- StageCrashed            its process died (signal, exit)
 |   +-- StageTimedOut           its process was killed at the time limit
 |   +-- StageOutOfMemory        its process was killed at the memory limit
@@ -194,6 +195,10 @@ class StageFailed(StageError):
             user_code=from_user_code(error),
             lost_object=lost_object,
         )
+
+
+class CodeChanged(StageFailed):
+    """Code has changed since it was loaded, so nothing is recorded."""
 
 
 class StageCrashed(StageError):

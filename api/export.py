@@ -30,6 +30,7 @@ from ..formats.pte.buckets import Bucket
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import count_values
 from ..tasks.engine.executor import EngineRunner, Executor
+from ..tasks.engine.keys.loaded import loaded_sources
 from ..tasks.engine.runner import CutShort, Done, StageCall, StageId
 from ..tasks.engine.stage import Params, to_roles
 from ..tasks.engine.workers import InProcess, as_in_a_process
@@ -49,6 +50,8 @@ from ..tasks.stages.verify import Verify
 from .recipes import RecipeLike, find_recipe
 from .result import Exported, alone
 from .source import Inputs, Keywords, LiveSource, Model, Samples, live_source, method_inputs, read_calibration
+
+loaded_sources()  # hears from now on which sources the caller's modules are loaded from
 
 
 @alone()

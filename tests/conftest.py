@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,6 +155,19 @@ class Said:
         assert "Traceback" not in self.err
         for part in telling:
             assert part in self.err
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of pteforge that a test may edit; commands use it with its folder's parent in `PYTHONPATH`."""
+    root, copy = Path(__file__).parents[1], tmp_path / "copied" / "pteforge"
+    for path in root.glob("*/__init__.py"):
+        if path.parent.name != "tests":
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(path.parent, copy / path.parent.name, ignore=ignored)
+    for path in root.glob("*.py"):
+        shutil.copy(path, copy)
+    return copy
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from ...errors import PteforgeError, StageError, StageFailed, StoreError, StoreU
 from ...tasks.codecs.binding import graph_of
 from ...tasks.engine.executor import Executor, SharingRunner
 from ...tasks.engine.keys.code import StageKey
+from ...tasks.engine.keys.loaded import changed_files
 from ...tasks.engine.runner import DepthFirst, Done, Observer, StageCall
 from ...tasks.engine.stage import Progressed
 from ...tasks.engine.workers import Workers
@@ -131,9 +132,11 @@ class TaskWork:
         ]
         if here.code != self.code:
             differing.append(f"pteforge's code of stage {here.stage!r}")
+        outdated = "restart this worker, which is older than the code on its disk" if changed_files() else ""
         raise StageFailed(
             "this worker cannot run the driver's stage: its stage key differs "
-            f"({'; '.join(differing) or 'the zoo or its modules differ'}); install the same versions on both"
+            f"({'; '.join(differing) or 'the zoo or its modules differ'}); "
+            f"{outdated or 'install the same versions on both'}"
         )
 
 

@@ -24,12 +24,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ...artifacts.digest import Digest, digest_file, digest_json
+from ...artifacts.digest import Digest, digest_bytes, digest_json
 from ...artifacts.ledger import ModelRecord, SourceRecord
 from ...configs.sources import BuilderSource, ProgramSource
-from ...errors import PteforgeError, SourceError
+from ...errors import CodeChanged, PteforgeError, SourceError
 from ...tasks.engine.executor import Executor, LedgerRunner
 from ...tasks.engine.keys.code import PTEFORGE, stage_code_digest
+from ...tasks.engine.keys.loaded import check_distributions, own_sources
 from ...tasks.engine.keys.search import ModuleSearch, distribution_versions, host_capability
 from ...tasks.engine.keys.source import source_fields
 from ...tasks.engine.runner import NotCached
@@ -40,10 +41,6 @@ from ...tasks.results.delivered import Delivered
 from ...tasks.stages.report import Report
 from ...tasks.targets.find import find_target_class, link_names
 from ...tasks.verify.emulators import processor
-
-_PACKAGE = Path(__file__).parents[2]
-_DECIDE = ("artifacts", "configs", "formats", "tasks")
-"""Where pteforge's code is that decides what a model's stages are, what they do, and what is recorded of them."""
 
 _SOURCE: TypeAdapter[BuilderSource | ProgramSource] = TypeAdapter(BuilderSource | ProgramSource)
 
@@ -69,9 +66,13 @@ class WholeModels:
         if self._store.forget_damaged():
             self._records = self._store.ledger.whole_models(self._zoo)
         record = self._records.get(model.name)
-        if record is None or self._executor.refresh or record.key != self._key(model, record.distributions):
+        if record is None or self._executor.refresh:
             return None
-        return record if self._same_sources(model, record) and self._store.has_all(record.objects) else None
+        try:
+            holds = record.key == self._key(model, record.distributions) and self._same_sources(model, record)
+        except (SourceError, CodeChanged):
+            return None  # a file is gone, or code has changed: whoever looks up the stages says so
+        return record if holds and self._store.has_all(record.objects) else None
 
     def note(self, run: ModelRun, results: Results, outcomes: Iterable[Delivered]) -> None:
         """Makes the record of a model whose stages were looked up or run, or drops it where something is missing."""
@@ -131,7 +132,7 @@ class WholeModels:
         return digest_json([repr(model), *machine, _toolchain(distributions, tuple(sorted(targets)))])
 
     def _same_sources(self, model: PlannedModel, record: ModelRecord) -> bool:
-        """Whether the user's code is what it was."""
+        """Whether the user's code is what it was; raises SourceError."""
         search = self._searches.setdefault(model.python_path, ModuleSearch(model.python_path))
 
         def digest(recorded: SourceRecord) -> Digest:
@@ -140,10 +141,7 @@ class WholeModels:
             fields = source_fields(source, search, recorded.watched, folder=model.folder, digest=digest_input)
             return digest_json(fields)
 
-        try:
-            return all(digest(recorded) == recorded.digest for recorded in record.sources)
-        except SourceError:
-            return False  # a file is gone: whoever looks up the stages says so
+        return all(digest(recorded) == recorded.digest for recorded in record.sources)
 
 
 @cache
@@ -154,11 +152,10 @@ def _toolchain(distributions: tuple[str, ...], targets: tuple[str, ...]) -> Dige
     others = [stage_code_digest(module) for module in modules if module.partition(".")[0] != PTEFORGE]
     names = {*TOOLCHAIN, *distributions, *(name for target in classes for name in target.distributions)}
     versions = {"python": platform.python_version(), **distribution_versions(names)}
-    return digest_json([_package_digest(_PACKAGE), others, list(targets), versions])
+    check_distributions(versions)
+    return digest_json([_package_digest(), others, list(targets), versions])
 
 
-@cache
-def _package_digest(package: Path) -> Digest:
+def _package_digest() -> Digest:
     """Of pteforge's own code, comments and all: that takes a tenth of the time of parsing it."""
-    files = [path for name in _DECIDE for path in (package / name).rglob("*.py")]
-    return digest_json({str(path.relative_to(package)): digest_file(path) for path in files})
+    return digest_json({path: digest_bytes(content) for path, content in own_sources().items()})

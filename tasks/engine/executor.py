@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,13 +27,30 @@ from ...artifacts.ledger import StageRecord
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
-from ...errors import ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
+from ...errors import CodeChanged, ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
 from ..results.causes import add_known_causes, awaits_diagnosis
 from ..targets.find import find_target_class, link_names
-from .keys.code import PTEFORGE, StageKey, stage_code_digest
+from .keys.code import PTEFORGE, StageKey, only_carries, source_digest, stage_code_digest
 from .keys.inputs import Observed
+from .keys.loaded import (
+    FileState,
+    changed_source,
+    check_distributions,
+    check_own_modules,
+    file_state,
+    loaded_sources,
+    module_file,
+    read_own_sources,
+)
 from .keys.search import distribution_versions
-from .keys.source import current_params, declared_files, known_modules, says_as_much
+from .keys.source import (
+    current_params,
+    declared_files,
+    differing_sources,
+    known_modules,
+    says_as_much,
+    sources_of,
+)
 from .runner import DepthFirst, Done, NotCached, Observer, StageCall
 from .stage import (
     UNKNOWN_DIGEST,
@@ -63,7 +81,8 @@ class Executor:
     """
 
     def __init__(self, store: Store, workers: StageRunner, refresh: str = "") -> None:
-        """Starts nothing."""
+        """Starts nothing, and reads pteforge's sources for its keys."""
+        read_own_sources()
         self.store = store
         self.refresh = refresh
         self._workers = workers
@@ -135,7 +154,8 @@ class Executor:
         return self.store.local.unfinished(digest_json([call.slot, key.code, dict(key.versions), self.refresh]))
 
     def adopt(self, call: StageCall, outputs: Mapping[str, ArtifactRef], seconds: float, reason: str = "") -> Done:
-        """Records outputs that the caller made itself, as if the stage had just run."""
+        """Records outputs that the caller made itself, as if the stage had just run; raises CodeChanged."""
+        check_loaded(call, loaded_sources().paths())
         for ref in outputs.values():
             self.store.publish(ref)
         return replace(self._commit(call, self.key(call), outputs, seconds), reason=reason)
@@ -159,6 +179,9 @@ class Executor:
     def _make(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed) -> Done:
         for ref in call.inputs.values():
             self.store.fetch(ref)
+        changed, unfound = differing_sources(call, self.store.inputs.digest)
+        if changed:
+            raise changed_source(min(changed))
         unfinished = self.unfinished(call)
         work = StageWork(call, self.store.local.root, unfinished).to_json()
         queued, predicted, peak, log = 0.0, 0, 0, None
@@ -186,15 +209,34 @@ class Executor:
             except (PteforgeError, OSError, ValueError) as error:
                 raise StageFailed.of(error) from error
             seconds = time.perf_counter() - started
+        if "changed" in result:
+            raise CodeChanged(result["changed"])
         outputs, remarks = _OUTPUTS.validate_python(result["outputs"]), result["remarks"]
         for ref in outputs.values():
             self.store.publish(ref)
         if call.user_code:
             call = self._watch(call, outputs["observed"])
             key = self.key(call)
+        self._check_code(call, key, unfound, result["loaded"])
         done = self._commit(call, key, outputs, seconds, peak, log)
         remove(unfinished)
         return replace(done, queued=queued, predicted_memory=predicted, remarks=tuple(remarks))
+
+    def _check_code(
+        self, call: StageCall, key: StageKey, unfound: set[str], loaded: Mapping[str, FileState | None]
+    ) -> None:
+        """Raises CodeChanged if what has run, with sources `loaded`, may not be what the key says.
+
+        `unfound` are files in the key that could not be found by name before it ran.
+        """
+        packages = (name for source in sources_of(call.params) for name in source.get("distributions", ()))
+        check_distributions([*key.versions, *packages])
+        modules, files = (set(), set()) if call.user_code else differing_sources(call, self.store.inputs.digest)
+        changed = modules | (files - unfound)
+        # last, so that what was compared above is what was loaded
+        changed |= {Path(path).name for path, state in loaded.items() if state != file_state(path)}
+        if changed:
+            raise changed_source(min(changed))
 
     def _commit(
         self,
@@ -230,7 +272,7 @@ class Executor:
         A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
         code enters the key, so a later change of it is a miss. So are packages that the user's imports import, files
         that were not declared, and environment variables. The key has those as they were when they were read: where
-        they have changed since, no later call has it. Raises StageFailed if the user's code is not what it was when the
+        they have changed since, no later call has it. Raises CodeChanged if the user's code is not what it was when the
         call was made.
         """
         assert call.user_code  # noqa: S101 - the caller has looked
@@ -238,7 +280,7 @@ class Executor:
         watched = set(ledger.watched(name))
         digest = self.store.inputs.digest
         if not says_as_much(current_params(call, tuple(sorted(watched)), digest), call.params):
-            raise StageFailed("the model's source changed while it was exported; export it again", bad_input=True)
+            raise CodeChanged("the model's source changed while it was exported; run again")
         reads = Observed.decode(self.store.local.read_artifact(observed))
         now_watched = tuple(sorted(watched | (set(reads.modules) - known_modules(call.params)) | set(reads.inputs)))
         if watched != set(now_watched):
@@ -279,6 +321,7 @@ def run_stage(work: Any) -> Any:
 
         state = fresh_state()
     remarks: list[str] = []
+    before = loaded_sources().paths() if any(sources_of(call.params)) else None
     with store.scratch() as scratch, state:
         space = Workspace(
             store,
@@ -292,7 +335,25 @@ def run_stage(work: Any) -> Any:
             remarks.append,
         )
         outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
-    return {"outputs": _OUTPUTS.dump_python(to_roles(outputs), mode="json"), "remarks": remarks}
+    try:
+        loaded = check_loaded(call, before)
+    except CodeChanged as error:
+        return {"changed": str(error)}
+    return {"outputs": _OUTPUTS.dump_python(to_roles(outputs), mode="json"), "remarks": remarks, "loaded": loaded}
+
+
+def check_loaded(call: StageCall, before: Mapping[str, object] | None) -> Mapping[str, FileState | None]:
+    """Raises CodeChanged if a stage that has run here may have run code that is not what the files are by now.
+
+    Returns the states of the user's modules: those that the key names, and those that were loaded since `before`.
+    """
+    check_own_modules(partial(only_carries, module=call.stage.__module__))
+    if before is None:
+        return {}
+    noted = loaded_sources()
+    during = {path for path, when in noted.paths().items() if before.get(path) is not when}
+    named = {module_file(name) for source in sources_of(call.params) for name in source["modules"]}
+    return noted.check(during | named, source_digest)
 
 
 def _chain(call: StageCall) -> CallChain | None:
@@ -311,13 +372,15 @@ def _toolchain(
 ) -> tuple[Digest, Mapping[str, str]]:
     """What a stage runs with: the digest of our code, and the versions of everything else.
 
-    Takes milliseconds, since it reads what is installed: keep it for the time of a run.
+    Takes milliseconds, since it reads what is installed: keep it for the time of a run. Raises CodeChanged if either
+    has changed since this process started.
     """
     modules, names = [module], list(distributions)
     for target in dict.fromkeys(targets):
         names += find_target_class(target).distributions
         modules += [find_target_class(link).__module__ for link in link_names(target)]
     versions = {"python": platform.python_version(), **distribution_versions(names)}
+    check_distributions(versions)
     return digest_json([stage_code_digest(name) for name in modules]), versions
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from ...errors import PteforgeError, SourceError, StageError, StageFailed
+from ...errors import CodeChanged, PteforgeError, SourceError, StageError, StageFailed
 from .diagnosis import Finding, add_findings
 
 Circumstance = Literal[
@@ -398,6 +398,8 @@ def awaits_diagnosis(stage: str, error: Exception) -> bool:
 
 def is_worth_diagnosing(error: PteforgeError) -> bool:
     """Whether a failed export may be due to what torch.export makes of the model, and not to its builder or inputs."""
+    if isinstance(error, CodeChanged):
+        return False
     if isinstance(error, StageFailed) and not error.bad_input:
         return not error.lost_object
     about_shapes = isinstance(error, StageFailed | SourceError) and "with its dynamic shapes" in str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import shutil
 import sys
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.export import ExportRecipe, ExportSession, LoweringRecipe, StageType
-from pteforge.errors import ConfigError, SourceError, StageFailed
+from pteforge.errors import CodeChanged, ConfigError, SourceError, StageFailed
 from pteforge.tests.lowering import ZOO, checked_recipe
 
 pytestmark = pytest.mark.slow
@@ -68,6 +69,20 @@ def test_passes_of_one_method(lower, nets, store):
     found = {method: operators(result.artifact("edge", method=method)) for method in result.methods}
     assert ("aten.relu.default" in found["first"], "aten.sigmoid.default" in found["first"]) == (True, False)
     assert ("aten.relu.default" in found["second"], "aten.sigmoid.default" in found["second"]) == (False, True)
+
+
+def test_edits_need_a_reload(lower, tmp_path):
+    """A module that was edited after it was imported runs as it was, so it is not recorded until it is reloaded."""
+    named = {"callable": "own_edge_passes:two"}
+    assert "aten.tanh.default" in operators(lower(named).artifact("edge"))
+    code = tmp_path / "own_edge_passes.py"
+    code.write_text(code.read_text().replace('[Replace("tanh"), Replace("sigmoid")]', '[Replace("sigmoid")]'))
+    with pytest.raises(CodeChanged, match=r"own_edge_passes\.py changed after it was loaded"):
+        lower(named)
+    importlib.reload(sys.modules["own_edge_passes"])
+    assert "aten.sigmoid.default" in operators(lower(named).artifact("edge"))
+    code.write_text(code.read_text() + "# a comment\n")
+    lower(named | {"kwargs": {}})
 
 
 @pytest.mark.filterwarnings("ignore:This API and all of its related functionality")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ....artifacts.digest import Digest, digest_bytes, digest_json
+from .loaded import source
 from .search import FoundModule, ModuleSearch, Origin
 
 PTEFORGE = __name__.partition(".")[0]
@@ -64,6 +65,11 @@ def file_digest(path: Path) -> Digest:
     return _analyse(path.read_bytes(), path.suffix, "").digest
 
 
+def source_digest(content: bytes) -> Digest:
+    """As `file_digest`, of a file that has this content."""
+    return _analyse(content, ".py", "").digest
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleCode:
     """One module's code."""
@@ -77,7 +83,7 @@ class ModuleCode:
 def read_module(found: FoundModule) -> ModuleCode:
     if found.path is None:
         raise ValueError(f"{found.name} has no file")
-    return _analyse(found.path.read_bytes(), found.path.suffix, found.package)
+    return _analyse(source(found.path), found.path.suffix, found.package)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +276,8 @@ def stage_code_digest(module: str) -> Digest:
     What it imports from elsewhere counts by version; `CARRIERS` do not count. The ``__init__`` of a
     pteforge package counts where something is imported from it, but not just because a module is within: those files
     define and re-export, no more, and a new version number is no reason to lower everything again. Remembered for the
-    life of the process, as the loaded code is. Raises ValueError if there is no such module.
+    life of the process, as the loaded code is. Raises ValueError if there is no such module, and CodeChanged if the
+    code has changed since the process started.
     """
     with _LOCK:
         return _code_digest(module)

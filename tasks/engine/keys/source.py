@@ -15,8 +15,9 @@ from ....artifacts.digest import Digest, digest_file, digest_json
 from ....configs.sources import BuilderSource, ProgramSource
 from ....errors import SourceError
 from ..stage import CallableParams, Params
-from .code import JSON, PTEFORGE, file_digest, module_closure
+from .code import JSON, PTEFORGE, file_digest, module_closure, read_module
 from .inputs import input_fields, is_input
+from .loaded import module_file
 from .search import ModuleSearch, Origin, distribution_versions
 
 if TYPE_CHECKING:
@@ -111,15 +112,8 @@ def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> t
 def loaded_files(before: Container[str]) -> Iterator[tuple[str, Path]]:
     """Names and files of the modules in ``sys.modules``, except those that were there `before`."""
     for name in set(sys.modules) - {"__main__", "__mp_main__"}:
-        if name in before:
-            continue
-        try:
-            # Not getattr: that would load a lazily loaded module.
-            file = object.__getattribute__(sys.modules[name], "__dict__").get("__file__")
-        except AttributeError:
-            continue  # not a module: sys.modules may hold anything
-        if isinstance(file, str):
-            yield name, Path.cwd() / file
+        if name not in before and (file := module_file(name)):
+            yield name, Path(file)
 
 
 def source_fields(
@@ -238,6 +232,42 @@ def current_params(
         )
     params: Params = call.params.model_copy(update=update)
     return params
+
+
+def sources_of(params: Any) -> Iterator[Mapping[str, Any]]:
+    """The key fields of all sources that a stage's params have: params, or JSON of them."""
+    match params:
+        case Params():
+            yield from sources_of(params.model_dump())
+        case {"builder": _, "modules": _}:
+            yield params
+        case Mapping():
+            for value in params.values():
+                yield from sources_of(value)
+        case list() | tuple():
+            for value in params:
+                yield from sources_of(value)
+
+
+def differing_sources(call: StageCall, digest: Callable[[Path], Digest]) -> tuple[set[str], set[str]]:
+    """The user's modules and files in a call's key that are not, as of now, what the key says; by their names there.
+
+    Files outside of the zoo's folder are always among them: nothing but their names is known.
+    """
+    search = ModuleSearch(call.python_path)
+    modules: set[str] = set()
+    files: set[str] = set()
+    for source in sources_of(call.params):
+        for name, known in source["modules"].items():
+            if not name.startswith("*/"):
+                found = search.find(name)
+                modules.update([name] if not (found and found.path) or read_module(found).digest != known else [])
+        for name, known in {**source.get("files", {}), **source.get("read", {})}.items():
+            try:
+                files.update([name] if digest(call.folder / name) != known else [])
+            except OSError:
+                files.add(name)
+    return modules, files
 
 
 def known_modules(params: Any) -> set[str]:

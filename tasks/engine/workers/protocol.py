@@ -46,7 +46,7 @@ class WorkerReport:
 
 CALL_FDS = 4
 PROCESS_FDS = CALL_FDS + 2
-READY = b"R"
+READY = b"R"  # followed by the server's `tasks.engine.keys.loaded.code_at_start`
 CALL = b"C"
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from ....errors import InputError, ObjectDamaged, ObjectMissing, from_user_code, whole_message
+from ..keys.loaded import code_at_start, settle
 from ..stage import reporter
 from .memory import children, own_memory
 from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, CallRequest, Ended, ProgressWriter, Started
@@ -81,7 +82,7 @@ _STAGE_PROGRAM = """\
 import sys
 sys.path[:] = {path!r}
 from {module} import run_started_process
-run_started_process({server}, {preload!r}, {fds!r})
+run_started_process({server}, {preload!r}, {fds!r}, {code!r})
 """
 
 
@@ -117,14 +118,18 @@ def run_stage_process(server: int, control: Callable[[int, int], None], own_fds:
     os._exit(0)
 
 
-def run_started_process(server: int, preload: list[str], own_fds: list[int]) -> NoReturn:
-    """The main program of a stage process that is not forked: imports the preload modules, then continues as one."""
+def run_started_process(server: int, preload: list[str], own_fds: list[int], code: str) -> NoReturn:
+    """The main program of a stage process that is not forked: imports the preload modules, then continues as one.
+
+    Its calls fail unless pteforge's files are what they were for the server: `code`.
+    """
     _prepare_interpreter()
     _write_to(os.dup(own_fds[2]))  # the log
     for fd in own_fds:
         os.set_inheritable(fd, False)
     for module in preload:
         importlib.import_module(module)
+    settle(code)
     run_stage_process(server, process_control(), own_fds)
 
 
@@ -239,9 +244,11 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
     for fd in filter(None, (control_fd, listener_fd)):
         os.set_inheritable(fd, False)
     pid = os.getpid()
-    with socket.socket(fileno=control_fd) as control, _Server(control, listener, None if forks else preload) as server:
+    greeting = READY + settle().encode()
+    preloading = None if forks else preload
+    with socket.socket(fileno=control_fd) as control, _Server(control, listener, preloading, greeting) as server:
         process(_PR_SET_PDEATHSIG, 0)
-        control.sendall(READY)
+        control.sendall(greeting)
         fds = server.run()
     if os.getpid() != pid:
         try:
@@ -271,7 +278,9 @@ def count_threads() -> int:
 
 def _start_process(preload: list[str], own_fds: list[int]) -> int:
     """Starts a process that takes a call as a forked one would; returns its id."""
-    program = _STAGE_PROGRAM.format(path=sys.path, module=__name__, server=os.getpid(), preload=preload, fds=own_fds)
+    program = _STAGE_PROGRAM.format(
+        path=sys.path, module=__name__, server=os.getpid(), preload=preload, fds=own_fds, code=code_at_start()
+    )
     for fd in own_fds:
         os.set_inheritable(fd, True)
     return os.posix_spawn(sys.executable, [sys.executable, "-c", program], os.environ)
@@ -294,9 +303,12 @@ class _Call:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, listener: socket.socket | None, preload: list[str] | None) -> None:
+    def __init__(
+        self, control: socket.socket, listener: socket.socket | None, preload: list[str] | None, greeting: bytes
+    ) -> None:
         """Forks processes, or starts each afresh, with the `preload` modules, if there are any."""
         self._preload = preload
+        self._greeting = greeting
         self._control = control
         self._listener = listener
         self._controls = [control]  # the pool's, and those of other processes' pools
@@ -360,7 +372,7 @@ class _Server:
         """Takes calls of one more pool."""
         with contextlib.suppress(OSError):  # it has gone again
             control, _ = listener.accept()
-            control.sendall(READY)
+            control.sendall(self._greeting)
             self._controls.append(control)
             self._selector.register(control, selectors.EVENT_READ)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ....artifacts.files import abandoned, remove, staging_folder
-from ....errors import StageCrashed, StageError, StageFailed
+from ....errors import CodeChanged, StageCrashed, StageError, StageFailed
 from ..keys.inputs import WORKER_VARIABLES
+from ..keys.loaded import changed_code, changed_files, code_at_start
 from . import server
 from .protocol import CALL, PROCESSES_VARIABLE, READY, STARTED_SIZE, Started, decode_link, signal_name, tail_lines
 
@@ -163,7 +164,11 @@ class WarmServer:
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         self._control.settimeout(_WARM_UP_LIMIT)
         try:
-            warm = self._control.recv(1) == READY
+            warm = _is_ready(self._control)
+        except CodeChanged as error:
+            self._end(error)
+            process.kill()
+            warm = False
         except TimeoutError:
             reason = f"the worker server was not ready within {_WARM_UP_LIMIT:g} s"
             self._end(StageFailed(reason, log_tail=self._tail()))
@@ -212,7 +217,7 @@ class SharedServer:
         with self._greeting:
             if not self._ready:
                 try:
-                    self._ready = self._control.recv(1) == READY
+                    self._ready = _is_ready(self._control)
                 except OSError:  # shut down by stop()
                     self._ready = False
             if not self._ready:
@@ -274,6 +279,15 @@ class HeldProcess:
     def close(self) -> None:
         for end in (self.link, self._far_link, self._calls, self._far_calls):
             end.close()
+
+
+def _is_ready(control: socket.socket) -> bool:
+    """Waits until a server is, or has ended; raises CodeChanged if it has loaded other code than this process."""
+    greeting = READY + code_at_start().encode()
+    said = control.recv(len(greeting), socket.MSG_WAITALL)
+    if said.startswith(READY) and said != greeting:
+        raise changed_code(changed_files() or ["before the worker server had loaded it"])
+    return said == greeting
 
 
 def _kill_group(pid: int) -> None:

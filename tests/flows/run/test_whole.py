@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pteforge.artifacts.store import open_store
 from pteforge.flows.run import whole
 from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.session import open_session
-from pteforge.tasks.stages import edge
+from pteforge.tasks.engine.keys.loaded import changed_code, own_sources
 
 CODE = {
     "transforms.py": "def double(module):\n    module.weight.data.mul_(2)\n",
@@ -139,23 +140,25 @@ def test_what_is_asked_for(made, overrides, options):
     assert holding(made) == {"net", "twin"}
 
 
-def test_another_machine_or_toolchain(made, monkeypatch, tmp_path):
+def _edited(sources, content):
+    if content is None:
+        raise changed_code(["tasks/stages/edge.py"])
+    return {**sources, "tasks/stages/edge.py": content}
+
+
+def test_another_machine_or_toolchain(made, monkeypatch):
     """Records are of this machine's instructions, these versions, and this code, of stages as of all around them."""
     with monkeypatch.context() as other:
         other.setenv("ATEN_CPU_CAPABILITY", "default")
         assert holding(made) == set()
-    copy = tmp_path / "pteforge"
-    for name in ("artifacts", "configs", "formats", "tasks"):
-        shutil.copytree(Path(whole.__file__).parents[2] / name, copy / name)
-    code = copy / Path(edge.__file__).relative_to(Path(whole.__file__).parents[2])
-    monkeypatch.setattr(whole, "_PACKAGE", copy)
+    sources = own_sources()
     whole._toolchain.cache_clear()
     assert holding(made) == {"net", "twin"}
-    code.write_text(code.read_text() + "\n\nEDITED = 1\n")
-    whole._package_digest.cache_clear()
-    whole._toolchain.cache_clear()
-    assert holding(made) == set()
-    monkeypatch.undo()
+    for content in (sources["tasks/stages/edge.py"] + b"\n\nEDITED = 1\n", None):
+        with monkeypatch.context() as edited:
+            edited.setattr(whole, "own_sources", partial(_edited, sources, content))
+            whole._toolchain.cache_clear()
+            assert holding(made) == set()
     whole._toolchain.cache_clear()
     for module, name, found in (
         (whole, "distribution_versions", lambda names: dict.fromkeys(names, "0")),

@@ -13,7 +13,7 @@ import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.tests.conftest import run_process
 from pteforge.tests.flows.conftest import PTEFORGE
-from pteforge.tests.flows.server.conftest import running_worker
+from pteforge.tests.flows.server.conftest import eventually, running_worker
 
 pytestmark = pytest.mark.nightly
 
@@ -104,6 +104,63 @@ def test_stages_run_on_a_dask_cluster(project):
     assert stages["export"].peak_memory > 0
     assert stages["export"].queued > 0
     assert set(project.files()) == {"linear/portable-fp32.pte", "linear/portable-fp32.json"}
+
+
+EDITED_BETWEEN = """
+import subprocess, sys
+from pathlib import Path
+from distributed import LocalCluster
+
+if __name__ == "__main__":
+    code, *command = sys.argv[1:]
+    for edit in ("", "import math\\n"):
+        Path(code).write_text(Path(code).read_text() + edit)
+        with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
+            on_cluster = [*command, "--set", f"run.address={cluster.scheduler_address}"]
+            print("ended with", subprocess.run(on_cluster).returncode)
+            if not edit:
+                Path(code).write_text(Path(code).read_text() + "import os\\n")
+                print("ended with", subprocess.run(on_cluster).returncode)
+"""
+
+
+def test_a_dask_worker_that_is_older_than_the_code(project, package):
+    """It refuses the stages of a driver that has the new code, and says what to do; one that is started again does not.
+
+    The worker keeps running, so the run before the edit made its stages.
+    """
+    project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
+    program = project.write("cluster.py", EDITED_BETWEEN)
+    code = package / "tasks" / "stages" / "edge.py"
+    command = (sys.executable, program, code, PTEFORGE, "export", "zoo.yaml", "--on", "dask")
+    environment = project.environment({"PYTHONPATH": str(package.parent)})
+    done = run_process(*command, cwd=project.folder, env=environment, timeout=550)
+    assert re.findall("ended with (.)", done.stdout) == ["0", "1", "0"], done.stderr
+    assert "pteforge's code of stage 'edge'); restart this worker" in done.stderr
+
+
+def test_another_checkout_under_a_deployed_run(project, prefect, on_server, package):
+    """The run ends well, with records of the code that it has loaded: with the new code, its stages will run."""
+    environment = {**on_server, "PYTHONPATH": str(package.parent)}
+    project.write_zoo({"patient": "waiting:patient"}, ("portable-fp32",))
+    project.make_pipes()
+    prefect("work-pool", "create", "edited", "--type", "process")
+    with running_worker(project, environment, "edited"):
+        done = project.run("deploy", "zoo.yaml", "--pool", "edited", "--name", "edited", env=environment)
+        assert done.code == 0, done.err
+        prefect("deployment", "run", "export-zoo/edited")
+        (project.folder / "running").read_text()
+        code = package / "tasks" / "stages" / "serialize.py"
+        before = code.read_text()
+        code.write_text(before.replace(") -> Outputs:\n", ") -> Outputs:\n        raise NotImplementedError\n"))
+        (project.folder / "proceed").write_text("")
+        eventually(lambda: project.run("runs", "--json").json["runs"][0]["status"] == "completed", 300)
+    for pipe in ("running", "proceed"):
+        (project.folder / pipe).unlink()
+    for text, due in ((code.read_text(), ["patient serialize/portable-fp32"]), (before, [])):
+        code.write_text(text)
+        plan = project.run("plan", "zoo.yaml", "--json", env=environment).json
+        assert [stage["stage"] for stage in plan["stages"] if stage["runs"] == "yes"] == due
 
 
 WITHIN_RAY = """
