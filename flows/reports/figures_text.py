@@ -63,16 +63,16 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-COLUMNS: Mapping[str, Callable[[Delivered, Worst], str]] = {
+COLUMNS: Mapping[str, Callable[[Delivered, Worst | None], str]] = {
     "size": lambda result, _: format_size(result.size),
-    "max abs error": lambda _, worst: format_error(worst.max_abs_error),
-    "SQNR": lambda _, worst: format_sqnr(worst),
-    "cases": lambda _, worst: str(worst.cases),
+    "max abs error": lambda _, worst: format_error(worst.max_abs_error) if worst else "",
+    "SQNR": lambda _, worst: format_sqnr(worst) if worst else "",
+    "cases": lambda _, worst: str(worst.cases) if worst else "",
     "accuracy": lambda result, _: _format_accuracy(result),
     "memory": lambda result, _: "" if result.largest_use is None else format_size(result.largest_use),
     "latency": lambda result, _: "" if result.latency is None else format_seconds(result.latency),
 }
-"""What tables of files say of each."""
+"""What tables of files say of each, and of what was run."""
 
 _OPTIONAL = frozenset({"accuracy", "memory", "latency"})  # columns that only tables have in which they say something
 _LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, one after another
@@ -80,8 +80,7 @@ _LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, o
 
 def cells(result: Delivered) -> dict[str, str]:
     """The `COLUMNS` of a file; nothing without one."""
-    worst = result.measured
-    return {name: of(result, worst) for name, of in COLUMNS.items()} if worst and result.path else {}
+    return {name: of(result, result.measured) for name, of in COLUMNS.items()} if result.path else {}
 
 
 def column_choices(files: Iterable[Delivered]) -> Iterator[list[str]]:
@@ -145,11 +144,13 @@ def _proofs(result: Delivered) -> Iterator[Note]:
     from ...tasks.results.figures import WHOLE_FILE  # noqa: PLC0415 - as above
 
     for payload in result.payloads if result.figures else ():
-        proven, reasons = result.proven_on(payload), result.why_not_run(payload)
-        if HOST in reasons:
-            elsewhere = f"; it was on {', '.join(proven)}" if proven else ""
-            text = f"{result.name}: {payload or WHOLE_FILE} was not run: it {reasons[HOST]}{elsewhere}"
-            yield Note(text, telling=not payload and not proven)
+        proven, reasons, what = result.proven_on(payload), result.why_not_run(payload), payload or WHOLE_FILE
+        if HOST in reasons and proven:
+            here = reasons[HOST].partition("; ")[0]
+            yield Note(f"{result.name}: {what} was run on {', '.join(proven)}; not on this machine, since it {here}")
+        elif HOST in reasons:
+            instead = "" if payload or not result.figures else f": {format_sqnr(result.figures.overall)}"
+            yield Note(f"{result.name}: {what} was not run: it {reasons[HOST]}{instead}", telling=not payload)
     for place in dict.fromkeys(proof.place for proof in result.proofs):
         proofs = [proof for proof in result.proofs if proof.place == place]
         about = f" ({one_line(proofs[0].about)})" if proofs[0].about else ""

@@ -200,7 +200,7 @@ def _of_model(
     failed: dict[tuple[str, str], list[str]] = {}  # names of recipes by stage and problem
     for result in recipes.values():
         if failure := result.failure:
-            failed.setdefault((failure.step.partition("/")[0], failure.problem), []).append(result.recipe)
+            failed.setdefault((failure.stage, failure.problem), []).append(result.recipe)
     for result in recipes.values():
         alike = next((names for names in failed.values() if result.recipe in names), [result.recipe])
         if alike[0] == result.recipe:

@@ -41,7 +41,7 @@ _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 @dataclass(frozen=True, slots=True)
 class Failure(Record):
-    """The step that failed, why, the end of its log, whether the user's input is the cause, and the ways out.
+    """The step that failed, if one did, why, the end of its log, whether the user's input is the cause, the ways out.
 
     `user_code` means that the user's code raised an exception.
     """
@@ -75,8 +75,17 @@ class Failure(Record):
 
     def error(self, what: str) -> InputError | StageFailed:
         """The same as an exception about a model or file."""
-        problem = f"{what} {self.step}: {self.problem}"
+        problem = f"{self.named(what)}: {self.problem}"
         return InputError(problem) if self.unusable else StageFailed(f"{problem}\n{self.log_tail}".rstrip())
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage that failed; empty where none did, as where a method needs too much memory."""
+        return self.step.partition("/")[0]
+
+    def named(self, model: str) -> str:
+        """The model, and the step that failed if one did."""
+        return f"{model} {self.step}".rstrip()
 
     @property
     def diagnosed(self) -> bool:
@@ -261,15 +270,29 @@ class Delivered(Record):
         }
 
     @property
+    def standing(self) -> str:
+        """Its status, in words: a file that was run is verified, and one that nothing has run is not."""
+        if self.failure:
+            return f"failed at {self.failure.stage}" if self.failure.stage else "failed"
+        if not self.path or self.figures is None:
+            return self.status
+        if not self.verified:
+            return f"{self.status}, not run"
+        return "verified" if self.status == "made" else self.status
+
+    @property
     def measured(self) -> Worst | None:
-        """The figures of the file: here, or on the first place that ran it where nothing here could."""
-        elsewhere = () if self.figures is None or self.figures.of_file else self.proofs
-        figures = next((proof.figures for proof in elsewhere if proof.figures), self.figures)
-        return figures.overall if figures else None
+        """The figures of the file: here, or on the first place that ran it where nothing here could.
+
+        None if nothing has run it: those of its edge programs say nothing of what a backend computes.
+        """
+        if self.figures is None or self.figures.of_file:
+            return self.figures and self.figures.overall
+        return next((proof.figures.overall for proof in self.proofs if proof.figures), None)
 
     @property
     def sqnr_db(self) -> float | None:
-        """The smallest; None if all outputs equal eager's, or if nothing was measured."""
+        """The smallest; None if all outputs equal eager's, or if nothing was `measured`."""
         return self.measured.sqnr_db if self.measured else None
 
     @property
