@@ -122,6 +122,7 @@ def _recorded(delivered: Delivered) -> Iterator[str]:
     for method, share in delivered.quantization.items():
         yield f"method {method}: {share}" if len(delivered.quantization) > 1 else str(share)
     yield from delivered.on_cpu
+    yield from (line for work in delivered.delegation for line in work.lines())
     yield from (memory_text(use) for use in delivered.memory if use.place)
 
 

@@ -248,7 +248,7 @@ def _sqnr(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
 
 def _measured(file: Delivered) -> Worst | None:
     """The figures of a file, or of its edge programs where nothing has run it."""
-    return file.measured or (file.figures and file.figures.overall)
+    return file.measured or (file.figures.overall if file.figures else None)
 
 
 def _decibels(sqnr_db: float | None) -> float:

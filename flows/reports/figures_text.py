@@ -68,7 +68,7 @@ COLUMNS: Mapping[str, Callable[[Delivered, Worst | None], str]] = {
     "max abs error": lambda _, worst: format_error(worst.max_abs_error) if worst else "",
     "SQNR": lambda _, worst: format_sqnr(worst) if worst else "",
     "cases": lambda _, worst: str(worst.cases) if worst else "",
-    "accuracy": lambda result, _: _format_accuracy(result),
+    "accuracy": lambda result, _: format_accuracy(result),
     "memory": lambda result, _: "" if result.largest_use is None else format_size(result.largest_use),
     "latency": lambda result, _: "" if result.latency is None else format_seconds(result.latency),
 }
@@ -356,7 +356,7 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     return table
 
 
-def _format_accuracy(result: Delivered) -> str:
+def format_accuracy(result: Delivered) -> str:
     """The lowest score of a file's payloads, and its difference from eager's."""
     if result.accuracy is None:
         return ""

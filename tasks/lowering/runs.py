@@ -344,6 +344,7 @@ class Payload:
     linked: Mapping[str, ArtifactRef]  # that the payload was compiled from
     compiled: Compile.Outputs
     kept: Mapping[str, ArtifactRef]  # calls that limits leave to the CPU, by method, where there are any
+    delegation: Mapping[str, ArtifactRef]  # how much of the work is delegated, by method
 
 
 @dataclass(frozen=True)

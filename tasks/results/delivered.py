@@ -20,6 +20,7 @@ from ...artifacts.runs import RunRecord
 from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
 from ...formats.contract import Contract
+from .delegation import MethodWork, delegated_share
 from .diagnosis import Finding
 from .figures import WHOLE_FILE, AccuracyReport, Figures, MemoryUse, Proof, Searched, Timing, Worst
 from .numerics import FoundLayers, Ladder
@@ -35,7 +36,7 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
-_AS_WRITTEN = ("toolchain", "accuracy", "search", "searched", "quantization", "contract", "kept_on_cpu")
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "searched", "quantization", "contract", "kept_on_cpu", "delegation")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
@@ -158,6 +159,7 @@ class Delivered(Record):
     contract: Contract | None = None  # what a runtime must have to load the file
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
     kept_on_cpu: tuple[KeptCalls, ...] = ()  # what limits of targets leave to the CPU
+    delegation: tuple[MethodWork, ...] = ()  # how much of the work of methods is delegated, and why not all of it
     seconds: float = 0.0  # of all its stages, including those found in the store
     failure: Failure | None = None
     rejected: _Path | None = None  # the file that missed its accuracy gate
@@ -266,6 +268,7 @@ class Delivered(Record):
             "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
             "proven_on": {payload: list(places) for payload, places in self.proven.items()} if self.figures else {},
             "kept_on_cpu": [asdict(kept) for kept in self.kept_on_cpu],
+            "delegation": [{**work.to_json(), "share": delegated_share([work])} for work in self.delegation],
             "memory": [use.to_json() for use in self.memory],
         }
 
@@ -286,8 +289,8 @@ class Delivered(Record):
 
         None if nothing has run it: those of its edge programs say nothing of what a backend computes.
         """
-        if self.figures is None or self.figures.of_file:
-            return self.figures and self.figures.overall
+        if self.figures and self.figures.of_file:
+            return self.figures.overall
         return next((proof.figures.overall for proof in self.proofs if proof.figures), None)
 
     @property
