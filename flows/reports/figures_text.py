@@ -93,6 +93,18 @@ def column_choices(files: Iterable[Delivered]) -> Iterator[list[str]]:
         yield names
 
 
+_DEAR = 1.5  # times its largest payload, from which on a fat file costs more than it may be worth
+
+
+def fat_cost(size: int, payloads: Mapping[str, int]) -> tuple[str, str]:
+    """What a fat file costs by its largest payload, and advice where that is much; in words."""
+    largest = max(payloads, key=lambda name: payloads[name])
+    ratio = size / max(payloads[largest], 1)
+    advice = "payloads share weights, and these are few or differ: ship plain files, or what `pteforge thin` keeps"
+    text = f"{ratio:.2f} times its largest payload ({largest}, {format_size(payloads[largest])})"
+    return text, advice if ratio >= _DEAR else ""
+
+
 class Note(NamedTuple):
     """What else is to be known of a file; whether that asks for something to be done, or stands in a list, too."""
 
@@ -130,6 +142,10 @@ def notes(result: Delivered) -> Iterator[Note]:
         of_method = f", method {method}" if len(result.quantization) > 1 else ""
         yield Note(f"{name}{of_method}: {reached}", reached.is_little)
     yield from (Note(f"{name}: {line}") for line in result.on_cpu)
+    if len(result.payload_sizes) > 1 and result.size:
+        cost, advice = fat_cost(result.size, result.payload_sizes)
+        text = f"{name} takes {format_size(result.size)}, {cost}"
+        yield Note(f"{text}; {advice}" if advice else text, telling=bool(advice))
     for payload, reason in result.left_out.items():
         yield Note(f"{name} is without {payload}: {reason}", telling=True)
     yield from _proofs(result)

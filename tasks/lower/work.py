@@ -41,10 +41,10 @@ def work_of(program: ExportedProgram, reasons: Mapping[str, str]) -> dict[str, A
 
 def _operations(node: Node) -> int:
     """See `MethodWork`."""
-    name, outputs, inputs = str(node.target), [*_tensors([node])], [*_tensors(node.all_input_nodes)]
-    elements = max(map(_elements, (*outputs, *inputs)), default=0)
+    outputs, inputs = [*_tensors([node])], [*_tensors(node.all_input_nodes)]
     if not hasattr(node.target, "_schema") or not outputs:
         return 0
+    name: str = node.target.name()
     if "conv" in name and len(inputs) > 1:
         weight, turned = inputs[1], "transpose" in name or (len(node.args) > 6 and node.args[6] is True)
         of = inputs[0] if turned else outputs[0]
@@ -52,7 +52,7 @@ def _operations(node: Node) -> int:
     if _PRODUCTS.search(name) and len(inputs) > 1:
         left = inputs[1] if "addmm" in name and len(inputs) > 2 else inputs[0]
         return 2 * _elements(outputs[0]) * (_size(left.shape[-1]) if left.dim() else 1)
-    return elements
+    return max(map(_elements, (*outputs, *inputs)))
 
 
 def _tensors(nodes: Iterable[Node]) -> Iterator[torch.Tensor]:

@@ -143,6 +143,7 @@ class Delivered(Record):
     parts: Mapping[str, ArtifactRef] = field(default_factory=dict)
     backends: tuple[str, ...] = ()  # those that the file needs
     methods: tuple[str, ...] = ()  # its methods, sorted
+    payload_sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of each payload of a fat file, by name
     targets: tuple[str, ...] = ()  # of its specializations
     toolchain: Mapping[str, str] = field(default_factory=dict)  # distribution to version
     # methods of a plain file, or of all payloads of a fat one, where the file has been read
@@ -187,6 +188,7 @@ class Delivered(Record):
             "proofs": provenance.get("places", ()),
             "memory": provenance.get("memory", ()),
             "timings": provenance.get("run", {}).get("timings", ()),
+            "payload_sizes": {payload["name"]: payload["size"] for payload in file.get("payloads", ())},
             **{name: file[name] for name in ("backends", "methods") if name in file},
             **{name: provenance[name] for name in _AS_WRITTEN if name in provenance},
         }
