@@ -145,7 +145,7 @@ def notes(result: Delivered) -> Iterator[Note]:
     if len(result.payload_sizes) > 1 and result.size:
         cost, advice = fat_cost(result.size, result.payload_sizes)
         text = f"{name} takes {format_size(result.size)}, {cost}"
-        yield Note(f"{text}; {advice}" if advice else text, telling=bool(advice))
+        yield Note(f"{text}; {advice}" if advice else text)
     for payload, reason in result.left_out.items():
         yield Note(f"{name} is without {payload}: {reason}", telling=True)
     yield from _proofs(result)
