@@ -38,7 +38,7 @@ from ..tasks.results.delivered import Delivered
 from ..tasks.results.figures import Figures
 from ..tasks.results.numerics import DROP_DB
 from ..tasks.results.quantization import Quantization
-from ..tasks.results.tables import Table, in_html
+from ..tasks.results.tables import Table, format_db, format_error, in_html
 from ..tasks.stages.compile import Compile, emit, linked_manager
 from ..tasks.stages.edge import Edge
 from ..tasks.stages.export import Export
@@ -360,9 +360,9 @@ class Exported:
             return
         yield "size", f"{made.size:,} bytes"
         yield "backends", ", ".join(made.backends) or "portable kernels only"
-        overall = self.figures.overall
-        yield "SQNR", "exact" if overall.sqnr_db is None else f"{overall.sqnr_db:.1f} dB"
-        if overall.agreement is not None:
+        overall = made.measured
+        yield "SQNR", "not run" if overall is None else format_db(overall.sqnr_db)
+        if overall and overall.agreement is not None:
             yield "equal integers", f"{100 * overall.agreement:.1f} %"
         for method, observed in self.figures.calibration.items():
             yield "calibrated on", f"{observed} ({method})"
@@ -372,7 +372,8 @@ class Exported:
             yield "verified on", f"{self.figures.verified_on}; random inputs reach {reached}{advice}"
         for note in self.figures.notes:
             yield "note", note
-        yield "max abs error", f"{overall.max_abs_error:.2g}"
+        if overall:
+            yield "max abs error", format_error(overall.max_abs_error)
         yield "SHA-256", made.sha256
         for name, reason in made.left_out.items():
             yield f"without {name}", reason

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StrictBool, field_validator, model_validator
 
 from ..errors import InputError
-from .base import FrozenModel
+from .base import FrozenModel, Seconds
 
 HOST = "host"
 """The place that every zoo has: ExecuTorch's runtime in the processes that make files."""
@@ -59,8 +59,15 @@ class PlaceConfig(FrozenModel):
         description="A command that prints which device and driver the place has: files are run again where that "
         "changes, and are not run where it fails. Left out: what nfat_run says, or Vulkan of a library for it.",
     )
+    timeout: Seconds | None = Field(
+        None,
+        description="Wall time of each payload there: seconds, or text such as 90s, 1h. Left out: 10m, or the model's "
+        "`limits.timeout` if that is less.",
+    )
     required: StrictBool = Field(
-        False, description="true: a recipe fails whose files the place cannot run. false: they are reported as not run."
+        False,
+        description="true: a recipe fails if the place cannot be reached, finds no device, or can run nothing of its "
+        "file. false: that is reported as not run. Places of --place are required.",
     )
 
     @field_validator("library", mode="before")
@@ -80,7 +87,7 @@ class PlaceConfig(FrozenModel):
     def parse(cls, text: str) -> tuple[str, PlaceConfig]:
         """Name and place of a text such as ``qemu:cortex-a53``, ``library:vulkan.so`` or ``command:./on-phone``.
 
-        Raises InputError for other text.
+        It is required, and its paths are relative to the current folder. Raises InputError for other text.
         """
         kind, colon, value = text.partition(":")
         if kind not in _KINDS or not colon or not value:
@@ -89,7 +96,13 @@ class PlaceConfig(FrozenModel):
                 "command:COMMAND"
             )
         try:
-            config = cls.model_validate({kind: str(Path(value).absolute()) if kind == "library" else value})
+            words = shlex.split(value) if kind == "command" else [value]
+            found = [str(Path(word).absolute()) if _is_path(word, kind) else word for word in words]
+            config = cls.model_validate({kind: shlex.join(found) if kind == "command" else found[0], "required": True})
         except ValueError as error:
             raise InputError(f"{text!r} is no place: {error}") from error
-        return (value if kind == "qemu" else Path(shlex.split(value)[0]).stem), config
+        return (value if kind == "qemu" else Path(words[0]).stem), config
+
+
+def _is_path(word: str, kind: str) -> bool:
+    return kind == "library" or (kind == "command" and "/" in word and Path(word).exists())

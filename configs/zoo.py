@@ -121,15 +121,23 @@ class Zoo(FrozenModel):
         return value
 
     def with_places(self, named: Sequence[str]) -> Zoo:
-        """The zoo with places that all recipes verify on: names of its own, or texts that `PlaceConfig.parse` reads."""
+        """The zoo with places that all recipes verify on, and that are required.
+
+        Each is the name of one of its own, or a text that `PlaceConfig.parse` reads.
+        """
         places = dict(self.places)
         names = []
         for text in named:
             name = text
-            if text not in (HOST, *places):
+            if text in places:
+                places[text] = places[text].model_copy(update={"required": True})
+            elif text != HOST:
                 if ":" not in text:
                     raise InputError(f"the zoo has no place {text!r}{did_you_mean(text, (HOST, *places))}")
-                name, places[name] = PlaceConfig.parse(text)
+                name, config = PlaceConfig.parse(text)
+                if name in (HOST, *places):
+                    raise InputError(f"{text}: another place is called {name!r}; give the place a name in the zoo file")
+                places[name] = config
             names.append(name)
         recipes = {
             name: recipe.model_copy(update={"verify": recipe.verify.also_on(names)})

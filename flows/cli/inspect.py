@@ -13,6 +13,7 @@ import typer
 
 from ...errors import FileFormatError, InputError, printable
 from ..reports.figures_text import (
+    fat_cost,
     format_runtimes,
     format_size,
     memory_text,
@@ -122,6 +123,7 @@ def _recorded(delivered: Delivered) -> Iterator[str]:
     for method, share in delivered.quantization.items():
         yield f"method {method}: {share}" if len(delivered.quantization) > 1 else str(share)
     yield from delivered.on_cpu
+    yield from (line for work in delivered.delegation for line in work.lines())
     yield from (memory_text(use) for use in delivered.memory if use.place)
 
 
@@ -132,7 +134,10 @@ def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
     nfat = f"NFAT version {container['version']} with {_count(len(payloads), 'payload')}"
     yield f"{printable(str(file))}: {format_size(description['size'])}, {nfat}"
     ratio = f", {total / container['sum']:.2f} of that" if container["sum"] else ""
-    yield f"separately they have {format_size(container['sum'])}; together {format_size(total)}{ratio}"
+    cost, advice = fat_cost(total, {payload["name"]: payload["size"] for payload in payloads}) if payloads else ("", "")
+    yield f"separately they have {format_size(container['sum'])}; together {format_size(total)}{ratio}, {cost}"
+    if advice:
+        yield advice
     if external["count"]:
         yield f"external, in .ptd files: {_count(external['count'], 'blob')}, {format_size(external['bytes'])}"
     yield "to link: libnfat_backend, and for payloads that are to run, their backends and kernels"

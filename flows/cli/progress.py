@@ -95,10 +95,10 @@ def _table(rows: Sequence[Compared], console: Console) -> Table:
         table = open_table(("model", "recipe", "status", *since), numbers)
         for file in rows:
             recipe, said = file.result, cells(file.result)
-            at = f" at {recipe.failure.step.partition('/')[0]}" if recipe.failure else ""  # the rest is above the table
-            status = Text(recipe.status + at, _STYLES[recipe.status], overflow="fold")
+            style = "yellow" if recipe.path and not recipe.verified else _STYLES[recipe.status]
+            status = Text(recipe.standing, style, overflow="fold")
             change = [file.change] if since else []
-            table.add_row(recipe.model, recipe.recipe, status, *change, *(said[name] for name in numbers if said))
+            table.add_row(recipe.model, recipe.recipe, status, *change, *(said.get(name, "") for name in numbers))
         if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
             break
     return table
@@ -159,20 +159,20 @@ class Failures:
 
     def print(self, model: str, failure: Failure, console: Console | None = None) -> None:
         with self._lock:
-            problem, console = failure.problem.partition(KEPT_AS)[0], console or open_console(stderr=True)
-            printed = self._printed[model, failure.step.partition("/")[0]]
+            problem, console = failure.problem, console or open_console(stderr=True)
+            printed = self._printed[model, failure.stage]
             before = next((known for known in printed if f"{problem}; ".startswith(f"{known}; ")), None)
-            printed.insert(0, problem)
+            printed[:0] = [problem, problem.partition(KEPT_AS)[0]]
             if before is not None:
                 if advice := problem.removeprefix(before).removeprefix("; "):  # which was found since
-                    console.print(Text(f"\n{model} {failure.step}: {advice}", "bold red"), soft_wrap=True)
+                    console.print(Text(f"\n{failure.named(model)}: {advice}", "bold red"), soft_wrap=True)
                 return
             for text in self._lines(model, failure):
                 console.print(text, soft_wrap=True)
 
     def _lines(self, model: str, failure: Failure) -> Iterator[Text]:
         problem = without_advice(first_line(failure.problem)) if failure.diagnosed else failure.problem
-        yield Text(f"\n{model} {failure.step}: {problem}", "bold red")
+        yield Text(f"\n{failure.named(model)}: {problem}", "bold red")
         if failure.findings:
             yield Text(as_text(failure.findings), "yellow")
         if failure.diagnosed:

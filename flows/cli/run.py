@@ -7,7 +7,7 @@ import json
 import shlex
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -240,6 +240,7 @@ def verify_files(
         command = _reach(place)
     several = len(files) > 1 or files[0].is_dir()
     made = [_read_made(file) for file in _expanded(files)]
+    _check_devices([] if command else made, place)
     with open_existing_store(store) as opened:
         for each in made:
             _fetch(each, opened)
@@ -268,6 +269,20 @@ def _reach(text: str) -> list[str]:
     place = _plan(text)
     load_libraries(place.library, place.env)
     return list(place.command)
+
+
+def _check_devices(made: Iterable[_Made], place: str) -> None:
+    """Raises InputError if a backend that files need is there and finds no device on a place that was asked for."""
+    from ...formats.nfat.container import is_fat, open_fat
+    from ...formats.pte.reader import open_pte
+    from ...tasks.verify.running import without_device
+
+    for each in made if place else ():
+        pte = open_pte(each.file)
+        payloads = open_fat(each.file, each.data_files).container.payloads if is_fat(pte) else ()
+        needed = [*pte.backends, *(name for payload in payloads for name in payload.description.backends)]
+        if absent := without_device(needed):
+            raise InputError(f"--place {place}: {', '.join(absent)} finds no device or driver for {each.file}")
 
 
 def _plan(text: str) -> PlaceParams:
@@ -477,7 +492,8 @@ def _expanded(paths: Sequence[Path]) -> list[Path]:
     """Files, and the `.pte` files of folders in the order of their names; raises InputError if one has none."""
     files: list[Path] = []
     for path in paths:
-        inside = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
+        found = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
+        inside = [file for file in found if file is path or not file.name.endswith(".rejected.pte")]
         if not inside:
             raise InputError(f"there is no .pte file in {path}")
         files += inside

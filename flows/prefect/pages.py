@@ -131,9 +131,9 @@ def _summary(session: Session) -> Iterator[str]:
     if outcome.failures:
         yield "## Failures\n"
     for model in outcome.models:
-        failures = {recipe.failure.step: recipe.failure for recipe in model.recipes if recipe.failure}
-        for failure in failures.values():
-            yield f"- {markdown(f'{model.model} {failure.step}: {first_line(failure.problem)}')}"
+        failures = [recipe.failure for recipe in model.recipes if recipe.failure]
+        for failure in {(failure.step, failure.problem): failure for failure in failures}.values():
+            yield f"- {markdown(f'{failure.named(model.model)}: {first_line(failure.problem)}')}"
     since = "; in parentheses, changes since the last run" if session.previous else ""
     yield f"\n## Files\n\nFor each file: status, size, SQNR against eager{since}.\n"
     recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
@@ -167,9 +167,7 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
 def _cell(session: Session, file: Compared) -> str:
     """What came of a recipe and, in parentheses, how that differs from the last run."""
     result, said = file.result, cells(file.result)
-    text = ", ".join((result.status, *(said[name] for name in ("size", "SQNR") if said)))
-    if result.failure:
-        text = f"failed at {result.failure.step.partition('/')[0]}"  # all of it is above the table
+    text = ", ".join((result.standing, *(said[name] for name in ("size", "SQNR") if said.get(name))))
     change = file.change or ("new" if session.previous and file.state == "new" else "")
     return f"{text} ({change})" if change else text
 

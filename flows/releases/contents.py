@@ -17,7 +17,8 @@ from ...configs.base import NAME_PATTERN
 from ...errors import InputError, convert_os_errors
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered
-from ...tasks.results.tables import format_db, format_error
+from ...tasks.results.tables import format_error
+from ..reports.changes import format_sqnr
 from ..reports.comparison import compared, read_delivered
 from ..reports.figures_text import format_score, format_seconds, markdown_table, proven_text
 from .records import Content, ReleasedFile, ReleasedModel, files_of
@@ -123,6 +124,8 @@ def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets
     timed = any(released.result.timings for released in recipes.values())
     cells = (_cells(recipe, released)[: len(names) + timed] for recipe, released in recipes.items())
     rows = markdown_table((*names, *(["latency"] if timed else [])), cells)
+    ran = all(released.result.measured for released in recipes.values())
+    verified = "Each file" if ran else "Each file with figures"
     notes = []
     for recipe, released in recipes.items():
         notes.append(_listed(f"{recipe}.pte", released.file))
@@ -135,7 +138,7 @@ def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets
     versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
     return f"""# {model}
 
-From the zoo `{zoo}`, lowered to ExecuTorch by pteforge. Each file was run on the ExecuTorch runtime and compared with
+From the zoo `{zoo}`, lowered to ExecuTorch by pteforge. {verified} was run on the ExecuTorch runtime and compared with
 the model in PyTorch; figures are the worst over all inputs.
 
 {chr(10).join(rows)}
@@ -160,12 +163,12 @@ def _listed(name: str, content: Content) -> str:
 
 def _cells(recipe: str, released: ReleasedFile) -> list[str]:
     result = released.result
-    error = format_error(result.figures.overall.max_abs_error) if result.figures else ""
+    error = format_error(result.measured.max_abs_error) if result.measured else ""
     score = "" if result.score is None else format_score(result.score)
     backends, methods = ", ".join(result.backends) or "portable kernels", ", ".join(result.methods)
     latency = "" if result.latency is None else f"{format_seconds(result.latency)} on {result.timings[0].place}"
     size = f"{released.size} bytes"
-    return [f"`{recipe}`", backends, methods, size, format_db(result.sqnr_db), error, score, latency]
+    return [f"`{recipe}`", backends, methods, size, format_sqnr(result), error, score, latency]
 
 
 def _read_file(path: Path) -> ReleasedFile:

@@ -220,7 +220,7 @@ def _run_side(title: str, run: RunRecord, store: Store) -> Side:
 def _absence(result: Delivered) -> str:
     """Why there is no file."""
     if result.failure:
-        return f"failed at {result.failure.step}"
+        return f"failed at {result.failure.step}" if result.failure.step else "failed"
     return f"{result.status}: {result.reason}" if result.reason else "the run made no file"
 
 

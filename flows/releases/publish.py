@@ -104,11 +104,22 @@ class ResultsFolder:
         return True
 
     def keep_rejected(self, model: str, recipe: str, file: ArtifactRef, data: ArtifactRef | None) -> Path:
-        """Writes ``<recipe>.rejected.pte``, with its `.ptd`; returns the path. Raises as `publish`."""
+        """Writes ``<recipe>.rejected.pte``, with its `.ptd`, and removes the same file under the name of a good one.
+
+        Returns the path; raises as `publish`.
+        """
         path = self.out / model / f"{recipe}.rejected.pte"
         with _write_errors(path):
             self._write_files(file, data, path)
+            if self.has_file(model, recipe, file):
+                for ending in (".pte", ".ptd", ".json"):
+                    (self.out / model / f"{recipe}{ending}").unlink(missing_ok=True)
         return path
+
+    def has_file(self, model: str, recipe: str, file: ArtifactRef) -> bool:
+        """Whether this file of a recipe is there, as one that was verified."""
+        self._store.fetch(file)
+        return self.known.sha256(self.out / model / f"{recipe}.pte") == payload_sha256(file, self._store.local)
 
     def publish_debug_files(self, result: Delivered, payloads: Iterable[str]) -> None:
         """Writes ``<recipe>.etrecord`` and ``<recipe>.debug.json``; for fat files ``<recipe>.<payload>.etrecord`` each.

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any, Literal
 
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
+from ...tasks.results import tables
 from ...tasks.results.delivered import Delivered
-from ...tasks.results.tables import format_db
 
 State = Literal["failed", "changed", "new", "as before", "not applicable"]
 """What became of a file, in the order of what should be looked at first."""
@@ -71,7 +71,9 @@ def _content(result: Delivered) -> tuple[Any, ...]:
 
 
 def format_sqnr(result: Delivered) -> str:
-    return format_db(result.sqnr_db) if result.figures else "not measured"
+    if result.measured:
+        return tables.format_sqnr(result.measured)
+    return "not run" if result.figures else "not measured"
 
 
 def size_change(result: Delivered, last: Delivered) -> Change:
@@ -89,7 +91,8 @@ def sqnr_change(result: Delivered, last: Delivered) -> Change:
         was = format_sqnr(last)
         if format_sqnr(result) == was:
             return Change("=", "same")
-        return Change(f"was {was}", "worse" if before is None else "better")
+        better = now is None if result.measured and last.measured else bool(result.measured)
+        return Change(f"was {was}", "better" if better else "worse")
     if f"{now - before:.1f}" in ("0.0", "-0.0"):
         return Change("=", "same")
     return Change(f"{now - before:+.1f} dB", "better" if now > before else "worse")

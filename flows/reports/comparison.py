@@ -18,6 +18,7 @@ from ...formats.nfat.contents import Payload
 from ...formats.pte.contents import PteFile
 from ...formats.pte.reader import naming, open_pte
 from ...tasks.results.delivered import Delivered, MethodCalls
+from ...tasks.results.figures import Worst
 from ...tasks.results.tables import format_db
 from .figures_text import format_seconds
 
@@ -57,7 +58,7 @@ def compared(result: Delivered) -> dict[str, Any]:
         "sha256": result.sha256,
         "size": result.size,
         "sqnr_db": result.sqnr_db,
-        "max_abs_error": result.figures and result.figures.overall.max_abs_error,
+        "max_abs_error": result.measured and result.measured.max_abs_error,
         "score": result.score,
         "latency": result.latency,
         "delegated": [asdict(method) for method in result.delegated],
@@ -234,14 +235,24 @@ def _sqnr(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
     if unknown := [side for side, file in (("earlier", before), ("new", after)) if file.figures is None]:
         yield f"SQNR cannot be compared: the {unknown[0]} file has no provenance with figures next to it"
         return
-    loss = _decibels(before) - _decibels(after) if before.sqnr_db != after.sqnr_db else 0.0
+    if bool(before.measured) != bool(after.measured):  # that of edge programs is no figure of what was run
+        if before.measured:
+            yield "SQNR cannot be compared: nothing has run the new file"
+        return
+    was, now = (measured.sqnr_db if (measured := _measured(file)) else None for file in (before, after))
+    loss = _decibels(was) - _decibels(now) if was != now else 0.0
     if _exceeds(loss, limit):
         fell = "SQNR fell" + (f" by {loss:.3g} dB," if math.isfinite(loss) else "")
-        yield f"{fell} from {format_db(before.sqnr_db)} to {format_db(after.sqnr_db)}; at most {limit:g} dB is allowed"
+        yield f"{fell} from {format_db(was)} to {format_db(now)}; at most {limit:g} dB is allowed"
 
 
-def _decibels(file: Delivered) -> float:
-    return math.inf if file.sqnr_db is None else file.sqnr_db
+def _measured(file: Delivered) -> Worst | None:
+    """The figures of a file, or of its edge programs where nothing has run it."""
+    return file.measured or (file.figures.overall if file.figures else None)
+
+
+def _decibels(sqnr_db: float | None) -> float:
+    return math.inf if sqnr_db is None else sqnr_db
 
 
 def _score(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:

@@ -63,16 +63,16 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-COLUMNS: Mapping[str, Callable[[Delivered, Worst], str]] = {
+COLUMNS: Mapping[str, Callable[[Delivered, Worst | None], str]] = {
     "size": lambda result, _: format_size(result.size),
-    "max abs error": lambda _, worst: format_error(worst.max_abs_error),
-    "SQNR": lambda _, worst: format_sqnr(worst),
-    "cases": lambda _, worst: str(worst.cases),
-    "accuracy": lambda result, _: _format_accuracy(result),
+    "max abs error": lambda _, worst: format_error(worst.max_abs_error) if worst else "",
+    "SQNR": lambda _, worst: format_sqnr(worst) if worst else "",
+    "cases": lambda _, worst: str(worst.cases) if worst else "",
+    "accuracy": lambda result, _: format_accuracy(result),
     "memory": lambda result, _: "" if result.largest_use is None else format_size(result.largest_use),
     "latency": lambda result, _: "" if result.latency is None else format_seconds(result.latency),
 }
-"""What tables of files say of each."""
+"""What tables of files say of each, and of what was run."""
 
 _OPTIONAL = frozenset({"accuracy", "memory", "latency"})  # columns that only tables have in which they say something
 _LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, one after another
@@ -80,8 +80,7 @@ _LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, o
 
 def cells(result: Delivered) -> dict[str, str]:
     """The `COLUMNS` of a file; nothing without one."""
-    worst = result.measured
-    return {name: of(result, worst) for name, of in COLUMNS.items()} if worst and result.path else {}
+    return {name: of(result, result.measured) for name, of in COLUMNS.items()} if result.path else {}
 
 
 def column_choices(files: Iterable[Delivered]) -> Iterator[list[str]]:
@@ -92,6 +91,18 @@ def column_choices(files: Iterable[Delivered]) -> Iterator[list[str]]:
     for left_out in _LEAST:
         names = [name for name in names if name != left_out]
         yield names
+
+
+_DEAR = 1.5  # times its largest payload, from which on a fat file costs more than it may be worth
+
+
+def fat_cost(size: int, payloads: Mapping[str, int]) -> tuple[str, str]:
+    """What a fat file costs by its largest payload, and advice where that is much; in words."""
+    largest = max(payloads, key=lambda name: payloads[name])
+    ratio = size / max(payloads[largest], 1)
+    advice = "payloads share weights, and these are few or differ: ship plain files, or what `pteforge thin` keeps"
+    text = f"{ratio:.2f} times its largest payload ({largest}, {format_size(payloads[largest])})"
+    return text, advice if ratio >= _DEAR else ""
 
 
 class Note(NamedTuple):
@@ -131,6 +142,10 @@ def notes(result: Delivered) -> Iterator[Note]:
         of_method = f", method {method}" if len(result.quantization) > 1 else ""
         yield Note(f"{name}{of_method}: {reached}", reached.is_little)
     yield from (Note(f"{name}: {line}") for line in result.on_cpu)
+    if len(result.payload_sizes) > 1 and result.size:
+        cost, advice = fat_cost(result.size, result.payload_sizes)
+        text = f"{name} takes {format_size(result.size)}, {cost}"
+        yield Note(f"{text}; {advice}" if advice else text)
     for payload, reason in result.left_out.items():
         yield Note(f"{name} is without {payload}: {reason}", telling=True)
     yield from _proofs(result)
@@ -145,11 +160,13 @@ def _proofs(result: Delivered) -> Iterator[Note]:
     from ...tasks.results.figures import WHOLE_FILE  # noqa: PLC0415 - as above
 
     for payload in result.payloads if result.figures else ():
-        proven, reasons = result.proven_on(payload), result.why_not_run(payload)
-        if HOST in reasons:
-            elsewhere = f"; it was on {', '.join(proven)}" if proven else ""
-            text = f"{result.name}: {payload or WHOLE_FILE} was not run: it {reasons[HOST]}{elsewhere}"
-            yield Note(text, telling=not payload and not proven)
+        proven, reasons, what = result.proven_on(payload), result.why_not_run(payload), payload or WHOLE_FILE
+        if HOST in reasons and proven:
+            here = reasons[HOST].partition("; ")[0]
+            yield Note(f"{result.name}: {what} was run on {', '.join(proven)}; not on this machine, since it {here}")
+        elif HOST in reasons:
+            instead = "" if payload or not result.figures else f": {format_sqnr(result.figures.overall)}"
+            yield Note(f"{result.name}: {what} was not run: it {reasons[HOST]}{instead}", telling=not payload)
     for place in dict.fromkeys(proof.place for proof in result.proofs):
         proofs = [proof for proof in result.proofs if proof.place == place]
         about = f" ({one_line(proofs[0].about)})" if proofs[0].about else ""
@@ -355,7 +372,7 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     return table
 
 
-def _format_accuracy(result: Delivered) -> str:
+def format_accuracy(result: Delivered) -> str:
     """The lowest score of a file's payloads, and its difference from eager's."""
     if result.accuracy is None:
         return ""

@@ -17,6 +17,7 @@ from ...artifacts.digest import digest_json
 from ...artifacts.files import open_input, replace_file
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
+from ...tasks.results.delegation import MethodWork, delegated_share, format_share
 from ...tasks.results.delivered import Delivered, delivered_by
 from ...tasks.results.tables import format_db
 from .changes import (
@@ -31,7 +32,7 @@ from .changes import (
     with_the_rest,
 )
 from .comparison import Block, FileMap, map_of
-from .figures_text import format_seconds, format_size, notes, proven_text
+from .figures_text import format_accuracy, format_seconds, format_size, notes, proven_text
 
 NAME = "index.html"
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -111,11 +112,20 @@ class FileReport(Compared):
 
     @property
     def delegated(self) -> str:
-        """The share of delegated calls, of each payload."""
-        payloads = self.map.payloads if self.map else ()
-        shares = {payload.name: payload.delegated for payload in payloads}
-        said = {name: "unknown" if share is None else f"{100 * share:.0f}\u00a0%" for name, share in shares.items()}
+        """The share of work that delegates do, of each payload; of calls, where the work is not known."""
+        said = {}
+        for payload in self.map.payloads if self.map else ():
+            share = delegated_share(work for work in self.result.delegation if work.payload == payload.name)
+            of_calls = " of calls" if share is None and payload.delegated else ""
+            share = payload.delegated if share is None else share
+            text = "unknown" if share is None else format_share(share).replace(" ", "\u00a0")
+            said[payload.name] = f"{text}{of_calls}"
         return ", ".join(f"{name} {share}".strip() for name, share in said.items())
+
+    def work_of(self, payload: str, method: str) -> MethodWork | None:
+        """How much of a method's work is delegated, if that is known."""
+        found = (work for work in self.result.delegation if (work.payload, work.method) == (payload, method))
+        return next(found, None)
 
     @property
     def legend(self) -> tuple[Block, ...]:
@@ -171,7 +181,7 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plain
     )
     environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short, "latency": format_seconds}
-    environment.filters |= {"hash": _hash, "sqnr": format_sqnr}
+    environment.filters |= {"hash": _hash, "sqnr": format_sqnr, "score": format_accuracy}
     delivered = delivered_by(record)
     files = [file for model in delivered for file in _of_model(record, delivered[model], earlier, out)]
     files.sort(key=lambda file: not file.worse)
@@ -200,7 +210,7 @@ def _of_model(
     failed: dict[tuple[str, str], list[str]] = {}  # names of recipes by stage and problem
     for result in recipes.values():
         if failure := result.failure:
-            failed.setdefault((failure.step.partition("/")[0], failure.problem), []).append(result.recipe)
+            failed.setdefault((failure.stage, failure.problem), []).append(result.recipe)
     for result in recipes.values():
         alike = next((names for names in failed.values() if result.recipe in names), [result.recipe])
         if alike[0] == result.recipe:

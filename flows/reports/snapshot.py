@@ -105,8 +105,9 @@ def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
     for name, text in result.toolchain.items():
         yield Item("toolchain", name), text
     if measured := result.figures:
-        yield from _numerics(measured.overall, "")
-        for name, worst in measured.methods.items() if len(measured.methods) > 1 else ():
+        if result.measured:
+            yield from _numerics(result.measured, "")
+        for name, worst in measured.methods.items() if measured.of_file and len(measured.methods) > 1 else ():
             yield from _numerics(worst, f"method {name}: ")
         for name, worst in measured.payloads.items():
             yield from _numerics(worst, f"{name}: ")

@@ -18,7 +18,7 @@ from ...configs.sources import BuilderSource, HuggingFaceSource, LayerFields, Pr
 from ...configs.text_samples import METRICS, check_text_options
 from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
 from ...configs.zoo import PublishConfig
-from ...errors import ConfigError, InputError, SourceError
+from ...errors import ConfigError, InputError, Location, SourceError
 from ...tasks.engine.keys.builder import find_builder
 from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.keys.source import check_program_file, named_callables
@@ -262,9 +262,14 @@ def _may_measure(place: PlannedPlace) -> bool:
 
 
 def _plan_place(loaded: LoadedZoo, name: str) -> PlannedPlace:
-    """Asks a place of the zoo what it is; raises InputError where it cannot exist."""
-    with errors_at(loaded.locations.error, ("places", name)):
+    """Asks a place of the zoo or of the command line what it is; raises InputError where it cannot exist."""
+    where = "places", name
+    try:
         return plan_place(name, loaded.zoo.places[name], loaded.files[0].parent)
+    except SourceError as error:
+        if loaded.locations.written_at(where):
+            raise loaded.locations.error(str(error), where) from error
+        raise ConfigError(str(error), location=Location("--place"), field=name) from error
 
 
 def _bounds_are_written(loaded: LoadedZoo, where: FieldPath) -> bool:

@@ -25,8 +25,11 @@ from ...tasks.results.figures import Timing
 from ...tasks.results.numerics import Ladder
 from ...tasks.stages.gate import Gate
 from ...tasks.stages.ladder import Ladder as LadderStage
+from ...tasks.stages.prove import Prove
 from ...tasks.stages.report import Report
+from ...tasks.stages.search_inputs import SearchInputs
 from ...tasks.stages.serialize import Serialize
+from ...tasks.stages.verify import Verify
 from .outcome import KEPT_AS, ModelOutcome
 from .pace import planned_stages
 from .session import Session
@@ -89,7 +92,7 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
     try:
         return await asyncio.to_thread(conclude, session, run, results)
     except Exception as error:  # noqa: BLE001 - as above: the disk may be full
-        failure = Failure.of(model.name, error)
+        failure = Failure.of("", error)
         recipes = [Delivered(model.name, recipe.name, "failed", failure=failure) for recipe in model.recipes]
         return _add(session, model, recipes)
 
@@ -155,20 +158,30 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
 def _failed_elsewhere(session: Session, run: ModelRun, recipe: str, there: Delivered | None, problem: str) -> Delivered:
     """A recipe that another run did not finish, from what that run's record says; it is not there if the run died."""
     if there is None or there.failure is None:
-        failure = Failure(run.model.name, problem, "", bad_input=False)
+        failure = Failure("", problem, "", bad_input=False)
         return Delivered(run.model.name, recipe, "failed", failure=failure)
     failure, rejected = there.failure, None
-    if there.rejected and recipe in run.recipes and (rejected := _keep_rejected(session, run.recipes[recipe], recipe)):
-        failure = replace(failure, problem=failure.problem.replace(str(there.rejected), str(rejected)))
+    if recipe in run.recipes and (rejected := _keep_rejected(session, run.recipes[recipe], recipe, failure)):
+        problem = failure.problem.partition(KEPT_AS)[0]
+        failure = replace(failure, problem=f"{problem}{KEPT_AS}{rejected}")
     return replace(there, failure=failure, rejected=rejected)
 
 
-def _keep_rejected(session: Session, run: StageCalls, recipe: str) -> Path | None:
-    """Writes the file of a recipe, to inspect; returns its path, or None where the run made none."""
-    serialized = run.find(Serialize.name)
+_JUDGES = frozenset(stage.name for stage in (Verify, SearchInputs, Prove, Gate))
+
+
+def _keep_rejected(session: Session, run: StageCalls, recipe: str, failure: Failure) -> Path | None:
+    """Keeps a file that missed its accuracy gate, to inspect, or that an earlier run had verified; returns its path.
+
+    None for other failures.
+    """
+    serialized = run.find(Serialize.name) if failure.stage in _JUDGES else None
     if serialized is None:
         return None
-    return session.results.keep_rejected(run.model.name, recipe, serialized.outputs.file, serialized.outputs.data)
+    model, file = run.model.name, serialized.outputs.file
+    if failure.stage != Gate.name and not session.results.has_file(model, recipe, file):
+        return None
+    return session.results.keep_rejected(model, recipe, file, serialized.outputs.data)
 
 
 def _add(
@@ -227,11 +240,11 @@ def _publish(
 
 
 def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) -> Delivered:
-    """What came of a failed recipe. A file that only missed its accuracy gate is kept, to inspect."""
+    """What came of a failed recipe."""
     failure, climbed = Failure.of(run.step_of(error), error), run.find(LadderStage.name)
     ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics)) if climbed else None
     failed = Delivered(run.model.name, recipe, "failed", failure=failure, ladder=ladder)
-    at_gate = error in [raised for step, raised in run.failed.items() if step.stage == Gate.name]
-    if not at_gate or (path := _keep_rejected(session, run, recipe)) is None:
+    path = None if isinstance(error, StoreError) else _keep_rejected(session, run, recipe, failure)
+    if path is None:
         return failed
     return replace(failed, failure=replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}"), rejected=path)

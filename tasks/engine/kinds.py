@@ -61,6 +61,7 @@ PayloadLosses = Annotated[ArtifactRef, Kind("report/payload_losses")]  # tasks.r
 NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.results.numerics.NodeLosses
 Quantization = Annotated[ArtifactRef, Kind("report/quantization")]  # tasks.results.quantization.Quantization
 Kept = Annotated[ArtifactRef, Kind("report/kept")]  # tasks.results.delivered.KeptCalls, without payload and method
+Delegation = Annotated[ArtifactRef, Kind("report/delegation")]  # tasks.results.delegation.MethodWork, as for `Kept`
 Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.results.figures.Figures
 Proof = Annotated[ArtifactRef, Kind("report/proof")]  # what `prove` says: tasks.results.figures.Proof without a name
 Searched = Annotated[ArtifactRef, Kind("report/searched")]  # tasks.results.figures.Searched

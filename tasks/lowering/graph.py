@@ -158,11 +158,8 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
             },
             figures=figures,
             searched=searched,
-            kept={
-                f"{name if recipe.fat else ''}/{method}": ref
-                for name, payload in made.payloads.items()
-                for method, ref in payload.kept.items()
-            },
+            kept=_by_payload(recipe, {name: payload.kept for name, payload in made.payloads.items()}),
+            delegation=_by_payload(recipe, {name: payload.delegation for name, payload in made.payloads.items()}),
             **proven,
             **debug_refs,
         ),
@@ -171,6 +168,15 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     if recipe.recipe.verify.bench:
         await bench_on_places(run, exports, made)
     return reported
+
+
+def _by_payload(recipe: PlannedRecipe, found: Mapping[str, Mapping[str, ArtifactRef]]) -> dict[str, ArtifactRef]:
+    """What was found of methods, by ``PAYLOAD/METHOD``; a plain file's payload has no name."""
+    return {
+        f"{name if recipe.fat else ''}/{method}": ref
+        for name, methods in found.items()
+        for method, ref in methods.items()
+    }
 
 
 async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
@@ -274,7 +280,9 @@ async def lower_specialization(
         ),
         payload=spec.name,
     )
-    return Payload(edges, linked, compiled, {method: part.kept for method, part in parts.items() if part.kept})
+    kept = {method: part.kept for method, part in parts.items() if part.kept}
+    delegation = {method: part.delegation for method, part in parts.items() if part.delegation}
+    return Payload(edges, linked, compiled, kept, delegation)
 
 
 async def export_methods(run: ModelRun) -> Exports:

@@ -12,16 +12,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...artifacts.digest import digest_file
+from ...configs.model import Limits
 from ...configs.places import PlaceConfig
 from ...errors import InputError, SourceError, first_line, printable
 from ..stages.prove import PlaceParams
 from ..verify.emulators import NFAT_RUN, arm_host, own_host
 
 _SECONDS = 60.0  # that a place has to say what it is
+_PAYLOAD_SECONDS = 600.0  # for each payload, unless the zoo says otherwise
 _TOLD = 4000  # characters of what it says that are kept
 _BACKEND = re.compile(r"^backend: (\S+)$", re.MULTILINE)
 _VULKAN = b"libvulkan.so"  # in libraries that look for a driver of Vulkan
@@ -35,6 +37,11 @@ class PlannedPlace:
     params: PlaceParams
     required: bool = False
     unreachable: str = ""  # why it cannot be reached, if it cannot
+    timeout: float | None = None  # seconds of each payload there, as written
+
+    def limits(self, of_model: Limits) -> Limits:
+        """The limits of a stage that runs there: a place that hangs is not waited for as long as for other stages."""
+        return of_model.model_copy(update={"timeout": self.timeout or min(of_model.timeout, _PAYLOAD_SECONDS)})
 
 
 def plan_place(name: str, config: PlaceConfig, folder: Path) -> PlannedPlace:
@@ -42,6 +49,7 @@ def plan_place(name: str, config: PlaceConfig, folder: Path) -> PlannedPlace:
 
     Raises SourceError if one of its files or programs does not exist. One that does not answer is unreachable.
     """
+    place = PlannedPlace(name, PlaceParams(), config.required, timeout=config.timeout)
     try:
         command = _command(config, folder)
         files = [Path(word) for word in (*command, *map(str, config.library)) if Path(word).is_file()]
@@ -54,13 +62,13 @@ def plan_place(name: str, config: PlaceConfig, folder: Path) -> PlannedPlace:
             digests={path.name: digest_file(path) for path in files},
         )
     except _Unreachable as error:
-        return PlannedPlace(name, PlaceParams(), config.required, str(error))
+        return replace(place, unreachable=str(error))
     try:
         about = _about(config, command, folder)
     except _Unreachable as error:
-        return PlannedPlace(name, params, config.required, str(error))
+        return replace(place, params=params, unreachable=str(error))
     backends = tuple(_BACKEND.findall(about)) if command and not config.about else None
-    return PlannedPlace(name, params.model_copy(update={"about": about, "backends": backends}), config.required)
+    return replace(place, params=params.model_copy(update={"about": about, "backends": backends}))
 
 
 class _Unreachable(Exception):

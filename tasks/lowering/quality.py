@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.ledger import FoundCase
 from ...artifacts.ref import ArtifactRef
 from ...configs.places import HOST
 from ...configs.verification import AccuracyGate
-from ...errors import PteforgeError, StageError, VerificationFailed
+from ...errors import PteforgeError, StageError, StageTimedOut, VerificationFailed, first_line
 from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
@@ -27,7 +28,7 @@ from ..stages.bisect_payload import BisectPayload
 from ..stages.evaluate import Evaluate
 from ..stages.gate import Gate
 from ..stages.ladder import Ladder, RungParams
-from ..stages.prove import PlaceParams, Prove
+from ..stages.prove import Prove
 from ..stages.search_inputs import SearchInputs
 from ..stages.serialize import Serialize
 from ..stages.verify import Verify
@@ -35,7 +36,7 @@ from ..verify.emulators import processor
 from .model import PlannedRecipe, params_of
 from .params import edge_params, fields_of
 from .places import PlannedPlace
-from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, StageCalls, together
+from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, StageCalls, first_of, together
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: Artifac
 async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
     """What came of every payload on every place of the recipe, by ``PLACE/PAYLOAD``.
 
-    Raises VerificationFailed for a place that is required and cannot be reached.
+    Raises the first failure, which names the others, and VerificationFailed for a place that is required and cannot be
+    reached, finds no device, or can run nothing of the file.
     """
     recipe = run.plan
     # the random inputs of methods with calibrated ranges have no bounds here
@@ -105,7 +107,37 @@ async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> d
         # a command runs a fat file as an app does, too, with the payload that is chosen there
         for payload, inputs in {**payloads, **(whole if place.params.command else {})}.items()
     }
-    return await together(proving)
+    outcomes = await together(proving, return_exceptions=True)
+    if failures := {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Exception)}:
+        raise _with_others(run, failures)
+    proofs = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, ArtifactRef)}
+    for place in recipe.places:
+        there = [ref for key, ref in proofs.items() if key.startswith(f"{place.name}/")]
+        if place.required and all(map(is_known, there)):
+            _check_required(place, [run.read_json(ref) for ref in there])
+    return proofs
+
+
+def _with_others(run: RecipeRun, failures: Mapping[str, Exception]) -> Exception:
+    """The failure to raise, with all other places and payloads that failed."""
+    first = first_of([*failures.values()])
+    failed = {str(step): error for step, error in run.failed.items() if step.stage == Prove.name}
+    step_of_first = run.step_of(first)
+    others = [f"{step}: {first_line(error)}" for step, error in failed.items() if step != step_of_first]
+    if others and first.args and (more := f"; also {'; '.join(others)}") not in str(first.args[0]):
+        first.args = (f"{first.args[0]}{more}", *first.args[1:])
+    return first
+
+
+def _check_required(place: PlannedPlace, proofs: Sequence[Mapping[str, Any]]) -> None:
+    """Raises VerificationFailed where a place is not what it was asked to be."""
+    absent = [proof["not_run"] for proof in proofs if proof["no_device"]]
+    if absent or not any(proof["figures"] for proof in proofs):
+        reason, what = (absent or [proof["not_run"] for proof in proofs])[0], "a payload" if absent else "the file"
+        raise VerificationFailed(
+            f"place {place.name!r} is required, and cannot run {what}, which {reason}; give the place what is missing, "
+            "or choose other recipes with --recipe"
+        )
 
 
 def _whole(exports: Exports, made: MadeFile) -> Prove.Inputs:
@@ -124,15 +156,16 @@ def _payloads(recipe: PlannedRecipe, exports: Exports, made: MadeFile) -> dict[s
 async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> None:
     """Times every payload on this process's runtime and on all places of the recipe, one after another."""
     recipe, machine = run.plan, processor()
-    places: dict[str, PlaceParams | None] = {HOST: None} if HOST in recipe.recipe.verify.on else {}
+    places: dict[str, PlannedPlace | None] = {HOST: None} if HOST in recipe.recipe.verify.on else {}
     runs = (place for place in recipe.places if not (place.unreachable or place.params.emulated))
-    places |= {place.name: place.params for place in runs}
-    for place, params in places.items():
+    places |= {place.name: place for place in runs}
+    for name, place in places.items():
+        params, limits = (place.params, place.limits(run.model.limits)) if place else (None, None)
         for payload, inputs in _payloads(recipe, exports, made).items():
-            step = StageId(Bench.name, place, recipe.name, payload, run.number)
-            asked = Bench.Params(place=params, name=place, payload=payload, machine=machine)
+            step = StageId(Bench.name, name, recipe.name, payload, run.number)
+            asked = Bench.Params(place=params, name=name, payload=payload, machine=machine)
             with suppress(StageError, NotCached):  # the run has it; a file is none the worse for it
-                await run.call(step, Bench, asked, inputs)
+                await run.call(step, Bench, asked, inputs, limits=limits)
 
 
 def timings_of(run: StageCalls) -> tuple[Timing, ...]:
@@ -156,8 +189,12 @@ def check_memory(run: RecipeRun, provenance: ArtifactRef) -> None:
 async def _prove(
     run: RecipeRun, place: PlannedPlace, payload: str, params: Prove.Params, inputs: Prove.Inputs
 ) -> ArtifactRef:
-    step = StageId(Prove.name, place.name, run.plan.name, payload, run.number)
-    outputs: Prove.Outputs = (await run.call(step, Prove, params, inputs)).outputs
+    step, limits = StageId(Prove.name, place.name, run.plan.name, payload, run.number), place.limits(run.model.limits)
+    try:
+        outputs: Prove.Outputs = (await run.call(step, Prove, params, inputs, limits=limits)).outputs
+    except StageTimedOut as error:
+        error.args = (f"{error.args[0].partition(';')[0]}; `timeout` of the place {place.name!r} sets another",)
+        raise
     return outputs.proof
 
 

@@ -13,6 +13,7 @@ from ...artifacts.digest import Digest
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import FieldChange, StageOutcome, differing_fields
 from ...artifacts.store import Store
+from ...configs.model import Limits
 from ...errors import first_line
 from ..codecs.binding import REFUSED, bind, graph_of
 from ..engine.keys.search import ModuleSearch
@@ -92,8 +93,9 @@ class StageCalls:
         inputs: Roles | None = None,
         user_code: UserCode | None = None,
         circumstances: tuple[Circumstance, ...] = (),
+        limits: Limits | None = None,
     ) -> Done:
-        """Calls a stage, and returns everything that is known of the call."""
+        """Calls a stage, and returns everything that is known of the call. `limits` replace those of the model."""
         if stage.name in self.skipped:
             raise CutShort
         call = StageCall(
@@ -102,7 +104,7 @@ class StageCalls:
             stage=cast("type[Stage]", stage),
             params=params,
             inputs=to_roles(inputs) if inputs else {},
-            limits=self.model.limits,
+            limits=limits or self.model.limits,
             folder=self.model.folder,
             python_path=self.model.python_path,
             program_file=self.model.program_file,
@@ -135,9 +137,9 @@ class StageCalls:
         return self.store.local.read_json(ref)
 
     def step_of(self, error: Exception) -> str:
-        """Name of the step that raised an error; the model's name where none did."""
+        """Name of the step that raised an error; empty where none did."""
         failed = (item for part in self.all() for item in part.failed.items())
-        return next((str(step) for step, raised in failed if raised is error), self.model.name)
+        return next((str(step) for step, raised in failed if raised is error), "")
 
 
 @dataclass
@@ -342,6 +344,7 @@ class Payload:
     linked: Mapping[str, ArtifactRef]  # that the payload was compiled from
     compiled: Compile.Outputs
     kept: Mapping[str, ArtifactRef]  # calls that limits leave to the CPU, by method, where there are any
+    delegation: Mapping[str, ArtifactRef]  # how much of the work is delegated, by method
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ...artifacts.runs import RunRecord
 from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
 from ...formats.contract import Contract
+from .delegation import MethodWork, delegated_share
 from .diagnosis import Finding
 from .figures import WHOLE_FILE, AccuracyReport, Figures, MemoryUse, Proof, Searched, Timing, Worst
 from .numerics import FoundLayers, Ladder
@@ -35,13 +36,13 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
-_AS_WRITTEN = ("toolchain", "accuracy", "search", "searched", "quantization", "contract", "kept_on_cpu")
+_AS_WRITTEN = ("toolchain", "accuracy", "search", "searched", "quantization", "contract", "kept_on_cpu", "delegation")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure(Record):
-    """The step that failed, why, the end of its log, whether the user's input is the cause, and the ways out.
+    """The step that failed, if one did, why, the end of its log, whether the user's input is the cause, the ways out.
 
     `user_code` means that the user's code raised an exception.
     """
@@ -75,8 +76,17 @@ class Failure(Record):
 
     def error(self, what: str) -> InputError | StageFailed:
         """The same as an exception about a model or file."""
-        problem = f"{what} {self.step}: {self.problem}"
+        problem = f"{self.named(what)}: {self.problem}"
         return InputError(problem) if self.unusable else StageFailed(f"{problem}\n{self.log_tail}".rstrip())
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage that failed; empty where none did, as where a method needs too much memory."""
+        return self.step.partition("/")[0]
+
+    def named(self, model: str) -> str:
+        """The model, and the step that failed if one did."""
+        return f"{model} {self.step}".rstrip()
 
     @property
     def diagnosed(self) -> bool:
@@ -133,6 +143,7 @@ class Delivered(Record):
     parts: Mapping[str, ArtifactRef] = field(default_factory=dict)
     backends: tuple[str, ...] = ()  # those that the file needs
     methods: tuple[str, ...] = ()  # its methods, sorted
+    payload_sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of each payload of a fat file, by name
     targets: tuple[str, ...] = ()  # of its specializations
     toolchain: Mapping[str, str] = field(default_factory=dict)  # distribution to version
     # methods of a plain file, or of all payloads of a fat one, where the file has been read
@@ -149,6 +160,7 @@ class Delivered(Record):
     contract: Contract | None = None  # what a runtime must have to load the file
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
     kept_on_cpu: tuple[KeptCalls, ...] = ()  # what limits of targets leave to the CPU
+    delegation: tuple[MethodWork, ...] = ()  # how much of the work of methods is delegated, and why not all of it
     seconds: float = 0.0  # of all its stages, including those found in the store
     failure: Failure | None = None
     rejected: _Path | None = None  # the file that missed its accuracy gate
@@ -176,6 +188,7 @@ class Delivered(Record):
             "proofs": provenance.get("places", ()),
             "memory": provenance.get("memory", ()),
             "timings": provenance.get("run", {}).get("timings", ()),
+            "payload_sizes": {payload["name"]: payload["size"] for payload in file.get("payloads", ())},
             **{name: file[name] for name in ("backends", "methods") if name in file},
             **{name: provenance[name] for name in _AS_WRITTEN if name in provenance},
         }
@@ -257,19 +270,34 @@ class Delivered(Record):
             "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
             "proven_on": {payload: list(places) for payload, places in self.proven.items()} if self.figures else {},
             "kept_on_cpu": [asdict(kept) for kept in self.kept_on_cpu],
+            "delegation": [{**work.to_json(), "share": delegated_share([work])} for work in self.delegation],
             "memory": [use.to_json() for use in self.memory],
         }
 
     @property
+    def standing(self) -> str:
+        """Its status, in words: a file that was run is verified, and one that nothing has run is not."""
+        if self.failure:
+            return f"failed at {self.failure.stage}" if self.failure.stage else "failed"
+        if not self.path or self.figures is None:
+            return self.status
+        if not self.verified:
+            return f"{self.status}, not run"
+        return "verified" if self.status == "made" else self.status
+
+    @property
     def measured(self) -> Worst | None:
-        """The figures of the file: here, or on the first place that ran it where nothing here could."""
-        elsewhere = () if self.figures is None or self.figures.of_file else self.proofs
-        figures = next((proof.figures for proof in elsewhere if proof.figures), self.figures)
-        return figures.overall if figures else None
+        """The figures of the file: here, or on the first place that ran it where nothing here could.
+
+        None if nothing has run it: those of its edge programs say nothing of what a backend computes.
+        """
+        if self.figures and self.figures.of_file:
+            return self.figures.overall
+        return next((proof.figures.overall for proof in self.proofs if proof.figures), None)
 
     @property
     def sqnr_db(self) -> float | None:
-        """The smallest; None if all outputs equal eager's, or if nothing was measured."""
+        """The smallest; None if all outputs equal eager's, or if nothing was `measured`."""
         return self.measured.sqnr_db if self.measured else None
 
     @property

@@ -116,6 +116,7 @@ class Proof(Record):
     about: str  # device and driver, as the place says
     figures: Figures | None  # without its cases; None if it was not run
     not_run: str = ""  # why
+    no_device: bool = False  # whether that is since a backend of the place finds no device or driver
 
 
 @dataclass(frozen=True, slots=True)

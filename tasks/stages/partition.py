@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import TargetError
 from ..codecs.binding import ON_GRAPHS
@@ -37,6 +37,7 @@ class Partition(stage.Stage, name="partition"):
     class Outputs(stage.Roles):
         program: kinds.MadePartitioned
         kept: kinds.Kept | None = None  # calls that limits of the target leave to the CPU, if there are any
+        delegation: kinds.Delegation | None = None
 
     @classmethod
     def takes_weights(cls, params: Params) -> str:
@@ -58,9 +59,12 @@ class Partition(stage.Stage, name="partition"):
             transformed,
         )
         from ..lower.graphs import take_kept
+        from ..lower.work import work_of
         from ..targets.find import find_target
+        from ..upstream.exir import reasons_of_partitioners
 
         kept: dict[tuple[str, str], int] = {}
+        work_done: dict[str, Any] = {}
 
         def partition(program: ExportedProgram) -> ExportedProgram:
             target = find_target(params.target.name, params.target.options)
@@ -68,11 +72,17 @@ class Partition(stage.Stage, name="partition"):
                 raise TargetError(f"target {target.name!r} cannot take this program: {problem}")
             partitioners = target.partitioners()
             state = {name for ref in inputs.state.values() for name in work.store.read_json(ref)}
-            partitioned = to_partitioned_program(program, partitioners, state)
+            with reasons_of_partitioners() as reasons:
+                partitioned = to_partitioned_program(program, partitioners, state)
+            work_done.update(work_of(partitioned, reasons))
             kept.update(take_kept(partitioned))
             check_preserved_operators_found_delegates(partitioned, partitioners, edge_config(params.edge))
             return partitioned
 
         _, ref = transformed(inputs.program, partition, kind="program/partitioned", store=work.store)
         rows = [{"operator": operator, "why": why, "calls": calls} for (operator, why), calls in sorted(kept.items())]
-        return Partition.Outputs(program=ref, kept=work.store.put_json("report/kept", rows) if rows else None)
+        return Partition.Outputs(
+            program=ref,
+            kept=work.store.put_json("report/kept", rows) if rows else None,
+            delegation=work.store.put_json("report/delegation", work_done) if work_done else None,
+        )

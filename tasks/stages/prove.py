@@ -66,13 +66,13 @@ class Prove(stage.Stage, name="prove"):
             VerificationFailed: an output is outside the bounds, or the place fails.
         """
         from ..codecs.values import load_value
-        from ..verify.running import load_libraries, missing_backends
+        from ..verify.running import load_libraries, missing_backends, without_device
         from ..verify.verification import verify_file
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
         place, backends = params.place, open_pte(path).backends
-        figures, memory = None, []
+        figures, memory, no_device = None, [], False
         if place.command:
             from ..verify.device import device_program, verify_program
             from ..verify.measure import measure_memory
@@ -84,8 +84,12 @@ class Prove(stage.Stage, name="prove"):
                     memory = measure_memory(program, examples)
         else:
             load_libraries(place.library, place.env)
-            missing = missing_backends(backends)
+            missing, no_device = missing_backends(backends), bool(without_device(backends))
             figures = None if missing else verify_file(path, examples, params.bounds, data_files)
-        content: dict[str, Any] = {"figures": figures and figures.to_json(), "not_run": missing}
+        content: dict[str, Any] = {
+            "figures": figures and figures.to_json(),
+            "not_run": missing,
+            "no_device": no_device,
+        }
         content |= {"memory": [use.to_json() for use in memory]} if memory else {}
         return Prove.Outputs(proof=work.store.put_json("report/proof", content))

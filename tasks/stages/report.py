@@ -57,6 +57,7 @@ class Report(stage.Stage, name="report"):
         quantization: Mapping[str, kinds.Quantization] = field(default_factory=dict)  # by method, of `quantize`
         # of `partition`, by payload and method: ``vulkan/forward``, or ``/forward`` of a plain file
         kept: Mapping[str, kinds.Kept] = field(default_factory=dict)
+        delegation: Mapping[str, kinds.Delegation] = field(default_factory=dict)  # of `partition`, as `kept`
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
         etrecord: Mapping[str, kinds.EtRecord] = field(default_factory=dict)
         debug_handles: Mapping[str, kinds.DebugHandles] = field(default_factory=dict)
@@ -123,13 +124,14 @@ def _results(inputs: Report.Inputs, params: Report.Params, store: LocalStore, fa
         ref = getattr(inputs, name)
         yield name, ref and store.read_json(ref)
     yield "quantization", {method: store.read_json(ref) for method, ref in sorted(inputs.quantization.items())}
-    kept = [
-        dict(zip(("payload", "method"), key.split("/", 1), strict=True)) | row
-        for key, ref in sorted(inputs.kept.items())
-        for row in store.read_json(ref)
-    ]
-    yield "kept_on_cpu", kept
+    yield "kept_on_cpu", [_named(key) | row for key, ref in sorted(inputs.kept.items()) for row in store.read_json(ref)]
+    yield "delegation", [_named(key) | store.read_json(ref) for key, ref in sorted(inputs.delegation.items())]
     yield "places", [proof.to_json() for proof in _proofs(inputs, params, store, fat)]
+
+
+def _named(key: str) -> dict[str, Any]:
+    """Payload and method of an input."""
+    return dict(zip(("payload", "method"), key.split("/", 1), strict=True))
 
 
 def _proofs(inputs: Report.Inputs, params: Report.Params, store: LocalStore, fat: bool) -> Iterator[Proof]:

@@ -6,6 +6,7 @@ Part of the keys of `edge`, `partition`, `preprocess`, `compile` and `bisect_pay
 from __future__ import annotations
 
 import operator
+import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,6 +19,7 @@ import sympy
 import torch
 from executorch.exir import lowered_backend_module
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
+from executorch.exir.backend.utils import WhyNoPartition
 from executorch.exir.dialects._ops import ops
 from executorch.exir.graph_module import contains_any_call_fn_target_op
 from executorch.exir.pass_base import ExportPass, _ExportPassBase
@@ -426,3 +428,26 @@ def _plain(value: Any, of_item: Any) -> Any:
     if isinstance(value, _PLAIN):
         return type(value), value
     raise _UnknownError
+
+
+@contextmanager
+def reasons_of_partitioners() -> Iterator[dict[str, str]]:
+    """What partitioners say of nodes that they leave to others while the context is open, by name: the last reason.
+
+    They only log it, through `WhyNoPartition` (exir/backend/utils.py of executorch 1.5.1), or `log_skip` of Vulkan's.
+    """
+    reasons: dict[str, str] = {}
+
+    def noting(said: Callable[..., None]) -> Callable[..., None]:
+        def note(self: Any, node: Node, reason: str) -> None:
+            reasons[node.name] = reason
+            said(self, node, reason)
+
+        return note
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(WhyNoPartition, "__call__", noting(WhyNoPartition.__call__)))
+        if vulkan := sys.modules.get("executorch.backends.vulkan.partitioner.vulkan_partitioner"):
+            operators = vulkan.VulkanSupportedOperators
+            patches.enter_context(patch.object(operators, "log_skip", noting(operators.log_skip)))
+        yield reasons

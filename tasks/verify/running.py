@@ -106,14 +106,19 @@ def load_libraries(paths: Iterable[str], env: Mapping[str, str]) -> None:
             raise VerificationFailed(f"the library cannot be loaded: {error}") from error
 
 
+def without_device(backends: Iterable[str]) -> list[str]:
+    """The backends that this machine's runtime has, and that find no device or driver."""
+    registry = Runtime.get().backend_registry
+    here = set(backends) & set(registry.registered_backend_names)
+    return [name for name in sorted(here) if not registry.is_available(name)]
+
+
 def missing_backends(backends: Iterable[str]) -> str:
     """Which backends a program needs that cannot run on this machine, and why; empty if all can."""
-    registry = Runtime.get().backend_registry
-    unregistered = sorted(set(backends) - set(registry.registered_backend_names))
-    unavailable = [name for name in sorted(set(backends) - set(unregistered)) if not registry.is_available(name)]
+    unregistered = sorted(set(backends) - set(Runtime.get().backend_registry.registered_backend_names))
     reasons = {
         "which this machine's runtime does not have": unregistered,
-        "which finds no device or driver on this machine": unavailable,
+        "which finds no device or driver on this machine": without_device(backends),
     }
     found = [f"{', '.join(names)}, {reason}" for reason, names in reasons.items() if names]
     return f"needs {', and '.join(found)}" if found else ""

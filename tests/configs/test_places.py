@@ -48,7 +48,12 @@ def test_places_of_a_run(load):
     zoo = load(_ZOO.format(place="{qemu: cortex-a53}", on="[host]")).zoo
     added = zoo.with_places(["wrong", "qemu:cortex-a76", "command:./on-phone --fast"])
     assert added.recipes["tested"].verify.on == ("host", "wrong", "cortex-a76", "on-phone")
-    assert added.places["on-phone"] == PlaceConfig(command="./on-phone --fast")
+    assert added.places["on-phone"] == PlaceConfig(command="./on-phone --fast", required=True)
+    assert added.places["wrong"].required
+    assert not added.places["gpu"].required
     for text in ("nowhere", "qemu:", "tpu:x", "qemu:a b"):
         with pytest.raises(InputError, match=r"no place"):
             zoo.with_places([text])
+    for named in (["library:gpu.so"], ["command:a/run", "command:b/run"], ["command:host"]):
+        with pytest.raises(InputError, match=r"another place is called"):
+            zoo.with_places(named)

@@ -92,7 +92,7 @@ def test_command_line(project):
     done = project.export()
     assert done.code == 1
     rows = {line.split()[0]: line.split()[2] for line in done.out.splitlines() if "portable-fp32" in line}
-    assert rows == {**dict.fromkeys(GOOD, "made"), **dict.fromkeys(BAD, "failed")}
+    assert rows == {**dict.fromkeys(GOOD, "verified"), **dict.fromkeys(BAD, "failed")}
     last = done.out.splitlines()[-1]
     assert last.startswith("2 files verified in out, 6 failed")
     assert last.endswith("; see out/index.html")

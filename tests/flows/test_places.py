@@ -47,11 +47,15 @@ def made(tmp_path_factory, library, build):
     places |= {"phone": {"command": "./on-phone"}, "broken": {"command": "./broken"}}
     places |= {"lost": {"command": "./on-phone", "about": "sh -c 'echo no device >&2; exit 7'"}}
     places |= {"needed": {**places["lost"], "required": True}}
+    places |= {"without": {**places["absent"], "required": True}, "stuck": {**places["hang"], "timeout": "4s"}}
+    places["stuck"]["env"] = {"HOW": "hang", "OTHER": "1"}
     recipes = {
         "fat": {**_FAT, "verify": {"on": ["host", "relu", "phone", "absent", "lost"]}},
         "plain": {**_PLAIN, "verify": {"on": ["relu", "lost"]}},
         "nowhere": {**_PLAIN, "verify": {"on": ["absent", "lost"]}},
         "needed": {**_FAT, "verify": {"on": ["needed"]}},
+        "without": {**_FAT, "verify": {"on": ["host", "without"]}},
+        "stuck": {**_PLAIN, "verify": {"on": ["hang", "stuck"]}},
         "broken": {"specializations": [{"target": "portable"}], "verify": {"on": ["broken"]}},
         **{how: {**_FAT, "verify": {"on": [how]}} for how in _FAILING},
     }
@@ -64,10 +68,14 @@ def made(tmp_path_factory, library, build):
 
 
 def _export(folder: Path, *options: str) -> dict:
-    command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--store", "store", "--json", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ)
+    done = _run(folder, *options, "--json")
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
+
+
+def _run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("pteforge"), "export", "zoo.yaml", "--store", "store", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ)
 
 
 def test_proven(made):
@@ -114,6 +122,14 @@ def test_commands_that_fail(made):
     assert "does not compute what eager computes" in recipes["broken"]["problem"]
     assert "place 'needed' is required, and cannot be reached" in recipes["needed"]["problem"]
     assert "no device" in recipes["needed"]["problem"]
+    assert recipes["needed"]["step"] == ""
+    assert (
+        "place 'without' is required, and cannot run a payload, which needs MLXBackend"
+        in (recipes["without"]["problem"])
+    )
+    stuck = recipes["stuck"]["problem"]
+    assert "time limit of 4 s; `timeout` of the place 'stuck'" in stuck
+    assert "time limit of 10 s; `timeout` of the place 'hang'" in stuck
 
 
 def test_where_it_is_shown(made, run_here):
@@ -157,3 +173,42 @@ def test_verify(made, run_here):
     assert "xnnpack: verified on" in said.out
     said = run_here(made[0], "verify", "--store", "store", "out/net/fat.pte", "--place", "tpu:x")
     said.refused("'tpu:x' is no place")
+
+
+def test_places_of_the_command_line(made):
+    """One that is named is required: a missing driver or library ends with an error that says where it was named."""
+    folder = made[0]
+    missing = _run(folder, "--recipe", "fat", "--place", "library:none.so")
+    assert missing.returncode == 2
+    assert missing.stderr.startswith(f"error: --place: none: there is no library {folder}/none.so")
+    lost = _run(folder, "--recipe", "plain", "--place", "lost")
+    assert lost.returncode == 1
+    assert "net: place 'lost' is required, and cannot be reached" in lost.stderr
+    (row,) = [line for line in lost.stdout.splitlines() if line.startswith(" net ")]
+    assert row.split()[:3] == ["net", "plain", "failed"]
+    assert "failed at" not in row
+
+
+def test_words_and_figures(made):
+    """They are those of what was run: where a place ran it, and none of an edge program in place of a payload's."""
+    folder = made[0]
+    ran = _run(folder, "--recipe", "plain").stdout
+    assert "net/plain: the file was run on relu; not on this machine, since it needs MLXBackend" in ran
+    not_run = _run(folder, "--recipe", "nowhere", "--set", "recipes.nowhere.verify.required=false").stdout
+    (row,) = [line for line in not_run.splitlines() if line.startswith(" net")]
+    assert row.split()[:5] == ["net", "nowhere", "made,", "not", "run"]
+    assert "dB" not in row
+    assert "exact" not in row
+    assert "its edge program ran instead: exact" in not_run
+
+
+def test_failed_proofs_of_earlier_files(made):
+    """A file that a place finds wrong is not left where an earlier run put it as verified."""
+    folder, recipe = made[0], ("--recipe", "plain", "--out", "proven")
+    assert _run(folder, *recipe).returncode == 0
+    wrong = _run(folder, *recipe, "--place", "zeros")
+    assert wrong.returncode == 1
+    assert "the file is kept as" in wrong.stderr
+    assert sorted(path.name for path in (folder / "proven" / "net").iterdir()) == ["plain.rejected.pte"]
+    assert _run(folder, *recipe).returncode == 0
+    assert sorted(path.name for path in (folder / "proven" / "net").iterdir()) == ["plain.json", "plain.pte"]

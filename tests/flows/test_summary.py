@@ -111,7 +111,7 @@ def test_narrow_terminals(failed, capsys, tmp_path, monkeypatch):
         out = capsys.readouterr().out
         assert out.splitlines()[1].split() == ["model", "recipe", "status", *names.split()]
         assert "failed at partition " in out
-        assert "xnnpack-int8-dynamic   made" in out
+        assert "xnnpack-int8-dynamic   verified" in out
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ import pytest
 from pteforge.artifacts.runs import ReleaseOutcome
 from pteforge.artifacts.store import open_store
 from pteforge.flows.reports.page import NAME, render, with_the_rest, write_page
+from pteforge.tasks.results.delegation import MethodWork, OutsideCalls
 from pteforge.tasks.results.delivered import Delivered, Failure, KeptCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
+from pteforge.tasks.results.figures import AccuracyReport, Score, Scores
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tests.flows.conftest import FAT
 
@@ -216,6 +218,21 @@ def test_notes(made, record):
     kept = (KeptCalls("vulkan", "forward", "aten.convolution", "groups <are> ignored", 2),)
     page = Page(render(changed(record, kept_on_cpu=kept), [], made.out))
     assert "vulkan leaves 2 aten.convolution to the CPU: groups <are> ignored" in page.of_class("dim")
+
+
+def test_work_and_scores(made, record):
+    """Shares are those of operations, with a reason for what is left; scores have a column where there are some."""
+    outside = OutsideCalls("aten.mean.dim", "mean.dim <only> supports keepdim=True", 1, 10)
+    work = MethodWork("", "forward", 990, (outside,))
+    page = Page(render(changed(record, delegation=(work,)), [], made.out))
+    assert "99 %" in page.text
+    assert "calls delegated, with 99 % of the operations" in page.text
+    assert "aten.mean.dim, 1 call, 1 % of the operations: mean.dim <only> supports keepdim=True; write" in page.text
+    assert "score" not in page.of_class("columns").split()
+    accuracy = AccuracyReport("nets:score", 0.5, None, 1.0, Scores((Score("xnnpack", 0.75),), {}))
+    page = Page(render(changed(record, accuracy=accuracy), [], made.out))
+    assert "score" in page.of_class("columns").split()
+    assert "0.75 (-0.25)" in page.text
 
 
 def test_what_quantization_reached(made, record):

@@ -48,7 +48,9 @@ def test_runs_in_the_ui(project, prefect, on_server, server, recorded, pictures,
         rows = re.findall(r"^(detector|classifier|filter)\t(.*)\t(.*)$", shown, re.MULTILINE)
         assert [row[0] for row in rows] == ["detector", "classifier", "filter"]
         for cells, pattern in zip(
-            rows, ("failed at export", r"made, .* \(size \+[\d.]+ %, SQNR .*\)", r"made, .* \(new\)"), strict=True
+            rows,
+            ("failed at export", r"verified, .* \(size \+[\d.]+ %, SQNR .*\)", r"verified, .* \(new\)"),
+            strict=True,
         ):
             assert all(re.fullmatch(pattern, cell) for cell in cells[1:]), cells
         page.picture(pictures / "prefect-summary.png")

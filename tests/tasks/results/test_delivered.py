@@ -1,5 +1,6 @@
 """What came of a model and recipe: one record with one JSON, of files, failures and what does not apply."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,16 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
+from pteforge.tasks.results.delegation import MethodWork, OutsideCalls, format_share
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, KeptCalls, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Finding
 from pteforge.tasks.results.figures import (
+    WHOLE_FILE,
     AccuracyReport,
     Case,
     Figures,
     MemoryUse,
+    Proof,
     Score,
     Scores,
     Searched,
@@ -54,11 +58,17 @@ MADE = Delivered(
         {"aten::add.out": ("v1/6;0|6;0",)}, ("XnnpackBackend",), runtimes={"1.4": "derived", "1.5": "run"}
     ),
     left_out={"vulkan": "it is not there"},
+    delegation=(
+        MethodWork("", "forward", 990, (OutsideCalls("aten.mean.dim", "mean.dim only supports keepdim=True", 1, 10),)),
+    ),
+    payload_sizes={"xnnpack": 400, "portable": 300},
     kept_on_cpu=(KeptCalls("", "forward", "aten.convolution", "groups are ignored", 2),),
     memory=(MemoryUse("", "forward", (100, 20), "board", "example", "1x8", 10, 2, 16, 4, 30, 20),),
     timings=(Timing("", "forward", "host", "cpu", 0.1, 0.1, 0.01, 0.02, 9, 5, (TimeShare("aten::mm.out", 0.5, 1),)),),
     seconds=1.5,
 )
+NOT_RUN = Figures(replace(WORST, sqnr_db=None), {}, {}, {WHOLE_FILE: "needs a GPU; its edge program ran instead"})
+PROOF = Proof("gpu", "", "", Figures(replace(WORST, sqnr_db=30.5), {}, {}, {}))
 FAILED = Delivered(
     "net",
     "fat",
@@ -122,6 +132,40 @@ def test_what_users_get():
     assert (MADE.score, MADE.verified, FAILED.verified) == (0.5, True, False)
     assert Failure.of("edge", StageFailed("no")).step == "edge"
     assert list(MADE.debugging) == [""]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (MADE, "verified"),
+        (replace(MADE, status="cached"), "cached"),
+        (replace(MADE, figures=NOT_RUN), "made, not run"),
+        (replace(MADE, figures=NOT_RUN, proofs=(PROOF,)), "verified"),
+        (FAILED, "failed at export"),
+        (replace(FAILED, failure=replace(FAILED.failure, step="")), "failed"),
+        (Delivered("net", "x", "cached", until="edge"), "cached"),
+    ],
+)
+def test_status_in_words(made, said):
+    """A file is verified if it was run; where no stage has failed, none is named."""
+    assert made.standing == said
+
+
+def test_figures_are_those_of_what_was_run():
+    """Those of edge programs are not the file's; where only a place ran it, those of the place are."""
+    assert (replace(MADE, figures=NOT_RUN).measured, replace(MADE, figures=NOT_RUN).sqnr_db) == (None, None)
+    assert replace(MADE, figures=NOT_RUN, proofs=(PROOF,)).sqnr_db == 30.5
+
+
+def test_shares():
+    """A share is 0 or 100 % only if nothing is missing."""
+    assert [format_share(share) for share in (0.0, 0.001, 0.5, 0.999, 1.0)] == [
+        "0 %",
+        "below 1 %",
+        "50 %",
+        "above 99 %",
+        "100 %",
+    ]
 
 
 def test_what_stays_on_the_cpu_in_words():

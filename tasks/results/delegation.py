@@ -1,0 +1,93 @@
+"""How much of the work of methods their delegates do, and why each other call is outside of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ...artifacts.records import Record
+
+NOT_TAKEN = "the backend's partitioner does not take it"
+
+_WAYS_OUT = (
+    (r"keepdim=True", "write `x.mean((2, 3), keepdim=True).flatten(1)`, which computes the same"),
+    (r"averaging 4D tensors", "average images over height and width, with keepdim=True"),
+    (r"dtype|fp16|precision", "give it float32 values, or leave the layer out of quantization"),
+    (r"[Dd]ynamic|[Ss]ymbolic|inferred|resize", "fix that size, or give the model `buckets` of sizes"),
+    (r"ceil mode", "leave ceil_mode out, and pad the input instead"),
+    (r"power", "write powers as products"),
+    (r"negative padding", "slice the tensor instead"),
+    (r"alpha != 1", "multiply by alpha first"),
+    (r"concatenation of", "concatenate fewer tensors at once"),
+    (r"last dim|trailing dimension", "move that dimension to the end"),
+)
+_IN_GENERAL = (
+    "a CPU kernel runs it; where `pteforge bench` finds it slow, write it with operators that the backend takes"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideCalls:
+    """The calls of an operator that are outside of delegates for one reason."""
+
+    operator: str  # as in ``aten.mean.dim``
+    why: str
+    calls: int
+    operations: int  # of all of them
+
+    @property
+    def way_out(self) -> str:
+        """What makes a backend take them, as far as that is known."""
+        return next((advice for reason, advice in _WAYS_OUT if re.search(reason, self.why)), _IN_GENERAL)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodWork(Record):
+    """The arithmetic of a method, as its partitioned program has it. The payload is empty for a plain file.
+
+    A multiplication and an addition are two operations; others than convolutions and products of matrices have one for
+    each element of their largest tensor. Dimensions of dynamic size count with their example's.
+    """
+
+    payload: str
+    method: str
+    delegated: int  # operations inside of delegates
+    outside: tuple[OutsideCalls, ...] = ()  # most operations first
+
+    @property
+    def operations(self) -> int:
+        """Inside of delegates and outside of them."""
+        return self.delegated + sum(calls.operations for calls in self.outside)
+
+    @property
+    def share(self) -> str:
+        """Of operations inside of delegates, in words."""
+        share = delegated_share([self])
+        return "nothing" if share is None else format_share(share)
+
+    def lines(self) -> Iterator[str]:
+        """What is delegated, and a line with reason and way out for each operator that is not."""
+        where = " of payload ".join(filter(None, (f"method {self.method}", self.payload)))
+        yield f"{where}: {self.share} of the operations are in delegates"
+        yield from (f"  {line}" for line in self.reasons())
+
+    def reasons(self) -> Iterator[str]:
+        """A line for each operator outside of delegates: how much it is, why it is there, and the way out."""
+        for calls in self.outside:
+            share = format_share(calls.operations / max(self.operations, 1))
+            times = f"{calls.calls} call{'s' * (calls.calls != 1)}, {share} of the operations"
+            yield f"{calls.operator}, {times}: {calls.why}; {calls.way_out}"
+
+
+def delegated_share(methods: Iterable[MethodWork]) -> float | None:
+    """The share of operations of several methods that are inside of delegates; None where there are none at all."""
+    methods = tuple(methods)
+    total = sum(work.operations for work in methods)
+    return sum(work.delegated for work in methods) / total if total else None
+
+
+def format_share(share: float) -> str:
+    """A percentage that is 0 or 100 only where nothing is left or right of it."""
+    text = f"{100 * share:.0f}"
+    return "below 1 %" if text == "0" and share else "above 99 %" if text == "100" and share < 1 else f"{text} %"
