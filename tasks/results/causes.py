@@ -122,6 +122,7 @@ CAUSES: tuple[Cause, ...] = (
         r"Cannot evaluate a finite upper bound for symbolic expression",
         "a size depends on the value of a tensor and has no upper bound, so no memory can be planned for it",
         "say in the model how large it can be, where it is made: `torch._check(n <= LARGEST)`",
+        "or, where it selects boxes, let the model return all with their scores, and let the application select",
     ),
     _cause(
         ("verify",),
@@ -144,6 +145,12 @@ CAUSES: tuple[Cause, ...] = (
         "return a copy from it: `x.clone()`",
     ),
     # Operators.
+    _cause(
+        (),
+        r"UnsupportedOperatorException: (?P<operator>(aten|prims|torchvision)[\w.]+)",
+        "torch cannot tell what shape and dtype its operator {operator} returns: it has no fake kernel",
+        "write the model without it, or let the model end before it, and let the application do the rest",
+    ),
     _cause(
         (),
         r"UnsupportedOperatorException: (?P<operator>[\w.]+)|"
