@@ -6,6 +6,7 @@ import os
 import re
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,7 +26,15 @@ from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
 from ..configs.model import MethodConfig
 from ..configs.places import PlaceConfig
-from ..errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
+from ..errors import (
+    AccuracyMissed,
+    FileWarning,
+    InputError,
+    PteforgeError,
+    SourceError,
+    StageFailed,
+    VerificationFailed,
+)
 from ..formats.pte.buckets import Bucket
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import count_values
@@ -103,6 +112,9 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         name: the model's name in the store's records and in the provenance.
         store: folder or URL of the artifact store; ``$PTEFORGE_STORE``, or else a folder in the user's cache folder.
 
+    Warns:
+        FileWarning: the file is verified, and there is something to know: `Exported.warnings`.
+
     Raises:
         InputError: something given cannot be used.
         StageError: a required stage failed; its cause is what the stage raised. If it was the verification of the file,
@@ -144,7 +156,11 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         outcome = error
         if not run.recipes:
             raise
-    return _result(run, source, outcome, began, time.monotonic() - started)
+    made = _result(run, source, outcome, began, time.monotonic() - started)
+    if not isinstance(outcome, CutShort):
+        for text in made.warnings:
+            warnings.warn(f"{made.model}/{made.recipe}: {text}", FileWarning, stacklevel=3)  # beyond `alone`
+    return made
 
 
 def _plan_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterator[Bucket]:

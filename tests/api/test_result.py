@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 
 import pteforge
@@ -12,7 +13,7 @@ import torch
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.store import open_store
 from pteforge.configs.model import MethodDefinition, ModelDefinition
-from pteforge.errors import InputError, SourceError, StageFailed, StoreUnusable
+from pteforge.errors import FileWarning, InputError, SourceError, StageFailed, StoreUnusable
 
 
 def test_the_file(exported, example, tmp_path):
@@ -51,6 +52,27 @@ def test_notebooks_show_a_table(exported):
     assert f"{len(exported.pte):,} bytes" in shown
     for part in ("XnnpackBackend", f"{exported.figures.overall.sqnr_db:.1f} dB", exported.sha256):
         assert part in shown
+
+
+def test_what_is_printed(exported):
+    """`print` shows what a notebook does, as text; a file without anything to know has no warnings."""
+    said = str(exported)
+    assert said.startswith("net/xnnpack-fp32\n")
+    for part in (exported.sha256, f"{exported.figures.overall.sqnr_db:.1f} dB"):
+        assert part in said
+    assert exported.warnings == ()
+
+
+def test_warnings(net, example, store):
+    """Without calibration samples, Python warns at the caller's line of what the command line prints."""
+    with pytest.warns(FileWarning, match=r"^net/xnnpack-int8-static: .*random inputs reach .*`calibration`") as caught:
+        made = pteforge.export(net, example, recipe="xnnpack-int8-static", name="net", store=store)
+    assert [warning.filename for warning in caught] == [__file__] * len(made.warnings)
+    assert all(warning in str(made) for warning in made.warnings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bounded = {"extends": "xnnpack-int8-static", "verify": {"drawn_inputs": 0}}
+        pteforge.export(net, example, recipe=bounded, calibration=[example], name="net", store=store)
 
 
 @pytest.mark.parametrize("stage", ["export", "edge", "partition"])
