@@ -24,7 +24,7 @@ from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
-from ..configs.model import MethodConfig
+from ..configs.model import MethodConfig, ModelDefinition
 from ..configs.places import PlaceConfig
 from ..errors import (
     AccuracyMissed,
@@ -244,6 +244,10 @@ class LiveRunner(EngineRunner):
         self._observed: dict[str, ArtifactRef] = {}  # method name to the program that quantizers observe
         self._adopted: dict[StageId, Done] = {}  # what the model in memory was needed for
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the model: what it was needed for is known."""
+        return _reopened, (self.store.url, self._adopted)
+
     async def __call__(self, call: StageCall) -> Done:  # noqa: PLR0911 - one for each stage that needs the model
         """Runs the stage here.
 
@@ -327,6 +331,12 @@ class LiveRunner(EngineRunner):
         params = call.params.model_copy(update={"source": source})
         done = self.engine.adopt(replace(call, params=params), outputs, seconds, reason=_EACH_TIME)
         return self._adopted.setdefault(call.id, done)
+
+
+def _reopened(url: str, adopted: dict[StageId, Done]) -> LiveRunner:
+    runner = LiveRunner(open_store(url), LiveSource(ModelDefinition({})), {})
+    runner._adopted = adopted  # noqa: SLF001 - its own
+    return runner
 
 
 def _identities(outputs: Outputs) -> dict[str, str]:

@@ -212,6 +212,16 @@ class Exported:
             flat = self._flat_examples(called)[0] if called in self.methods else []
         return self.load().run(method, flat)
 
+    def run(self, *inputs: Any, method: str = "forward") -> Any:
+        """Runs a method as `run_method` does; returns what the model returns: a tensor, a tuple, a dict with its names.
+
+        State of inputs that the method writes to is left out.
+        """
+        called = self._run.model.methods_in_file([method])[0]
+        structure = self.exported_program(called).call_spec.out_spec
+        outputs = self.run_method(method, inputs or None)
+        return pytree.tree_unflatten(outputs[len(outputs) - structure.num_leaves :], structure)
+
     def generate(
         self,
         prompt: str = "",

@@ -28,7 +28,7 @@ class Table:
     caption: str = ""
 
     def __str__(self) -> str:
-        lines = [self.titles, *self.rows]
+        lines = [self.titles, *self.rows] if any(self.titles) else self.rows
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         signs = [">" if title in self.numbers else "<" for title in self.titles]
         text = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import warnings
 from dataclasses import replace
 
@@ -73,6 +74,34 @@ def test_warnings(net, example, store):
         warnings.simplefilter("error")
         bounded = {"extends": "xnnpack-int8-static", "verify": {"drawn_inputs": 0}}
         pteforge.export(net, example, recipe=bounded, calibration=[example], name="net", store=store)
+
+
+def test_pickled(exported):
+    """A result can be pickled, without the model: file, figures and programs are those of the store."""
+    again = pickle.loads(pickle.dumps(exported))  # noqa: S301 - of its own
+    assert (again.pte, again.figures, again.stages) == (exported.pte, exported.figures, exported.stages)
+    assert again.run_method()[0].equal(exported.run_method()[0])
+    assert str(again) == str(exported)
+
+
+class Named(torch.nn.Module):
+    """Returns a dict."""
+
+    def forward(self, x):
+        return {"sum": x + 1, "all": (x * 2, x - 1)}
+
+
+def test_structure_of_outputs(exported, example, store):
+    """`run` returns what the model does, also for NumPy arrays; recipes without a name have one by their content."""
+    recipes = [{"extends": "portable-fp32", "verify": {"min_sqnr_db": bound}} for bound in (70, 71)]
+    first, second = [pteforge.export(Named(), example, recipe=recipe, store=store) for recipe in recipes]
+    assert first.recipe.startswith("portable-fp32-")
+    assert first.recipe != second.recipe
+    found = first.run(*example)
+    torch.testing.assert_close(found, Named()(*example))
+    torch.testing.assert_close(first.run(example[0].numpy()), found)
+    assert exported.run().equal(exported.run_method()[0])
+    assert exported.run_method("forward", (example[0].numpy(),))[0].equal(exported.run())
 
 
 @pytest.mark.parametrize("stage", ["export", "edge", "partition"])
