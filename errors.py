@@ -75,6 +75,10 @@ def _restore(kind: type[PteforgeError], args: tuple[Any, ...], attributes: dict[
     return error
 
 
+class FileWarning(UserWarning):
+    """A file was made, and is not all that was asked for: what `pteforge.export` warns of."""
+
+
 class InputError(PteforgeError):
     """Input from the user cannot be used. The command line exits with 2."""
 

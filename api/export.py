@@ -6,6 +6,7 @@ import os
 import re
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,9 +24,17 @@ from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
-from ..configs.model import MethodConfig
+from ..configs.model import MethodConfig, ModelDefinition
 from ..configs.places import PlaceConfig
-from ..errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
+from ..errors import (
+    AccuracyMissed,
+    FileWarning,
+    InputError,
+    PteforgeError,
+    SourceError,
+    StageFailed,
+    VerificationFailed,
+)
 from ..formats.pte.buckets import Bucket
 from ..tasks.codecs.program import load_program
 from ..tasks.codecs.values import count_values
@@ -106,6 +115,9 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         name: the model's name in the store's records and in the provenance.
         store: folder or URL of the artifact store; ``$PTEFORGE_STORE``, or else a folder in the user's cache folder.
 
+    Warns:
+        FileWarning: the file is verified, and there is something to know: `Exported.warnings`.
+
     Raises:
         InputError: something given cannot be used.
         StageError: a required stage failed; its cause is what the stage raised. If it was the verification of the file,
@@ -147,7 +159,11 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         outcome = error
         if not run.recipes:
             raise
-    return _result(run, source, outcome, began, time.monotonic() - started)
+    made = _result(run, source, outcome, began, time.monotonic() - started)
+    if not isinstance(outcome, CutShort):
+        for text in made.warnings:
+            warnings.warn(f"{made.model}/{made.recipe}: {text}", FileWarning, stacklevel=3)  # beyond `alone`
+    return made
 
 
 def _plan_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterator[Bucket]:
@@ -230,6 +246,10 @@ class LiveRunner(EngineRunner):
         self._exports: dict[str, Outputs] = {}
         self._observed: dict[str, ArtifactRef] = {}  # method name to the program that quantizers observe
         self._adopted: dict[StageId, Done] = {}  # what the model in memory was needed for
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the model: what it was needed for is known."""
+        return _reopened, (self.store.url, self._adopted)
 
     async def __call__(self, call: StageCall) -> Done:  # noqa: PLR0911 - one for each stage that needs the model
         """Runs the stage here.
@@ -314,6 +334,12 @@ class LiveRunner(EngineRunner):
         params = call.params.model_copy(update={"source": source})
         done = self.engine.adopt(replace(call, params=params), outputs, seconds, reason=_EACH_TIME)
         return self._adopted.setdefault(call.id, done)
+
+
+def _reopened(url: str, adopted: dict[StageId, Done]) -> LiveRunner:
+    runner = LiveRunner(open_store(url), LiveSource(ModelDefinition({})), {})
+    runner._adopted = adopted  # noqa: SLF001 - its own
+    return runner
 
 
 def _identities(outputs: Outputs) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..artifacts.digest import digest_json
 from ..configs.nodes import FieldPath, format_field
 from ..configs.places import HOST
 from ..configs.recipe import Recipe
@@ -59,9 +60,10 @@ def find_recipe(given: RecipeLike) -> FoundRecipe:
         given = Path(given)
     match given:
         case Recipe():
-            return FoundRecipe(_planned(_UNNAMED, given, _error_at))
+            return _named_by_content(FoundRecipe(_planned(_UNNAMED, given, _error_at)))
         case Mapping():
-            return _loaded(recipe_of_fields(_UNNAMED, given))
+            found = _loaded(recipe_of_fields(_UNNAMED, given))
+            return _named_by_content(found, str(given.get("extends", "")))
         case Path():
             return _loaded(load_recipe(given))
         case str() if ":" in given:
@@ -75,6 +77,14 @@ def find_recipe(given: RecipeLike) -> FoundRecipe:
     found = _translated(given)
     planned = replace(_planned(found.name, found.recipe, _error_at), until=found.until)
     return FoundRecipe(planned, found.strict, found.calibration)
+
+
+def _named_by_content(found: FoundRecipe, extends: str = "") -> FoundRecipe:
+    """The recipe with a name that other recipes for the same model do not have, such as ``xnnpack-fp32-1a2b3c``."""
+    recipe = found.planned.recipe
+    base = extends or "-".join(payload.target for payload in recipe.specializations)
+    name = f"{base}-{digest_json(recipe.model_dump(mode='json'))[:6]}"
+    return replace(found, planned=replace(found.planned, name=name))
 
 
 def _error_at(problem: str, where: FieldPath) -> ConfigError:

@@ -35,10 +35,10 @@ from ..tasks.lowering.graph import check_stage
 from ..tasks.lowering.quality import timings_of
 from ..tasks.lowering.runs import RecipeRun, run_without_loop
 from ..tasks.results.delivered import Delivered
-from ..tasks.results.figures import Figures
+from ..tasks.results.figures import WHOLE_FILE, Figures
 from ..tasks.results.numerics import DROP_DB
 from ..tasks.results.quantization import Quantization
-from ..tasks.results.tables import Table, format_db, format_error, in_html
+from ..tasks.results.tables import Table, calibration_text, format_db, format_error, in_html
 from ..tasks.stages.compile import Compile, emit, linked_manager
 from ..tasks.stages.edge import Edge
 from ..tasks.stages.export import Export
@@ -212,6 +212,16 @@ class Exported:
             flat = self._flat_examples(called)[0] if called in self.methods else []
         return self.load().run(method, flat)
 
+    def run(self, *inputs: Any, method: str = "forward") -> Any:
+        """Runs a method as `run_method` does; returns what the model returns: a tensor, a tuple, a dict with its names.
+
+        State of inputs that the method writes to is left out.
+        """
+        called = self._run.model.methods_in_file([method])[0]
+        structure = self.exported_program(called).call_spec.out_spec
+        outputs = self.run_method(method, inputs or None)
+        return pytree.tree_unflatten(outputs[len(outputs) - structure.num_leaves :], structure)
+
     def generate(
         self,
         prompt: str = "",
@@ -328,6 +338,16 @@ class Exported:
         """Name of a specialization that the file lacks -> reason."""
         return dict(self.delivered.left_out)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is to be known of the file, as the command line prints it; `pteforge.export` warns of it."""
+        made, figures = self.delivered, self.figures
+        of_samples = [] if figures.on_samples else [calibration_text(figures)]
+        little = [f"method {name!r}: {found}" for name, found in made.quantization.items() if found.is_little]
+        left_out = [f"without {name}: {reason}" for name, reason in made.left_out.items()]
+        not_run = [f"not run: it {reason}" for name, reason in figures.not_run.items() if name == WHOLE_FILE]
+        return tuple(filter(None, (*figures.notes, *of_samples, *little, *left_out, *not_run)))
+
     def why(self) -> Shown[StageOutcome]:
         """Whether each stage ran, and which fields of its key had changed since: shows itself as a table."""
         return Shown.of(self.stages, Table(("stage", "status", "s", "why"), tuple(map(_row, self.stages)), ("s",)))
@@ -341,6 +361,9 @@ class Exported:
         """
         model = replace(self._run.model, recipes=(replace(self._run.plan, until=None),))
         return run_without_loop(bisect(self._run.runner, model, drop_db))
+
+    def __str__(self) -> str:
+        return str(Table(("", ""), tuple(self._facts()), caption=f"{self.model}/{self.recipe}"))
 
     def _repr_html_(self) -> str:
         """A small table for notebooks."""
@@ -366,17 +389,13 @@ class Exported:
             yield "equal integers", f"{100 * overall.agreement:.1f} %"
         for method, observed in self.figures.calibration.items():
             yield "calibrated on", f"{observed} ({method})"
-        if drawn := self.figures.drawn:
-            reached = "exact" if drawn.sqnr_db is None else f"{drawn.sqnr_db:.1f} dB"
-            advice = "" if self.figures.on_samples else ": give `calibration` samples"
-            yield "verified on", f"{self.figures.verified_on}; random inputs reach {reached}{advice}"
-        for note in self.figures.notes:
-            yield "note", note
+        if self.figures.drawn and self.figures.on_samples:
+            yield "note", calibration_text(self.figures)
+        for warning in self.warnings:
+            yield "warning", warning
         if overall:
             yield "max abs error", format_error(overall.max_abs_error)
         yield "SHA-256", made.sha256
-        for name, reason in made.left_out.items():
-            yield f"without {name}", reason
 
     def _check_method(self, method: str) -> None:
         if method not in self.methods:

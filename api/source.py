@@ -18,7 +18,7 @@ from ..tasks.engine.keys.search import ModuleSearch
 from ..tasks.engine.keys.source import check_program_file
 from ..tasks.lowering.model import PlannedRecipe
 from ..tasks.usercode.inputs import own_tensors
-from ..tasks.usercode.model_source import BuiltModel, checked_definition
+from ..tasks.usercode.model_source import STATE_DICT, BuiltModel, checked_definition, is_state_dict
 from ..tasks.usercode.modules import copy_modules
 
 Model: TypeAlias = torch.nn.Module | ExportedProgram | ModelDefinition | str | Path
@@ -195,6 +195,11 @@ def _check_not_given(**given: Any) -> None:
 
 
 def _load(path: Path) -> ExportedProgram:
+    if ":" in path.name and not path.exists():
+        raise SourceError(
+            f"{path} is a builder's name, which the command line and zoos take; import it, call it, and give "
+            "`pteforge.export` the model and the example inputs that it returns"
+        )
     check_program_file(path)
     try:
         return torch.export.load(path)
@@ -203,6 +208,8 @@ def _load(path: Path) -> ExportedProgram:
 
 
 def _check_kinds(modules: Mapping[str, Any]) -> None:
+    if is_state_dict(modules):
+        raise SourceError(f"the model is {STATE_DICT}")
     if not modules:
         raise SourceError("the model is an empty mapping; give at least one method")
     for name, module in modules.items():
@@ -228,13 +235,15 @@ def method_inputs(given: Any, methods: tuple[str, ...], what: str) -> dict[str, 
     ):
         return {methods[0]: given}
     if isinstance(given, Mapping):
+        by_name = "; arguments by name are `example_kwarg_inputs`" if what == "example_inputs" else ""
         unknown = sorted(map(str, set(given) - set(methods)))
-        raise SourceError(f"{what} names the methods {unknown}; the model has {list(methods)}")
+        raise SourceError(f"{what} names the methods {unknown}; the model has {list(methods)}{by_name}")
     raise SourceError(f"the model has the methods {list(methods)}; give {what} as a mapping of method names")
 
 
 def _examples(name: str, given: Any) -> list[tuple[Any, ...]]:
     what = "a tuple of positional arguments, such as (x,), or a list of such tuples"
+    what += "; arguments by name are `example_kwarg_inputs`"
     return _one_or_several(f"example_inputs of method {name!r}", given, tuple, what)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
@@ -227,12 +228,36 @@ class _Gathered:
 
 def _gather(path: Path, overrides: Sequence[Node], text: str | None) -> _Gathered:
     """Reads the zoo file at `path`, applies `overrides` to it, and reads the files that it includes."""
+    if text is None and (problem := _other_kind(path)):
+        raise ConfigError(problem, location=Location(str(path)))
     root = _read(path, str(path), text=text)
     for override in overrides:
         root = assign(root, override)
     gathered = _Gathered(root, _model_defaults(root, _nothing(root)))
     gathered.add(root, path, _nothing(root), (path,))
     return gathered
+
+
+_NAME_A_BUILDER = "name a function that returns the model and its example inputs: `pteforge export {}:FUNCTION`"
+
+
+def _other_kind(path: Path) -> str:
+    """What to give in place of a file that is no zoo, where it is Python code or no text; empty for all others."""
+    code = path if path.suffix == ".py" else path.with_name(f"{path.name}.py")
+    if code.is_file() and (code == path or not path.exists()):
+        return f"{code.name} is Python code; {_NAME_A_BUILDER.format(code.with_suffix(''))}"
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            if b"\0" in file.read(_BEGINNING):
+                return (
+                    "no zoo file (YAML), since it is no text; where it has weights, "
+                    f"{_NAME_A_BUILDER.format('MODULE')}, and let it load them; a program of torch.export.save ends in "
+                    ".pt2"
+                )
+    return ""
+
+
+_BEGINNING = 1 << 12  # bytes of a file
 
 
 def _nothing(place: Node) -> Node:

@@ -110,7 +110,7 @@ class LoadedProgram:
         return choose_bucket(self._buckets[method], inputs).name
 
     def run(self, method: str, inputs: Sequence[Any] = ()) -> list[Any]:
-        """Runs a method on tensors and numbers, in the order of its inputs.
+        """Runs a method on tensors or NumPy arrays and numbers, in the order of its inputs.
 
         Of a method that the file has buckets of, the smallest one runs that the inputs fit. If they are smaller, they
         are padded and the outputs cut, where the file says how.
@@ -126,6 +126,7 @@ class LoadedProgram:
 
     def timed_run(self, method: str, inputs: Sequence[Any] = ()) -> TimedRun:
         """Runs a method as `run` does, and takes the time of its two parts; raises as `run`."""
+        inputs = [_as_tensor(value) for value in inputs]
         if method in self._buckets:
             bucket, padded = fit_bucket(self._buckets[method], inputs)
             done = self.timed_run(bucket.name, padded)
@@ -284,3 +285,12 @@ def _ptd(named: Mapping[Any, Any]) -> bytes:
     entries = {key: DataEntry(index, 16, None) for index, key in enumerate(named)}
     payload = DataPayload([bytes(content) for content in named.values()], entries)
     return bytes(FlatTensorSerializer().serialize(payload))
+
+
+def _as_tensor(value: Any) -> Any:
+    """A NumPy array as a tensor; other values as they are."""
+    if type(value).__module__ != "numpy":
+        return value
+    import torch  # noqa: PLC0415 - takes a second, and ExecuTorch's runtime has imported it
+
+    return torch.tensor(value)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import printable
-from ...tasks.results.tables import FIGURES, format_db, format_error, format_figures, format_sqnr, format_top1
+from ...tasks.results.tables import (
+    FIGURES,
+    calibration_text,
+    format_db,
+    format_error,
+    format_figures,
+    format_sqnr,
+    format_top1,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -128,13 +136,7 @@ def notes(result: Delivered) -> Iterator[Note]:
         yield from (Note(f"{result.model}: {note}", telling=True) for note in figures.notes)
         observed = ", ".join(dict.fromkeys(figures.calibration.values()))
         if figures.drawn:
-            advice = "" if figures.on_samples else "Give the model `calibration` samples; "
-            yield Note(
-                f"{name} is verified on {figures.verified_on}: quantizers observed {observed}, and random inputs reach "
-                f"{format_sqnr(figures.drawn)}. {advice}`verify: {{drawn_inputs: 2}}` in the recipe holds random "
-                "inputs to its bounds, too",
-                telling=not figures.on_samples,
-            )
+            yield Note(f"{name} is {calibration_text(figures)}", telling=not figures.on_samples)
         elif observed:
             yield Note(f"{name} is calibrated on {observed}")
     yield from _note_of_search(name, result.searched)

@@ -9,6 +9,9 @@ from typing import Any
 
 from ..results.diagnosis import Finding
 
+SELECT_OUTSIDE = (
+    "or let the model return all candidates with their scores, and let the application choose among them, as with NMS"
+)
 LEAVE_OUT = "leave the line out while the model is exported: `if not torch.compiler.is_exporting():`"
 
 _OPERATORS: dict[str, type[ast.cmpop]] = {
@@ -86,6 +89,14 @@ def negated(condition: str) -> str:
     return f"not ({condition})"
 
 
+def _says_empty(condition: str) -> bool:
+    """Whether a condition in Python holds only where there is nothing, as `4 * boxes.shape[0] == 0` does."""
+    tree = ast.parse(condition, mode="eval").body
+    if not (isinstance(tree, ast.Compare) and len(tree.ops) == 1 and isinstance(tree.comparators[0], ast.Constant)):
+        return False
+    return (type(tree.ops[0]), tree.comparators[0].value) in ((ast.Eq, 0), (ast.LtE, 0), (ast.Lt, 1))
+
+
 def size_finding(needed: str, fixes: Sequence[str], where: str, code: str) -> Finding:
     """The finding for a condition on dynamic sizes that the model's code makes; `fixes` are torch's suggestions."""
     return Finding(
@@ -111,6 +122,9 @@ def branch_finding(code: str, expression: str, result: str, held: Mapping[str, A
     is_condition = named and result in ("True", "False")
     fact = (condition if result == "True" else negated(condition)) if is_condition else ""
     example = f" (for the example inputs, `{condition}` is {result})" if named else ""
+    nothing = bool(fact) and _says_empty(fact)
+    if nothing:  # a check of that would make a file that never finds anything
+        fact = ""
     say = f"if it is always so, say it before this line, `torch._check({fact})`, and only this way is exported"
     if re.match(r"while\b", code):
         return Finding(
@@ -133,7 +147,11 @@ def branch_finding(code: str, expression: str, result: str, held: Mapping[str, A
                     "write both ways as functions and let torch.cond choose, or compute both values and choose with "
                     "torch.where"
                 ),
-                say if fact else "if the model always goes one way, decide it in the builder, by a Python value",
+                SELECT_OUTSIDE
+                if nothing
+                else say
+                if fact
+                else "if the model always goes one way, decide it in the builder, by a Python value",
             ),
         )
     return Finding(
@@ -142,6 +160,7 @@ def branch_finding(code: str, expression: str, result: str, held: Mapping[str, A
         (
             *([say] if fact else []),
             "compute with tensors in its place (a mask, torch.where, index_select), or let the builder give the number",
+            *([SELECT_OUTSIDE] if nothing else []),
             *(
                 ["take an integer from an integer tensor: `.to(torch.int64).item()` in place of `int(...)`"]
                 if "int(" in code

@@ -90,7 +90,8 @@ def diagnose_method(
             found.append(replace(finding, where=each.where, code=each.code))
     found += _known([each for each in attempts if not _explained(each, found)])
     draft = "" if isinstance(drafted, ExportedProgram) else frames.said(drafted)
-    return Diagnosis(name, methods, strict, attempts, tuple(_distinct(found))[:_FINDINGS], draft)
+    found = list(_distinct(frames.without_edits(each) for each in found))
+    return Diagnosis(name, methods, strict, attempts, tuple(found[:_FINDINGS]), draft)
 
 
 def _exported(
@@ -130,6 +131,17 @@ def _quiet(scratch: Path) -> Iterator[None]:
         yield
 
 
+_EDITS = ("data-dependent", "dynamic dimension", "graph break")
+"""Kinds of findings whose ways out are edits of a line."""
+
+_AROUND = (
+    (
+        "the line is in the installed package {package}: let the model end before it, as a detector with its backbone "
+        "and head, and let the application do the rest, such as NMS, or call a second method after it"
+    ),
+    "or see whether {package} has an option, or another class, that does without",
+)
+
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_\d+")
 """The name that Dynamo gives to what follows a graph break in a function."""
 
@@ -166,6 +178,14 @@ class Frames:
                 resumed = _RESUMED.fullmatch(function)
                 return f"{self._name(path)}:{number} in {resumed[1] if resumed else function}", text.strip()
         return "", ""
+
+    def without_edits(self, finding: Finding) -> Finding:
+        """A finding with other ways out than edits of its line, where that is in an installed package."""
+        file, package = Path(finding.where.partition(":")[0]), finding.where.partition("/")[0]
+        if finding.kind not in _EDITS or not any((folder / file).is_file() for folder in self._folders[-2:]):
+            return finding
+        kept = [remedy for remedy in finding.remedies if "dynamic shapes" in remedy]
+        return replace(finding, remedies=(*kept, *(remedy.format(package=package) for remedy in _AROUND)))
 
     def _is_foreign(self, path: Path) -> bool:
         if any(path.is_relative_to(folder) for folder in _NOT_THE_MODEL):
@@ -233,8 +253,8 @@ def _distinct(found: Iterable[Finding]) -> Iterator[Finding]:
     """Each cause once: what one line does is the same in both modes."""
     seen: set[tuple[str, ...]] = set()
     for finding in found:
-        known = finding.kind == "known cause"
-        place = finding.remedies if known else (finding.where,) if finding.where else (finding.kind, finding.problem)
+        shared = finding.kind == "known cause" or _AROUND[1].partition("{")[0] in "".join(finding.remedies)
+        place = finding.remedies if shared else (finding.where,) if finding.where else (finding.kind, finding.problem)
         if place not in seen:
             seen.add(place)
             yield finding
@@ -263,7 +283,7 @@ def _drafted(
                 missing = error is not None and operator.partition("::")[2] in str(error)
                 where, code = (attempt.where, attempt.code) if missing else ("", "")
                 yield _missing_kernel(operator, report, failure, where, code)
-            case FailureType.MISMATCHED_FAKE_KERNEL:
+            case FailureType.MISMATCHED_FAKE_KERNEL if _operator(failure).partition("::")[0] not in _TORCHS:
                 yield _mismatched_kernel(_operator(failure), str(failure.data["reason"]))
             case FailureType.GUARD_ADDED:
                 needed = in_python(failure.data["expr"], failure.data["symbol_to_sources"])
@@ -304,6 +324,10 @@ def _stack(failure: FailureReport, kind: Literal["stack", "user_stack"]) -> list
     names = {number: name for name, number in INTERN_TABLE.items()}
     stack: Sequence[Mapping[str, Any]] = failure.data.get(kind) or ()
     return [(names.get(frame["filename"], ""), frame["line"], frame["name"], frame["loc"] or "") for frame in stack]
+
+
+_TORCHS = ("aten", "prim", "prims", "quantized", "quantized_decomposed", "torchao")
+"""Namespaces of operators that come with torch, whose fake kernels are not the user's to mend."""
 
 
 def _operator(failure: FailureReport) -> str:

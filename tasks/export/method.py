@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ from .sizes import (
     Trial,
     asked_sizes,
     check_examples,
+    check_written,
     export_again,
     leave_refused,
     needs_export,
@@ -246,6 +248,7 @@ def _trial(program: ExportedProgram, method: MethodDefinition) -> Trial:
 def dynamic_shapes_of(name: str, method: MethodDefinition, shapes: Shapes) -> Any:
     """The argument of torch.export: those of the zoo file, or else the definition's own; SourceError if they misfit."""
     if not shapes or name not in shapes:
+        check_written(method.dynamic_shapes, f"method {name!r}")
         return method.dynamic_shapes
     entries = shapes[name]
     if isinstance(entries, dict):
@@ -286,7 +289,8 @@ def export_method(
                 f"torch.export.register_dataclass({unknown[0].__name__}) next to the class, or return a tuple or dict"
             ) from error
         if dynamic is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
-            raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {error}") from error
+            said = re.split(r"\s+(?=For more information about|The error above occurred)", str(error))[0]
+            raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {said}") from error
         raise
 
 

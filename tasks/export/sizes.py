@@ -46,6 +46,35 @@ class AskedSize:
         return f"dimension {self.dimension} of input {self.position}"
 
 
+def check_written(dynamic: Any, what: str) -> None:
+    """Raises SourceError for sizes that are written as other tools have them: names, -1, ranges, mappings of bounds."""
+    dims = isinstance(dynamic, Mapping) and any(isinstance(key, int) for key in dynamic)  # of which input?
+    for found in [dynamic] if dims else _not_sizes(dynamic):
+        raise SourceError(
+            f"{what}: dynamic_shapes has {found!r}; a size that varies is a `torch.export.Dim` with bounds, in one "
+            'entry for each input, as in `({0: torch.export.Dim("batch", min=1, max=8)},)`'
+        )
+
+
+def _not_sizes(entry: Any) -> Iterator[Any]:
+    match entry:
+        case Mapping() if {"min", "max"} & entry.keys():
+            yield entry
+        case Mapping():
+            for key, value in entry.items():
+                if isinstance(key, int) and isinstance(value, Mapping | tuple | list):
+                    yield value
+                else:
+                    yield from _not_sizes(value)
+        case list() | tuple():
+            for value in entry:
+                yield from _not_sizes(value)
+        case str():
+            yield entry
+        case int() if entry < 0:
+            yield entry
+
+
 def asked_sizes(module: torch.nn.Module, example: tuple[Any, ...], dynamic: Any) -> list[AskedSize]:
     """What `dynamic_shapes` asks for; nothing where they do not fit the inputs, which torch.export says."""
     return [_asked(*row) for row in input_dims(module, example, dynamic)]

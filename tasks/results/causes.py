@@ -100,6 +100,13 @@ CAUSES: tuple[Cause, ...] = (
         "the model computes with sparse tensors ({layout}), for which ExecuTorch has no kernels",
         "compute with dense tensors, or leave that part outside of the model",
     ),
+    _cause(
+        ("export",),
+        r"torch\.classes\.quantized\.\w*PackedParams",
+        "the model has modules that torch.ao.quantization has quantized, such as those of quantize_dynamic, and only "
+        "eager can read their weights",
+        "build the model in floating point, and let a recipe quantize it: xnnpack-int8-dynamic, or xnnpack-int8-static",
+    ),
     # Sizes and numbers that depend on data.
     _cause(
         _TRACING,
@@ -122,6 +129,7 @@ CAUSES: tuple[Cause, ...] = (
         r"Cannot evaluate a finite upper bound for symbolic expression",
         "a size depends on the value of a tensor and has no upper bound, so no memory can be planned for it",
         "say in the model how large it can be, where it is made: `torch._check(n <= LARGEST)`",
+        "or, where it selects boxes, let the model return all with their scores, and let the application select",
     ),
     _cause(
         ("verify",),
@@ -144,6 +152,12 @@ CAUSES: tuple[Cause, ...] = (
         "return a copy from it: `x.clone()`",
     ),
     # Operators.
+    _cause(
+        (),
+        r"UnsupportedOperatorException: (?P<operator>(aten|prims|torchvision)[\w.]+)",
+        "torch cannot tell what shape and dtype its operator {operator} returns: it has no fake kernel",
+        "write the model without it, or let the model end before it, and let the application do the rest",
+    ),
     _cause(
         (),
         r"UnsupportedOperatorException: (?P<operator>[\w.]+)|"
@@ -181,6 +195,15 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         ("edge",),
+        r"Operator torch\._ops\.(?P<operator>aten\.(randn?|randint|randperm|bernoulli|normal|log_normal|uniform|"
+        r"multinomial|poisson|exponential|geometric|cauchy|binomial|random|rrelu_with_noise|_sample_dirichlet|"
+        r"_standard_gamma)(_like|_functional)?\.\S+) is not in Core ATen opset",
+        "the model draws random numbers ({operator}), of which ExecuTorch has no kernel",
+        "give the model the random numbers as an input, and let the application draw them",
+        "or, where they are for training only, leave them out in inference mode: `if self.training:`",
+    ),
+    _cause(
+        ("edge",),
         r"Operator torch\._ops\.(?P<operator>\S+) is not in Core ATen opset",
         "{operator} is not among the operators that ExecuTorch lowers to, so it has no kernel of it",
         "write the model with other operators, or leave that part outside of it",
@@ -203,9 +226,9 @@ CAUSES: tuple[Cause, ...] = (
         in_log=True,
     ),
     _cause(
-        ("verify",),
-        r"got pad\[\d+\] = -\d+",
-        "a kernel of ExecuTorch's pads by positive numbers only, and the model crops with negative padding",
+        (),
+        r"got pad\[\d+\] = -\d+|pad must be non-negative",
+        "kernels and Core ML pad by positive numbers only, and the model crops with negative padding",
         "crop with slices, such as `x[..., 1:]`, and pad separately",
         in_log=True,
     ),
@@ -215,6 +238,14 @@ CAUSES: tuple[Cause, ...] = (
         "the kernel of {operator} makes an output of another shape or size than the program plans memory for",
         "look for the operator in the model, and write that line with other operators",
         "or use a target that takes the operator",
+        in_log=True,
+    ),
+    _cause(
+        ("verify",),
+        r"tensor rank which is immutable.*in operator aten::squeeze_copy",
+        "`squeeze()` drops every dimension of size 1, also a dynamic one, and a file has outputs of a fixed rank",
+        "name the dimensions to drop: `x.squeeze(-1)`",
+        "or let the dynamic size begin with 2, where the model never gets fewer",
         in_log=True,
     ),
     _cause(

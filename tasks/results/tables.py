@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .figures import Worst
+    from .figures import Figures, Worst
     from .numerics import Ladder
 
 FIGURES = ("max abs error", "relative", "SQNR", "top-1")
@@ -28,7 +28,7 @@ class Table:
     caption: str = ""
 
     def __str__(self) -> str:
-        lines = [self.titles, *self.rows]
+        lines = [self.titles, *self.rows] if any(self.titles) else self.rows
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         signs = [">" if title in self.numbers else "<" for title in self.titles]
         text = (
@@ -84,6 +84,19 @@ def format_sqnr(worst: Worst) -> str:
     if worst.sqnr_db is None and worst.agreement is not None and worst.agreement < 1:
         return f"{100 * worst.agreement:.1f} % equal"
     return format_db(worst.sqnr_db)
+
+
+def calibration_text(figures: Figures) -> str:
+    """What a file is verified on where bounds do not apply to random inputs; empty where they do."""
+    if not figures.drawn:
+        return ""
+    observed = ", ".join(dict.fromkeys(figures.calibration.values()))
+    advice = "" if figures.on_samples else "Give the model `calibration` samples; "
+    return (
+        f"verified on {figures.verified_on}: quantizers observed {observed}, and random inputs reach "
+        f"{format_sqnr(figures.drawn)}. {advice}`verify: {{drawn_inputs: 2}}` in the recipe holds random inputs to its "
+        "bounds, too"
+    )
 
 
 def format_top1(worst: Worst) -> str:

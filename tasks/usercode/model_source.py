@@ -34,14 +34,14 @@ from .. import sources
 from ..engine.keys.inputs import Recorder, recording
 from ..engine.keys.source import loaded_files, observed_distributions, observed_modules
 from ..engine.stage import Workspace
-from ..upstream.torch_export import mapping_heard
+from ..upstream.torch_export import import_torchvision, mapping_heard
 from .inputs import own_tensors
 from .weights import builder_scope
 
 _OWN_CODE = Path(__file__).parents[1]
 
 
-def user_code_error(what: str, error: Exception) -> SourceError:
+def user_code_error(what: str, error: BaseException) -> SourceError:
     """The error to raise for an exception of the user's code; `what` is, for example, ``builder nets:small``."""
     return SourceError(f"{what} failed: {type(error).__name__}: {error}{_where(error)}{_way_out(error)}")
 
@@ -51,8 +51,17 @@ _NO_GPU = re.compile(
 )
 
 
-def _way_out(error: Exception) -> str:
+_NO_LIBRARY = re.compile(r"operator torchvision::\w+ does not exist|Couldn't load custom C\+\+ ops")
+
+
+def _way_out(error: BaseException) -> str:
     """What to do about mistakes that the exception does not explain to somebody who is new here."""
+    if isinstance(error, SystemExit):
+        return (
+            "; code that is imported or called here must not end the process (sys.exit, argparse): raise an exception"
+        )
+    if _NO_LIBRARY.search(str(error)):
+        return f"; {_TORCHVISION_FOR_CPUS}"
     if isinstance(error, FileNotFoundError) and error.filename and not Path(str(error.filename)).is_absolute():
         return f"; relative paths begin in the folder of the zoo file, {Path.cwd()}"
     return f"; {_ON_CPU}" if _NO_GPU.search(str(error)) else ""
@@ -64,7 +73,13 @@ _ON_CPU = (
 )
 
 
-def _where(error: Exception) -> str:
+_TORCHVISION_FOR_CPUS = (
+    "this torchvision is built for CUDA, and this torch for CPUs; install the one for CPUs: `pip install "
+    "--force-reinstall --no-deps torchvision==0.28.0 --index-url https://download.pytorch.org/whl/cpu`"
+)
+
+
+def _where(error: BaseException) -> str:
     """The last line of the user's own code in the traceback, if there is any: `` (nets.py:12)``."""
     not_theirs = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, str(_OWN_CODE), "<")
     frames = traceback.extract_tb(error.__traceback__)
@@ -136,13 +151,23 @@ def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
     own = builder.startswith(f"{sources.__name__}.")  # which runs everything that reads weights as they are used
     try:
         with builder_scope(own=own):
-            made = pkgutil.resolve_name(builder)(**arguments)
+            made = _imported(builder)(**arguments)
         definition = _eager_model(made) if hasattr(made, "get_eager_model") else _definition(builder, made)
     except SourceError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise user_code_error(f"builder {builder}", error) from error
     return BuiltModel(checked_definition(f"builder {builder}", definition))
+
+
+def _imported(builder: str) -> Any:
+    try:
+        return pkgutil.resolve_name(builder)
+    except RuntimeError as error:
+        if not _NO_LIBRARY.search(str(error)):
+            raise
+        import_torchvision()
+        return pkgutil.resolve_name(builder)
 
 
 def load_program_file(path: Path) -> BuiltModel:
@@ -193,10 +218,24 @@ def _definition(builder: str, made: Any) -> ModelDefinition:
             f"builder {builder} returned a module and a {type(made[1]).__name__}; example inputs are a tuple of "
             "arguments, also where there is one: `model, (x,)`"
         )
+    if made is None:
+        raise SourceError(f"builder {builder} returned None: let it end with `return model, (x,)`")
+    if is_state_dict(made[0] if isinstance(made, tuple) and made else made):
+        raise SourceError(f"builder {builder} returned {STATE_DICT}")
     raise SourceError(
         f"builder {builder} returned {type(made).__name__}; it must return a pteforge.ModelDefinition, "
         "or an nn.Module with a tuple of example inputs, a mapping of keyword inputs, or both"
     )
+
+
+STATE_DICT = (
+    "a state dict, which has weights and no code: build the module, `model.load_state_dict(...)`, and give that module"
+)
+
+
+def is_state_dict(value: Any) -> bool:
+    """Whether a value has the weights of a module in place of the module."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(each, torch.Tensor) for each in value.values())
 
 
 def _with_keywords(

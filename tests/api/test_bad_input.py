@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import logging
+import os
+import random
+import signal
+import sys
+import warnings
+
+import numpy as np
 import pteforge
 import pytest
 import torch
 from pteforge.errors import ConfigError, InputError, SourceError, StageFailed
 from pteforge.tests.lowering import checked_recipe
+from torch._logging._internal import LazyTraceHandler
 
 NOT_FOR_NETS = checked_recipe("portable", not_for={"net*": "no kernels"})
 
@@ -31,7 +42,10 @@ NOT_FOR_NETS = checked_recipe("portable", not_for={"net*": "no kernels"})
         ),
         ({"recipe": {"extends": print}}, "recipe: a recipe has texts, numbers, lists and mappings as in YAML"),
         ({"name": "a/b"}, "'a/b' cannot be a model's name"),
-        ({"recipe": NOT_FOR_NETS, "name": "net1"}, "the recipe 'recipe' does not apply to 'net1': no kernels"),
+        (
+            {"recipe": NOT_FOR_NETS, "name": "net1"},
+            "the recipe 'portable-[0-9a-f]{6}' does not apply to 'net1': no kernels",
+        ),
         ({"example_inputs": "x"}, "example_inputs of method 'forward' is a str; give a tuple"),
         ({"example_inputs": {"encode": ()}}, r"example_inputs names the methods \['encode'\]; the model has"),
         ({"model": {}}, "the model is an empty mapping"),
@@ -87,3 +101,82 @@ def test_a_model_that_cannot_be_exported(store):
     assert module.calls.tolist() == 0
     assert not module.layer._forward_hooks
     assert not module.layer.weight.requires_grad
+
+
+_CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch.fx.experimental._config")
+
+
+def global_state():
+    """All switches of the process that can be read, by name: torch's with its backends, Python's and NumPy's."""
+    found = {
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "torch.seed": torch.get_rng_state().tolist(),
+        "random": random.getstate(),
+        "numpy.random": np.random.get_state()[1].tolist(),  # noqa: NPY002 - the global generator
+        "warnings": ([*warnings.filters], warnings.showwarning, torch.is_warn_always_enabled()),
+        "distributions": torch.distributions.Distribution._validate_args,
+        "device": torch.get_default_device(),
+        "streams": (
+            sys.stdout,
+            sys.stderr,
+            sys.excepthook,
+            sys.getrecursionlimit(),
+            gc.get_threshold(),
+            gc.isenabled(),
+        ),
+        "environment": (dict(os.environ), os.getcwd(), [*sys.path]),  # noqa: PTH109 - as a text
+        "numpy": np.geterr(),
+        "printing": dict(vars(torch._tensor_str.PRINT_OPTS)),
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,
+    }
+    owners = [torch._C, torch.backends, *(value for value in vars(torch.backends).values() if hasattr(value, "flags"))]
+    for owner in (*owners, torch.backends.mha, torch.backends.cuda):
+        for name in dir(owner):
+            value = getattr(owner, name)
+            getter = name.lstrip("_").startswith(("get_", "is_")) or name.endswith("_enabled")
+            if callable(value) and getter and "nvfuser" not in name:
+                try:
+                    value = value()
+                except Exception:  # noqa: BLE001, S112 - it takes arguments, or needs a GPU
+                    continue
+            if isinstance(value, bool | int | str | None) or type(value) is torch.dtype:
+                found[f"{owner.__name__}.{name}"] = value
+    for name in _CONFIGS:
+        found |= {
+            f"{name}.{key}": repr(value) for key, value in importlib.import_module(name).get_config_copy().items()
+        }
+    loggers = [logging.getLogger(name) for name in [None, *logging.root.manager.loggerDict]]
+    found |= {f"log {log.name}": (log.level, log.disabled, log.propagate, [*log.handlers]) for log in loggers}
+    return found
+
+
+def test_nothing_outlives_a_diagnosis(store, monkeypatch):
+    """A failed export and its diagnosis, which uses Dynamo and draft_export, leave all global switches as they were."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "handlers", [LazyTraceHandler(None)])
+    torch._dynamo.eval_frame.TorchPatcher.patch.cache_clear()  # as in a process that has compiled nothing yet
+    module = Undecided()
+    before = global_state()
+    with pytest.raises(StageFailed) as caught:
+        pteforge.export(module, (torch.ones(3),), recipe="portable-fp32", store=store)
+    assert caught.value.findings
+    after = global_state()
+    assert len(before) > 500
+    assert {name: (value, after[name]) for name, value in before.items() if after[name] != value} == {}
+
+
+class Distributed(torch.nn.Module):
+    """Returns probabilities of two distributions, one of which is to check its arguments."""
+
+    def forward(self, x):
+        normal = torch.distributions.Normal(x, x.exp(), validate_args=True)
+        return normal.log_prob(x + 1) + torch.distributions.Categorical(logits=x).entropy()
+
+
+def test_distributions(store):
+    """Distributions in `forward` are lowered without their checks of values, the first time as the second."""
+    for _ in range(2):
+        result = pteforge.export(Distributed(), (torch.ones(3),), recipe="portable-fp32", store=store)
+    (output,) = result.run_method()
+    torch.testing.assert_close(output, Distributed()(torch.ones(3)))

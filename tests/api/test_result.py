@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import warnings
 from dataclasses import replace
 
 import pteforge
@@ -12,7 +14,7 @@ import torch
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.store import open_store
 from pteforge.configs.model import MethodDefinition, ModelDefinition
-from pteforge.errors import InputError, SourceError, StageFailed, StoreUnusable
+from pteforge.errors import FileWarning, InputError, SourceError, StageFailed, StoreUnusable
 
 
 def test_the_file(exported, example, tmp_path):
@@ -51,6 +53,55 @@ def test_notebooks_show_a_table(exported):
     assert f"{len(exported.pte):,} bytes" in shown
     for part in ("XnnpackBackend", f"{exported.figures.overall.sqnr_db:.1f} dB", exported.sha256):
         assert part in shown
+
+
+def test_what_is_printed(exported):
+    """`print` shows what a notebook does, as text; a file without anything to know has no warnings."""
+    said = str(exported)
+    assert said.startswith("net/xnnpack-fp32\n")
+    for part in (exported.sha256, f"{exported.figures.overall.sqnr_db:.1f} dB"):
+        assert part in said
+    assert exported.warnings == ()
+
+
+def test_warnings(net, example, store):
+    """Without calibration samples, Python warns at the caller's line of what the command line prints."""
+    with pytest.warns(FileWarning, match=r"^net/xnnpack-int8-static: .*random inputs reach .*`calibration`") as caught:
+        made = pteforge.export(net, example, recipe="xnnpack-int8-static", name="net", store=store)
+    assert [warning.filename for warning in caught] == [__file__] * len(made.warnings)
+    assert all(warning in str(made) for warning in made.warnings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bounded = {"extends": "xnnpack-int8-static", "verify": {"drawn_inputs": 0}}
+        pteforge.export(net, example, recipe=bounded, calibration=[example], name="net", store=store)
+
+
+def test_pickled(exported):
+    """A result can be pickled, without the model: file, figures and programs are those of the store."""
+    again = pickle.loads(pickle.dumps(exported))  # noqa: S301 - of its own
+    assert (again.pte, again.figures, again.stages) == (exported.pte, exported.figures, exported.stages)
+    assert again.run_method()[0].equal(exported.run_method()[0])
+    assert str(again) == str(exported)
+
+
+class Named(torch.nn.Module):
+    """Returns a dict."""
+
+    def forward(self, x):
+        return {"sum": x + 1, "all": (x * 2, x - 1)}
+
+
+def test_structure_of_outputs(exported, example, store):
+    """`run` returns what the model does, also for NumPy arrays; recipes without a name have one by their content."""
+    recipes = [{"extends": "portable-fp32", "verify": {"min_sqnr_db": bound}} for bound in (70, 71)]
+    first, second = [pteforge.export(Named(), example, recipe=recipe, store=store) for recipe in recipes]
+    assert first.recipe.startswith("portable-fp32-")
+    assert first.recipe != second.recipe
+    found = first.run(*example)
+    torch.testing.assert_close(found, Named()(*example))
+    torch.testing.assert_close(first.run(example[0].numpy()), found)
+    assert exported.run().equal(exported.run_method()[0])
+    assert exported.run_method("forward", (example[0].numpy(),))[0].equal(exported.run())
 
 
 @pytest.mark.parametrize("stage", ["export", "edge", "partition"])

@@ -231,6 +231,7 @@ MODELS = {
     "asserts": (Asserts(), ROWS),
     "finds": (Finds(checked=False), (torch.ones(4),)),
     "finds_checked": (Finds(checked=True), (torch.ones(4),)),
+    "finds_nothing": (Finds(checked=False), (torch.zeros(4),)),
     "slices": (Slices(), COUNT),
     "repeats": (Repeats(), (torch.ones(4), torch.tensor([2]))),
     "untold": (Untold(), ROWS),

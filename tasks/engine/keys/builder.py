@@ -138,7 +138,9 @@ def _missing_module(module: str, search: ModuleSearch) -> str:
         where = " nor ".join(["in this Python's own folders", *(f"in {folder}" for folder in folders)])
         return f"there is no module {name!r} {where}{_suggestion(name, _modules_in(folders))}"
     if parent.locations is None:
-        return f"{parent.name} ({parent.path}) is a module, not a package: it holds no {name!r}"
+        return f"{parent.name} ({parent.path}) is a module, not a package: it holds no {name!r}" + (
+            "; write module:function, without `.py`" if name == "py" else ""
+        )
     where = " nor ".join(parent.locations)
     return f"package {parent.name} has no module {name!r} in {where}{_suggestion(name, _modules_in(parent.locations))}"
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,31 +17,63 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 _REMEMBERED_CALLS = 5000  # of two kilobytes each
 
 
+class _Switch(NamedTuple):
+    """A part of a process's global state."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+    fresh: Any = None  # its value in a fresh process; None for the caller's
+
+
+def _handlers(logger: logging.Logger) -> _Switch:
+    return _Switch(lambda: [*logger.handlers], partial(setattr, logger, "handlers"))
+
+
+# Distributions check arguments by their values, which cannot be traced, also where they are created with
+# `validate_args=True`. Dynamo switches the default off for the rest of the process when it first compiles something
+# (TorchPatcher in torch/_dynamo/eval_frame.py), so strict mode traces some of them.
+_NEVER = property(lambda _: False, lambda *_: None)
+_DISTRIBUTION = torch.distributions.Distribution
+
+
+_SWITCHES = (
+    _Switch(torch.get_num_threads, torch.set_num_threads, 1),  # the order of sums depends on it
+    _Switch(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    _Switch(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    _Switch(torch.is_warn_always_enabled, torch.set_warn_always, False),
+    _Switch(random.getstate, random.setstate),
+    _Switch(np.random.get_state, np.random.set_state),
+    _Switch(lambda: _DISTRIBUTION._validate_args, partial(setattr, _DISTRIBUTION, "_validate_args"), _NEVER),  # noqa: SLF001 - has a public setter only
+    # ExecuTorch calls `logging.warning`, which adds a handler: the caller's `basicConfig` would do nothing afterwards.
+    _handlers(logging.getLogger()),
+    _handlers(logging.getLogger("torch.__trace")),  # draft_export removes torch's own
+)
+
+
 @contextmanager
 def fresh_state() -> Iterator[None]:
     """Sets global state that tracing and eager depend on as in a fresh process, and restores it at the end.
 
-    That is: one thread (the order of sums depends on their number), gradients enabled, no inference mode, no autocast,
-    float32 as default dtype. The random generators and the current folder are restored, too.
+    That is what `_SWITCHES` has, gradients enabled, no inference mode, no autocast, tensors on the CPU, and the current
+    folder. Distributions do not check their arguments.
     """
-    threads, dtype, seeded = torch.get_num_threads(), torch.get_default_dtype(), random.getstate()
-    seeded_numpy = np.random.get_state()  # noqa: NPY002 - bodies seed the global generator, so it is the one to keep
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float32)
+    before = [switch.get() for switch in _SWITCHES]
     try:
+        for switch in _SWITCHES:
+            if switch.fresh is not None:
+                switch.set(switch.fresh)
         with (
             chdir(Path.cwd()),
             torch.random.fork_rng(devices=[]),
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(True),
             torch.autocast("cpu", enabled=False),
+            nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"),
         ):
             yield
     finally:
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        random.setstate(seeded)
-        np.random.set_state(seeded_numpy)  # noqa: NPY002 - as above
+        for switch, value in zip(_SWITCHES, before, strict=True):
+            switch.set(value)
 
 
 def forget_old_calls() -> None:

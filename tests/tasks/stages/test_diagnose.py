@@ -1,12 +1,14 @@
 """diagnose: what keeps torch.export from taking a model, on which line, and what mends it."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from pteforge.errors import SourceError
-from pteforge.tasks.results.diagnosis import Diagnosis
+from pteforge.tasks.explain.diagnosing import Frames
+from pteforge.tasks.results.diagnosis import Diagnosis, Finding
 from pteforge.tasks.stages.diagnose import Diagnose
 
 REFUSED = Path(__file__).parents[2] / "zoo" / "refused.py"
@@ -55,6 +57,27 @@ def test_every_line_is_named_once(diagnose):
     found = diagnose(name="branches")
     assert [finding.code for finding in found.findings] == ["if x.sum() > 0:", "return x * 2 if x.max() > 3 else x"]
     assert found.drafted == found.findings == found.relevant
+
+
+def test_no_check_says_empty(diagnose):
+    """Where the example finds nothing, no check is advised with which the file would never find anything."""
+    (finding,) = diagnose(name="finds_nothing").findings
+    assert "`found.shape[0] > 0` is False" in finding.problem
+    assert not any("torch._check" in remedy for remedy in finding.remedies)
+    assert any("candidates" in remedy for remedy in finding.remedies)
+
+
+@pytest.mark.parametrize("kind", ["data-dependent", "dynamic dimension", "graph break", "known cause"])
+def test_lines_of_packages(kind):
+    """Of a line in an installed package, nobody is asked to edit it: there is a way around it."""
+    edit, shape = "write the line in another way", "bound 'rows' in the dynamic shapes: {max: 4}"
+    frames = Frames([REFUSED.parent])
+    own = Finding(kind, "", (shape, edit), where="refused.py:1 in forward")
+    assert frames.without_edits(own) == own
+    packages = frames.without_edits(replace(own, where="pytest/__init__.py:1 in forward"))
+    assert packages.remedies[0] == shape
+    assert (edit in packages.remedies) is (kind == "known cause")
+    assert any("installed package pytest" in remedy for remedy in packages.remedies) is (kind != "known cause")
 
 
 @pytest.mark.parametrize("name", ["counts", "finds"])
