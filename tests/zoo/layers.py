@@ -1,13 +1,14 @@
-"""Layers of torch.nn between others, with and without a batch, parametrized, pruned, and with constants made in forward.
+"""Layers of torch.nn between others: with a batch and without, parametrized, pruned, with constants made in forward.
 
 `build` makes one by its name in `CASES`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -88,7 +89,9 @@ _OVER_LAST: dict[str, Callable[[], nn.Module]] = {
     "Linear pruned rows": lambda: prune.ln_structured(nn.Linear(8, 8), "weight", 0.5, n=2, dim=0),
     "Linear pruned for good": lambda: prune.remove(prune.random_unstructured(nn.Linear(8, 8), "weight", 0.5), "weight"),
     "Linear of one dimension": lambda: Calling(lambda x: F.linear(x, torch.arange(8.0))),
-    "Linear of a vector": lambda: Calling(lambda layer, x: F.linear(x, layer.weight[0], layer.bias[0]), nn.Linear(8, 8)),
+    "Linear of a vector": lambda: Calling(
+        lambda layer, x: F.linear(x, layer.weight[0], layer.bias[0]), nn.Linear(8, 8)
+    ),
     "float64": lambda: Calling(lambda x: (x.double() * 2 + x.double().mean(-1, keepdim=True)).float()),
     "float64 Linear": lambda: Calling(lambda layer, x: layer(x.double()).float(), nn.Linear(8, 8).double()),
     "Bilinear": lambda: Calling(lambda layer, x: layer(x, x), nn.Bilinear(8, 8, 8)),
@@ -120,7 +123,9 @@ _MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "vander": lambda x: x @ torch.vander(torch.arange(8.0) / 8),
     "cartesian_prod": lambda x: x * torch.cartesian_prod(torch.arange(2.0), torch.arange(4.0))[:, 1],
     "combinations": lambda x: x[..., torch.combinations(torch.arange(5))[:, 0]],
-    "meshgrid": lambda x: x * torch.stack(torch.meshgrid(torch.arange(2.0), torch.arange(4.0), indexing="ij"))[0].flatten(),
+    "meshgrid": lambda x: (
+        x * torch.stack(torch.meshgrid(torch.arange(2.0), torch.arange(4.0), indexing="ij"))[0].flatten()
+    ),
     "kron": lambda x: x @ torch.kron(torch.eye(2), torch.ones(4, 4)),
     "block_diag": lambda x: x @ torch.block_diag(torch.eye(4), torch.ones(4, 4)),
     "tensor": lambda x: x * torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 8]),
@@ -137,18 +142,21 @@ _MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "matrix_exp": lambda x: x @ torch.matrix_exp(torch.eye(8) * 0.1),
     "roll": lambda x: x * torch.roll(torch.arange(8.0), 1),
     "histc": lambda x: x * torch.histc(torch.arange(8.0), 8),
-    "check": lambda x: (torch._check_tensor_all(x < 1e9, lambda: "too large"), x)[1],  # noqa: SLF001 - as transformers
+    "check": lambda x: (torch._check_tensor_all(x < 1e9, lambda: "too large"), x)[1],
 }
 _IMAGES: dict[str, Callable[[], nn.Module]] = {
-    **{f"Upsample {mode}": lambda mode=mode: nn.Upsample(scale_factor=2, mode=mode) for mode in ("nearest", "bilinear", "bicubic")},
+    **{
+        f"Upsample {mode}": lambda mode=mode: nn.Upsample(scale_factor=2, mode=mode)
+        for mode in ("nearest", "bilinear", "bicubic")
+    },
     "PixelShuffle": lambda: nn.PixelShuffle(2),
     "PixelUnshuffle": lambda: nn.PixelUnshuffle(2),
     "ChannelShuffle": lambda: nn.ChannelShuffle(2),
     "GroupNorm": lambda: nn.GroupNorm(2, 4),
     "GroupNorm plain": lambda: nn.GroupNorm(2, 4, affine=False),
     "LocalResponseNorm": lambda: nn.LocalResponseNorm(2),
-    "Softmax2d": lambda: nn.Softmax2d(),
-    "Dropout2d": lambda: nn.Dropout2d(),
+    "Softmax2d": nn.Softmax2d,
+    "Dropout2d": nn.Dropout2d,
     "PReLU of channels": lambda: nn.PReLU(4),
     "Unfold": lambda: nn.Unfold(2),
     "squeeze and excite": lambda: Calling(
@@ -166,7 +174,10 @@ _NHWC: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
     "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 2),
     "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
-    **{f"interpolate {mode}": lambda x, mode=mode: F.interpolate(x, size=(6, 6), mode=mode) for mode in ("nearest", "bilinear", "bicubic", "area")},
+    **{
+        f"interpolate {mode}": lambda x, mode=mode: F.interpolate(x, size=(6, 6), mode=mode)
+        for mode in ("nearest", "bilinear", "bicubic", "area")
+    },
     "max_pool2d": lambda x: F.max_pool2d(x, 2),
     "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
     "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 2),
@@ -179,7 +190,7 @@ _NHWC: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "replicate": lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
     "circular": lambda x: F.pad(x, (1, 1, 1, 1), mode="circular"),
     "group_norm": lambda x: F.group_norm(x, 2),
-    "instance_norm": lambda x: F.instance_norm(x),
+    "instance_norm": F.instance_norm,
     "batch_norm": lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)),
     "grid_sample": lambda x: F.grid_sample(x, F.affine_grid(torch.eye(2, 3)[None], [1, 4, 6, 6])),
     "softmax": lambda x: x.softmax(1),
@@ -221,36 +232,46 @@ class Surrounded(nn.Module):
         return self.after(self.layer(self.before(x)))
 
 
-def _cases() -> dict[str, tuple[Callable[[], nn.Module], Shape, str]]:
-    """By name, what makes a layer, the shape of its input, and what surrounds it."""
-    found: dict[str, tuple[Callable[[], nn.Module], Shape, str]] = {}
-    for d, size in _SIZES.items():
-        around = ("", "linear") if d == 3 else ("", "linear", f"conv{d}d")
-        for name, make in _dimensional(d).items():
-            for other in around:
-                found[f"{name}, {other}"] = make, (2, 4, *size), other
-                if "Batch" not in name:
-                    found[f"{name}, {other}, no batch"] = make, (4, *size), other
-    for number, shape in enumerate(((), (8,), (3, 8), (2, 3, 8), (2, 4, 3, 8), (1, 2, 4, 3, 8))):
-        for name in _ELEMENTWISE if number in (0, 1, 3) else ("Hardswish", "GELU", "PReLU", "LeakyReLU"):
-            found[f"{name}, {number}"] = getattr(nn, name), shape, "linear" if shape else ""
-        for name, make in _OVER_LAST.items() if shape else ():
-            if name not in _UNLIKE or number in _UNLIKE[name]:
-                found[f"{name}, {number}"] = make, shape, "linear"
-    for name, call in _MADE.items():
-        found[f"{name} made"] = lambda call=call: Calling(call), (2, 8), "linear"
+_Case = tuple[Callable[[], nn.Module], Shape, str]
+_RANKS: tuple[Shape, ...] = ((), (8,), (3, 8), (2, 3, 8), (2, 4, 3, 8), (1, 2, 4, 3, 8))
+_FEW = ("Hardswish", "GELU", "PReLU", "LeakyReLU")
+
+
+def _cases() -> Iterator[tuple[str, _Case]]:
+    """A name, what makes a layer, the shape of its input, and what surrounds it."""
+    yield from _of_lines_and_images()
     for name, make in _IMAGES.items():
         for other in ("", "conv2d"):
-            found[f"{name}, {other}"] = make, (1, 4, 6, 6), other
+            yield f"{name}, {other}", (make, (1, 4, 6, 6), other)
             if name in _UNBATCHED:
-                found[f"{name}, {other}, no batch"] = make, (4, 6, 6), other
+                yield f"{name}, {other}, no batch", (make, (4, 6, 6), other)
     for name, call in _NHWC.items():
-        found[f"{name} of NHWC"] = lambda call=call: Calling(call), (1, 6, 6, 4), "permute"
-        found[f"{name} of NHWC, linear"] = lambda call=call: Calling(call), (1, 6, 6, 4), "linear permute"
-    return found
+        for other in ("", ", linear"):
+            yield f"{name} of NHWC{other}", (partial(Calling, call), (1, 6, 6, 4), f"permute{other}")
+    for name, call in _MADE.items():
+        yield f"{name} made", (partial(Calling, call), (2, 8), "linear")
+    yield from _of_all_ranks()
 
 
-CASES = _cases()
+def _of_lines_and_images() -> Iterator[tuple[str, _Case]]:
+    for d, size in _SIZES.items():
+        for name, make in _dimensional(d).items():
+            for other in ("", "linear") if d == 3 else ("", "linear", f"conv{d}d"):
+                yield f"{name}, {other}", (make, (2, 4, *size), other)
+                if "Batch" not in name:
+                    yield f"{name}, {other}, no batch", (make, (4, *size), other)
+
+
+def _of_all_ranks() -> Iterator[tuple[str, _Case]]:
+    for number, shape in enumerate(_RANKS):
+        for name in _ELEMENTWISE if number in (0, 1, 3) else _FEW:
+            yield f"{name}, {number}", (getattr(nn, name), shape, "linear" if shape else "")
+        for name, make in _OVER_LAST.items() if shape else ():
+            if number in _UNLIKE.get(name, range(6)):
+                yield f"{name}, {number}", (make, shape, "linear")
+
+
+CASES: dict[str, _Case] = dict(_cases())
 
 
 def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
