@@ -10,6 +10,9 @@ from pteforge.tasks.export.rewriting import rewrite
 from pteforge.tests.lowering import PORTABLE, XNNPACK
 from pteforge.tests.zoo.layers import CASES, build
 
+# Of torch, as about weights that torch.nn.utils.prune assigns, and of torchao about norms over tokens.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
 STATIC, DYNAMIC = (
     json.loads(load_preset(f"xnnpack-int8-{scales}").recipe.model_dump_json(exclude_unset=True))
     for scales in ("static", "dynamic")
@@ -24,8 +27,6 @@ def operators(program):
     return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
 
 
-# of even kernels, and of torch.nn.utils.prune, which assigns weights
-@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning", "ignore:The tensor attribute:UserWarning")
 @pytest.mark.parametrize(
     ("name", "left_out"),
     [
