@@ -59,7 +59,7 @@ def _foldable(program: ExportedProgram, norm: Node) -> FoldableNorm | None:
     given = _arguments(layer)
     optional = (given["bias"], own["weight"], own["bias"])
     constants = [given["weight"], own["running_mean"], own["running_var"], *filter(None, optional)]
-    if not all(_is_constant(program, node) for node in constants) or len(given["weight"].users) > 1:
+    if not all(is_constant(program, node) for node in constants) or len(given["weight"].users) > 1:
         return None
     if not _is_of_one_dtype([layer, layer.args[0], *constants]) or not _gives_channels_second(layer, given):
         return None
@@ -129,7 +129,7 @@ def _is_transposed(layer: Node) -> bool:
     return layer.target.overloadpacket in _TRANSPOSED or bool(_arguments(layer).get("transposed"))
 
 
-def _is_constant(program: ExportedProgram, node: Node) -> bool:
+def is_constant(program: ExportedProgram, node: Node) -> bool:
     """Whether a node is a parameter or buffer that the program does not change."""
     signature = program.graph_signature
     name = signature.inputs_to_parameters.get(node.name) or signature.inputs_to_buffers.get(node.name)

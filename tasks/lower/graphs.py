@@ -100,8 +100,10 @@ def why_nothing_to_quantize(program: ExportedProgram) -> str:
     inner = [node.target for module in graph_modules(program.graph_module) for node in module.graph.nodes]
     if not any(map(_TAKEN.match, operators)) and any(_TAKEN.match(str(target)) for target in inner):
         return "it would take operators of branches and loops only"
-    if any(map(_TAKEN.match, operators)):
-        return ""
+    taken = [node.meta["val"].dtype for node in used if _TAKEN.match(str(node.target))]
+    if taken:
+        others = [str(dtype).removeprefix("torch.") for dtype in taken if dtype is not torch.float32]
+        return f"its layers compute in {others[0]}" if len(others) == len(taken) else ""
     return f"with weights it has {', '.join(operators)}" if operators else "it has no operator with weights"
 
 

@@ -18,13 +18,11 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import linear
-from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from ..upstream.torch_export import STEPS, call_operator
+from ..upstream.torch_export import STEPS, call_operator, inline
 
 _ATEN = torch.ops.aten
 _PRODUCTS = (_ATEN.mm.default, _ATEN.matmul.default)
@@ -244,41 +242,12 @@ def unroll_recurrent_layers(module: GraphModule) -> None:
     """Replaces recurrent layers and cells by their operators, with a linear layer for each matrix and step."""
     for node in list(module.graph.nodes):
         if node.target in _RECURRENT:
-            _unroll(module.graph, node)
+            for made in inline(module.graph, node, _RECURRENT[node.target]):
+                if made.target is _ATEN.linear.default:
+                    made.meta[STEPS] = f"{node.name}, {made.args[1]}"
+                else:
+                    made.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)  # in floating point
     module.recompile()
-
-
-def _unroll(graph: Graph, node: Node) -> None:
-    values, structure = pytree.tree_flatten((node.args, node.kwargs))
-    nodes = [value for value in values if isinstance(value, Node)]
-
-    def call(*tensors: torch.Tensor) -> Any:
-        left = iter(tensors)
-        flat = [next(left) if isinstance(value, Node) else value for value in values]
-        args, kwargs = pytree.tree_unflatten(flat, structure)
-        return _RECURRENT[node.target](*args, **kwargs)
-
-    with torch.no_grad():
-        traced = make_fx(call, pre_dispatch=True)(*(value.meta["val"] for value in nodes))
-    copies = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
-    with graph.inserting_before(node):
-        for step in traced.graph.nodes:
-            if step.op != "call_function":
-                continue
-            made = copies[step] = graph.node_copy(step, copies.__getitem__)
-            made.meta = {**node.meta, "val": step.meta["val"]}
-            if step.target is _ATEN.linear.default:
-                made.meta[STEPS] = f"{node.name}, {made.args[1]}"
-            else:
-                made.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)  # in floating point
-    results = traced.graph.output_node().args[0]
-    if isinstance(results, Node):
-        node.replace_all_uses_with(copies[results])
-    else:
-        for user in list(node.users):
-            user.replace_all_uses_with(copies[results[user.args[1]]])
-            graph.erase_node(user)
-    graph.erase_node(node)
 
 
 def _layers(  # noqa: PLR0913, PLR0917 - as the operators have them

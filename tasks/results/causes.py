@@ -125,6 +125,14 @@ CAUSES: tuple[Cause, ...] = (
         "or compute with tensors in place of Python numbers: torch.where, torch.cond, a mask",
     ),
     _cause(
+        (),
+        r"Pending unbacked symbols|_ViewSpec is incompatible",
+        "what torch.nonzero, torch.unique or torch.combinations returns has a size that depends on values, and is used "
+        "in a way that torch does not lower",
+        "where it is made of constants, compute it where the model is built, and call `register_buffer` for it",
+        "or compute with masks in its place: torch.where",
+    ),
+    _cause(
         ("edge", "compile"),
         r"Cannot evaluate a finite upper bound for symbolic expression",
         "a size depends on the value of a tensor and has no upper bound, so no memory can be planned for it",
@@ -223,13 +231,6 @@ CAUSES: tuple[Cause, ...] = (
         "the kernel of {operator} knows convolutions in one and two dimensions only",
         "compute the convolution as a sum of convolutions in two dimensions, one for each slice of the weight",
         "or use a target that takes the operator",
-        in_log=True,
-    ),
-    _cause(
-        (),
-        r"got pad\[\d+\] = -\d+|pad must be non-negative",
-        "kernels and Core ML pad by positive numbers only, and the model crops with negative padding",
-        "crop with slices, such as `x[..., 1:]`, and pad separately",
         in_log=True,
     ),
     _cause(
@@ -340,7 +341,7 @@ CAUSES: tuple[Cause, ...] = (
     # Quantization.
     _cause(
         ("quantize",),
-        r"Expecting input to have dtype torch\.float32, but got dtype: torch\.(?P<dtype>\w+)",
+        r"(?:Expecting input to have dtype torch\.float32, but got dtype: torch\.|layers compute in )(?P<dtype>\w+)",
         "the model computes in {dtype}, and PT2E quantizes float32 only",
         "let the model compute in float32: call `.float()` on it in the builder",
     ),

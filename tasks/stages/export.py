@@ -72,12 +72,13 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     Raises SourceError if the model has no such method, or the example inputs do not fit it.
     """
     from ..codecs.payload import save_assets
-    from ..codecs.program import save_program
+    from ..codecs.program import load_program, save_program
     from ..codecs.values import save_value
     from ..export.batch_norms import foldable_norms
     from ..export.buckets import check_stateless, try_padding
     from ..export.eager import eager_examples
     from ..export.method import choose_method, digest_weights, emitted_constants, export_sized, with_usual_layouts
+    from ..export.rewriting import rewrite
     from ..usercode.inputs import check_bounded, draw_count, input_sizes, tied_inputs
     from ..usercode.model_source import check_outputs, written_metadata
 
@@ -106,6 +107,9 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     examples = {**eager_examples(model, name, program, params.drawn_inputs), "notes": notes}
     check_outputs(name, examples["outputs"][0])
     sizes = input_sizes(program)
+    if model.program is not None:  # which stays the caller's
+        program = load_program(save_program(program, kind="program/aten", store=store), store)
+    rewrite(program, alone=len(methods) == 1)
     norms = [found.norm.name for found in foldable_norms(program)]
     metadata = written_metadata(model.definition)
     return Export.Outputs(

@@ -88,6 +88,7 @@ def transform_built(
     from ...errors import SourceError
     from ..codecs.program import save_program
     from ..export.method import choose_method, export_sized
+    from ..export.rewriting import rewrite
     from ..quantize.finished_layers import FinishedLayers
     from ..quantize.module_transforms import check_all_match, layers_used_otherwise, transformed
     from ..quantize.pt2e import export_for_any_batch
@@ -122,6 +123,7 @@ def transform_built(
             program = export_for_any_batch(name, method, shapes, strict=params.strict, state=state)
         else:
             program, _ = export_sized(name, method, shapes, strict=params.strict, state=state)
+        rewrite(program, alone=len(model.definition.methods) == 1)
         reached = quantization_of(program, program, Asked(transforms=quantizing, kept=kept)) if quantizing else None
         for transform in quantizing:
             assert reached  # noqa: S101 - there is a transform

@@ -22,7 +22,7 @@ from executorch.exir.backend.canonical_partitioners.group_partitioner import Gro
 from executorch.exir.backend.utils import WhyNoPartition
 from executorch.exir.dialects._ops import ops
 from executorch.exir.graph_module import contains_any_call_fn_target_op
-from executorch.exir.pass_base import ExportPass, _ExportPassBase
+from executorch.exir.pass_base import ExportPass, NodeMetadata, ProxyValue, _ExportPassBase
 from executorch.exir.passes.const_prop_pass import ConstPropPass
 from executorch.exir.passes.dim_order_ops_registry import DimOrderOpsMap, MemoryFormatOpsMap
 from executorch.exir.passes.executorch_prim_ops_registry import _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS
@@ -34,6 +34,7 @@ from executorch.exir.passes.replace_aten_with_edge_pass import OpReplacePass
 from executorch.exir.passes.replace_broken_ops_with_function_ops_pass import ReplaceBrokenOpsWithFunctionalOpsPass
 from executorch.exir.passes.scalar_to_tensor_pass import ScalarToTensorPass
 from executorch.exir.passes.sym_to_tensor_pass import SymToTensorPass
+from executorch.exir.tensor import dim_order_from_stride
 from executorch.exir.verification import verifier
 from executorch.exir.verification.arg_validator import EdgeOpArgValidator
 from torch._subclasses.fake_tensor import FakeTensor
@@ -43,6 +44,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.pass_base import PassResult
 from torch.fx.passes.tools_common import legalize_graph
 from torch.fx.passes.utils.fuser_utils import validate_partition
+from torch.utils import _pytree as pytree
 
 _ATEN = torch.ops.aten
 
@@ -141,6 +143,8 @@ def declared_bounds() -> Iterator[None]:
         patches.enter_context(patch.object(verifier, "_EXECUTORCH_SYM_OPS", operators))
         patches.enter_context(_whole_lists())
         patches.enter_context(_full_for_empty())
+        patches.enter_context(_numbers_of_one_type())
+        patches.enter_context(_one_layout())
         yield
 
 
@@ -184,6 +188,80 @@ def _full_for_empty() -> AbstractContextManager[object]:
         return ExportPass.call_operator(self, ops.edge.aten.full.default, (args[0], 0), options, meta)
 
     return patch.object(MemoryFormatOpsPass, "call_operator", call_operator)
+
+
+def _numbers_of_one_type() -> AbstractContextManager[object]:
+    """Makes floating point tensors of integers next to floating point tensors, as in ``x + 3``.
+
+    `ScalarToTensorPass` (exir/passes/scalar_to_tensor_pass.py) makes integers of them, which the program then casts in
+    each call, outside of delegates: ``hardsigmoid`` has two such casts. Delete once it makes tensors of the other's
+    dtype.
+    """
+    convert = ScalarToTensorPass.call_operator
+
+    def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        tensors = [each.to_tensor() for each in args if isinstance(each, ProxyValue) and each.is_tensor()]
+        if op in _PROMOTED and any(each.dtype is torch.float32 for each in tensors):
+            args = tuple(float(each) if type(each) is int else each for each in args)
+        return convert(self, op, args, kwargs, meta)
+
+    return patch.object(ScalarToTensorPass, "call_operator", call_operator)
+
+
+_PROMOTED = {getattr(_ATEN, name).Tensor for name in ("add", "mul", "sub", "div")}
+
+
+def _one_layout() -> AbstractContextManager[object]:
+    """Has operators that stay with the portable kernels compute in the contiguous layout where they get others, too.
+
+    Kernels take tensors of one layout ("different dim orders"), but ``permute`` of channels-last values, as what
+    ``pixel_shuffle`` or ``pad`` make of permuted ones, or sums of those and contiguous ones, have several. Upstream
+    copies the inputs of a few operators (exir/passes/legalize_portable_dim_order_pass.py). Images with one channel are
+    laid out in both ways, and copies name another one than the program says their result has. Delete once upstream
+    copies for all operators, and compares strides.
+    """
+    legalize = LegalizePortableDimOrderPass.call_operator
+
+    def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        if _is_copy(op) and kwargs.get("dim_order") and _is_in_both_layouts(meta["val"]):
+            kwargs = {**kwargs, "dim_order": list(range(meta["val"].dim()))}
+        if op in self._target_ops or not _has_several_layouts(op, args, meta["val"]):
+            return legalize(self, op, args, kwargs, meta)
+
+        def copy(given: Any) -> Any:
+            if not isinstance(given, ProxyValue) or not given.is_tensor() or _is_contiguous(given.to_tensor()):
+                return given
+            order = list(range(given.to_tensor().dim()))
+            return legalize(self, self._copy_op, (given,), {"dim_order": order}, NodeMetadata(given.node.meta))
+
+        args, kwargs = pytree.tree_map(copy, (args, kwargs))
+        return legalize(self, op, args, kwargs, meta)
+
+    return patch.object(LegalizePortableDimOrderPass, "call_operator", call_operator)
+
+
+def _has_several_layouts(op: Any, args: Any, result: Any) -> bool:
+    """Whether an operator takes or returns images in several layouts; convolutions may, and so may copies."""
+    if op is ops.edge.aten.convolution.default or _is_copy(op):
+        return False
+    values = [_tensor_of(value) for value in pytree.tree_leaves((args, result))]
+    return len({_is_contiguous(value) for value in values if isinstance(value, torch.Tensor) and value.dim() > 3}) > 1
+
+
+def _is_copy(op: Any) -> bool:
+    return getattr(op, "namespace", "") == "dim_order_ops"
+
+
+def _is_in_both_layouts(value: torch.Tensor) -> bool:
+    return all(type(size) is int for size in value.shape) and value.is_contiguous() and not _is_contiguous(value)
+
+
+def _tensor_of(value: Any) -> Any:
+    return value.data if isinstance(value, ProxyValue) else _of_node(value)
+
+
+def _is_contiguous(value: torch.Tensor) -> bool:
+    return bool(dim_order_from_stride(value.stride()) == tuple(range(value.dim())))
 
 
 def sorting_in_place() -> AbstractContextManager[object]:
@@ -351,6 +429,10 @@ def _is_of_one_type(node: Node) -> bool:
 
 def _is_in_default_order(node: Node) -> bool:
     """Whether an operator that needs its input's dimensions in the default order, if it is one, has that."""
+    if _is_copy(node.target) and _is_in_both_layouts(node.meta["val"]):
+        return False
+    if _has_several_layouts(node.target, (node.args, node.kwargs), node.meta.get("val")):
+        return False
     if node.target not in LegalizePortableDimOrderPass._target_ops:  # noqa: SLF001 - has no public name
         return True
     value = _of_node(node.args[0])

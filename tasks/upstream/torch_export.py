@@ -6,7 +6,7 @@ Part of the keys of `export`, `source_transform`, `quantize` and all other stage
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from importlib import import_module
@@ -17,7 +17,9 @@ from unittest.mock import patch
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import transformer
+from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import Min, MinMaxBase
 
 
@@ -161,3 +163,60 @@ def call_operator(graph: Graph, operator: OpOverload, *args: Any) -> Node:
     with values[0].fake_mode:
         node.meta["val"] = operator(*values)
     return node
+
+
+def traced(node: Node, function: Callable[..., Any], *, pre_dispatch: bool = True) -> tuple[Graph, Sequence[Node]]:
+    """The graph of a function of a node's arguments, and the nodes that are its inputs, in order."""
+    values, structure = pytree.tree_flatten((node.args, node.kwargs))
+    nodes = [value for value in values if isinstance(value, Node)]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        left = iter(tensors)
+        flat = [next(left) if isinstance(value, Node) else value for value in values]
+        args, kwargs = pytree.tree_unflatten(flat, structure)
+        return function(*args, **kwargs)
+
+    with torch.no_grad():
+        graph: Graph = make_fx(call, pre_dispatch=pre_dispatch)(*(value.meta["val"] for value in nodes)).graph
+    return graph, nodes
+
+
+class _KeptError(Exception):
+    """A function returns NotImplemented."""
+
+
+def inline(graph: Graph, node: Node, function: Callable[..., Any]) -> list[Node]:
+    """Replaces an operator by those of a function that computes the same of its arguments.
+
+    Returns the new nodes; none, and leaves the operator, where the function returns NotImplemented or fewer results
+    than are used, or where the operator takes a size that varies.
+    """
+    if not all(isinstance(given.meta.get("val"), torch.Tensor) for given in node.all_input_nodes):
+        return []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        results = function(*args, **kwargs)
+        if results is NotImplemented:
+            raise _KeptError
+        return results
+
+    try:
+        steps, nodes = traced(node, call)
+    except _KeptError:
+        return []
+    results = steps.output_node().args[0]
+    used = {} if isinstance(results, Node) else {user: user.args[1] for user in node.users if user.users}
+    if any(position >= len(results) for position in used.values()):
+        return []
+    copies = dict(zip(steps.find_nodes(op="placeholder"), nodes, strict=True))
+    with graph.inserting_before(node):
+        for step in [step for step in steps.nodes if step.op == "call_function"]:
+            copies[step] = graph.node_copy(step, copies.__getitem__)
+            copies[step].meta = {**node.meta, "val": step.meta["val"]}
+    if isinstance(results, Node):
+        node.replace_all_uses_with(copies[results])
+    for user, position in used.items():
+        user.replace_all_uses_with(copies[results[position]])
+    for unused in (*node.users, node):
+        graph.erase_node(unused)
+    return [made for step, made in copies.items() if step.op == "call_function"]

@@ -20,6 +20,7 @@ import torch
 from executorch.backends.xnnpack.partition.config import (
     ALL_PARTITIONER_CONFIGS,
     AddmmConfig,
+    BatchNormConfig,
     ConstantPadConfig,
     ConvolutionConfig,
     GeluConfig,
@@ -134,7 +135,7 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
         padded = False
         for node in model.graph.nodes:
             annotation = node.meta.get(Q_ANNOTATION_KEY)
-            if annotation and not all(map(_is_floating_point, (node, *annotation.input_qspec_map))):
+            if annotation and not all(map(_is_quantizable, (node, *annotation.input_qspec_map))):
                 del node.meta[Q_ANNOTATION_KEY]
             if node.target in _PADS and _pads_with_zeros(node):
                 padded |= _keep_scale(node)
@@ -183,10 +184,14 @@ def _is_power_of_one_or_more(node: Node) -> bool:
     return _packet(node) is _ATEN.pow and (isinstance(node.args[1], Node) or node.args[1] >= 1)
 
 
-def _is_floating_point(node: Node) -> bool:
-    """Or no tensor. Upstream takes integers, too ("histogram_cpu" not implemented for 'Long'), also with numbers."""
+def _is_quantizable(node: Node) -> bool:
+    """Whether a node is float32, or no tensor.
+
+    Upstream takes integers, too ("histogram_cpu" not implemented for 'Long'), also with numbers, and other floating
+    point ("Expecting input to have dtype torch.float32").
+    """
     value = node.meta.get("val")
-    return not isinstance(value, torch.Tensor) or value.is_floating_point()
+    return not isinstance(value, torch.Tensor) or value.dtype is torch.float32
 
 
 def _clamps(node: Node) -> bool:
@@ -388,6 +393,33 @@ def _weight_is_no_state(position: int) -> Callable[[Node, ExportedProgram], bool
     return check
 
 
+def _is_of_constant_weight(node: Node, _: ExportedProgram) -> bool:
+    """Whether what is multiplied with is a constant that is only laid out in another way, and no function of it.
+
+    For products that torch.nn.Linear stands for, upstream takes the first tensor that a weight is computed of for the
+    weight: the mask of a pruned layer, so that ``linear(x, mask * weight)`` comes out at -18 dB. Delete once
+    `find_partition_args` (partition/config/gemm_configs.py) and `ConvertToLinearPass` stop at operators that compute.
+    """
+    weight: Any = node.args[-1]
+    while weight.op == "call_function" and (weight.target in _LAID_OUT or is_dequant(weight)):
+        weight = weight.all_input_nodes[0]
+    return bool(weight.op != "call_function")
+
+
+_LAID_OUT = {
+    *_COPIES,
+    ops.edge.dim_order_ops._to_dim_order_copy.default,  # noqa: SLF001 - the operator's name
+    ops.edge.aten._to_copy.default,  # noqa: SLF001 - as above
+    *(getattr(ops.edge.aten, name).default for name in ("t_copy", "permute_copy", "view_copy", "unsqueeze_copy")),
+    ops.edge.aten.transpose_copy.int,
+}
+
+
+def _has_scale_and_shift(node: Node, _: ExportedProgram) -> bool:
+    """XNNPACK's passes make convolutions of batch norms, and fail without both ("'NoneType' has no attribute")."""
+    return None not in node.args[1:3]
+
+
 def _is_of_images(node: Node, _: ExportedProgram) -> bool:
     """XNNPACK's passes give PReLU's input channels last, so that it must have four dimensions.
 
@@ -414,6 +446,7 @@ def _scales_by_sizes(node: Node, _: ExportedProgram) -> bool:
 
 _EXTENDED: dict[Any, Callable[[Node, ExportedProgram], bool]] = {
     AddmmConfig: _weight_is_no_state(2),
+    BatchNormConfig: _has_scale_and_shift,
     ConstantPadConfig: _is_quantized_on_both_sides,
     LinearConfig: _weight_is_no_state(1),
     MMConfig: _weight_is_no_state(1),
@@ -444,6 +477,8 @@ def _extended(config: Any) -> Any:
     class Extended(config):  # type: ignore[misc]  # executorch is untyped here
         def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
             ours = config not in _EXTENDED or _EXTENDED[config](node, ep)
+            if config in (AddmmConfig, MMConfig) and not self.force_non_static_weights_for_f32_linear:
+                ours = ours and _is_of_constant_weight(node, ep)
             return ours and _has_few_dimensions(node) and bool(super().check_constraints(node, ep))
 
     Extended.__name__ = config.__name__  # which nodes are labelled with

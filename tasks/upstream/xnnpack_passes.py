@@ -19,9 +19,11 @@ from executorch.backends.xnnpack._passes import XNNPACKPassManager
 from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import (
     ChannelsLastTaggedReshapePass as _Pass,
 )
+from executorch.backends.xnnpack._passes.conv1d_unsqueeze_pass import Conv1dUnsqueezePass
 from executorch.backends.xnnpack._passes.convert_to_linear import ConvertToLinearPass
 from executorch.backends.xnnpack._passes.convert_to_sdpa import ConvertToSDPAPass
 from executorch.backends.xnnpack._passes.convert_to_upsample_bilinear2d import ConvertToUpsampleBilinear2d
+from executorch.backends.xnnpack._passes.fuse_batch_norm import FuseBatchNormPass
 from executorch.backends.xnnpack._passes.xnnpack_pass import XNNPACKPass
 from executorch.backends.xnnpack.operators.node_visitor import NodeVisitor
 from executorch.backends.xnnpack.partition.graphs import bilinear_2d, sdpa
@@ -42,6 +44,7 @@ def mend_xnnpack_passes() -> None:
     mend_static_layouts()
     expand_tanh_gelu()
     pack_by_rows()
+    mend_batch_norms()
 
 
 _pack = NodeVisitor.convert_to_qc4w
@@ -54,6 +57,38 @@ def pack_by_rows() -> None:
     weight, on the way. Delete once it does not.
     """
     NodeVisitor.convert_to_qc4w = staticmethod(wraps(_pack)(partial(packed_by_rows, pack=_pack)))
+
+
+_can_fuse, _insert_pair = FuseBatchNormPass.can_fuse, Conv1dUnsqueezePass.insert_q_dq_pair
+
+
+def mend_batch_norms() -> None:
+    """Mends what the passes mistake of batch norms, in two ways.
+
+    - `FuseBatchNormPass` folds a norm into the linear layer before it, whose last dimension is the channels' only in
+      two dimensions. Of [batch, tokens, channels], the norm is over tokens: that fails, or, where there are as many
+      tokens as channels, is wrong without a word. Here, such norms are left to `DecomposeBatchNorm`.
+    - That makes a convolution in floating point, and `Conv1dUnsqueezePass` quantizes the input and output of one for
+      lines where it is surrounded by quantized operators ("Weight and Input should both be quantized"). So do layers in
+      `quantize.exclude`. Here, it does so only where the weight is quantized.
+
+    Delete each once upstream compares the dimensions, and looks at the weight.
+    """
+    FuseBatchNormPass.can_fuse = staticmethod(_can_fuse_rows)
+    Conv1dUnsqueezePass.insert_q_dq_pair = _insert_where_quantized
+
+
+@wraps(_can_fuse)
+def _can_fuse_rows(layer: Node, norm: Node, *rest: Any) -> bool:
+    rows = layer.target is not _LINEAR or layer.meta["val"].dim() == 2
+    return rows and bool(_can_fuse(layer, norm, *rest))
+
+
+@wraps(_insert_pair)
+def _insert_where_quantized(self: Any, graph: Graph, anchor: Node, q_params: Any) -> None:
+    layer = anchor if anchor.target is _CONVOLUTION else next(iter(anchor.users))
+    if is_dequant(layer.args[1]):
+        _insert_pair(self, graph, anchor, q_params)
 
 
 _to_nhwc, _to_nchw = _Pass.input_to_nhwc, _Pass.input_to_nchw

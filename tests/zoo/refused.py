@@ -245,7 +245,7 @@ MODELS = {
     "inverse": (Computes(lambda _, x: torch.linalg.inv(x)), (torch.eye(2),)),
     "sorts": (Computes(lambda _, x: torch.sort(x)[0]), ROWS),
     "volume": (Computes(lambda self, x: self.conv(x), conv=nn.Conv3d(1, 1, 3)), (torch.ones(1, 1, 4, 4, 4),)),
-    "crops": (Computes(lambda _, x: nn.functional.pad(x, (-1, 1))), ROWS),
+    "pairs": (Computes(lambda _, x: x[:, torch.combinations(torch.arange(4))[:, 0]]), ROWS),
     "chooses": (Chooses(), ROWS),
     "each": (
         Computes(lambda self, x: torch.einsum("ij,ijk->ik", x, self.each), each=nn.Parameter(torch.ones(2, 4, 4))),

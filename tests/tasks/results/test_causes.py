@@ -38,7 +38,7 @@ def test_entries_can_be_shown():
         ("drops", "verify", PORTABLE, "random numbers each time it runs (aten.dropout.default)", "inference mode"),
         ("sorts", "verify", PORTABLE, "aten::sort.values", "use a target"),
         ("volume", "verify", PORTABLE, "convolutions in one and two dimensions only", "target"),
-        ("crops", "verify", PORTABLE, "pads by positive numbers only", "slices"),
+        ("pairs", "edge", PORTABLE, "a size that depends on values", "register_buffer"),
         ("nothing", "compile", PORTABLE, "no tensor", "return a tensor"),
         ("constant", "edge", PORTABLE, "neither a parameter nor a buffer", "register_buffer"),
         ("double", "quantize", INT8, "float64", ".float()"),

@@ -1,0 +1,371 @@
+"""Exported programs without operators that ExecuTorch 1.5.1 lacks or mistakes, and with constants computed.
+
+The operators are written with others that it knows. Part of the keys of `export` and `source_transform`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
+from executorch.backends.transforms.utils import (
+    create_constant_placeholder,
+    delete_constant_placeholder,
+    get_param_tensor,
+)
+from torch import Tensor
+from torch._decomp import _core_aten_decompositions_post_autograd
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from ..upstream.torch_export import inline, traced
+from ..usercode.weights import content_of
+from .batch_norms import is_constant
+
+_ATEN = torch.ops.aten
+
+
+def rewrite(program: ExportedProgram, *, alone: bool) -> None:
+    """Rewrites operators by `_WRITTEN`, drops checks of values, and computes constants, in place.
+
+    Constants are computed that no kernel computes, such as `torch.tril_indices` and `torch.linalg.inv`, and weights of
+    layers, as of pruned and parametrized ones, where the file does not grow by that. Otherwise, XNNPACK takes the first
+    tensor that a weight is computed of for the weight, which for pruned layers is the mask (-18 dB): see
+    `_is_of_constant_weight` in `tasks.upstream.xnnpack`.
+
+    Args:
+        program: as torch.export made it.
+        alone: whether the model has no other methods, which could change buffers that this one only reads.
+    """
+    for module in [module for module in program.graph_module.modules() if isinstance(module, GraphModule)]:
+        _drop_checks(module.graph)
+        for node in list(module.graph.nodes):
+            written = _WRITTEN.get(node.target) if node.op == "call_function" else None
+            if written and (made := inline(module.graph, node, written)):
+                program.graph_signature.replace_all_uses(node.name, made[-1].name)
+        module.recompile()
+    if _compute_constants(program, alone=alone):
+        program.graph_module.recompile()
+
+
+def _drop_checks(graph: Graph) -> None:
+    """Leaves out `torch._check_tensor_all(...)`, of which the runtime has no operator, unless its value is used."""
+    for check in graph.find_nodes(op="call_function", target=_ATEN._is_all_true.default):  # noqa: SLF001 - its name
+        found = dict.fromkeys([check])
+        for node in graph.nodes:  # users come after what they use
+            if not found.keys().isdisjoint(node.all_input_nodes):
+                found[node] = None
+        if all(node.users or node.target in _CHECKS for node in found):
+            for node in reversed(found):
+                graph.erase_node(node)
+
+
+_CHECKS = {_ATEN._assert_scalar.default, _ATEN._assert_async.msg, _ATEN._assert_async.default}  # noqa: SLF001 - names
+
+_Written = Callable[..., Any]
+"""What computes the same as an operator, from its arguments; NotImplemented where the operator can stay."""
+
+
+def _pad(x: Tensor, pads: list[int], mode: str = "constant", value: float | None = None) -> Any:
+    """Negative padding as slices: kernels pad by positive numbers ("Padding values must be non-negative")."""
+    if not all(type(size) is int for size in pads) or min(pads, default=0) >= 0:
+        return NotImplemented
+    wider = [max(size, 0) for size in pads]
+    if mode != "constant" and any(wider):  # which looks at what is cut off
+        x = F.pad(x, wider, mode)
+    for position in range(0, len(pads), 2):
+        start, end = (-min(size, 0) for size in pads[position : position + 2])
+        if start or end:
+            x = _ATEN.slice.Tensor(x, x.dim() - 1 - position // 2, start, -end or _END)
+    return F.pad(x, wider, value=value) if mode == "constant" and any(wider) else x
+
+
+_END = 2**63 - 1  # as exported slices have it
+
+
+def _constant_pad(x: Tensor, pads: list[int], value: float = 0) -> Any:
+    return _pad(x, pads, "constant", value)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """A weight of one dimension as a row: XNNPACK takes matrices ("invalid_parameter"), as does PT2E (IndexError)."""
+    if weight.dim() != 1:
+        return NotImplemented
+    return F.linear(x, weight.unsqueeze(0), None if bias is None else bias.reshape(1)).squeeze(-1)
+
+
+def _batch_norm(  # noqa: PLR0913, PLR0917 - as the operator has them
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Any:
+    """A norm without statistics of its own: there is no kernel of it."""
+    del variance, momentum, cudnn
+    if not training or mean is not None:
+        return NotImplemented
+    dims = [0, *range(2, x.dim())]
+    apart = x - x.mean(dims, keepdim=True)
+    made = apart * (apart.square().mean(dims, keepdim=True) + eps).rsqrt()
+    shape = [1, -1, *[1] * (x.dim() - 2)]
+    made = made if weight is None else made * weight.reshape(shape)
+    return made if bias is None else made + bias.reshape(shape)
+
+
+def _bilinear(x: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """As a linear layer, and a sum of products: there is no kernel of it."""
+    rows, inner, last = weight.shape
+    matrix = weight.permute(0, 2, 1).reshape(rows * last, inner)
+    made = (F.linear(x, matrix).unflatten(-1, (rows, last)) * other.unsqueeze(-2)).sum(-1)
+    return made if bias is None else made + bias
+
+
+def _named_padding(dimensions: int) -> _Written:
+    """Padding by name in numbers: quantizers know no other, and find nothing to quantize."""
+    conv = getattr(F, f"conv{dimensions}d")
+
+    def write(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: list[int] | int = 1,
+        padding: str = "valid",
+        dilation: list[int] | int = 1,
+        groups: int = 1,
+    ) -> Any:
+        steps = [dilation] * dimensions if isinstance(dilation, int) else [*dilation] * (dimensions // len(dilation))
+        totals = [step * (size - 1) for step, size in zip(steps, weight.shape[2:], strict=True)]
+        sizes = [total // 2 for total in totals] if padding == "same" else [0] * dimensions
+        if padding == "same" and (odd := [total % 2 for total in totals]) and any(odd):
+            x = F.pad(x, [each for more in reversed(odd) for each in (0, more)])
+        if x.dim() == dimensions + 1:
+            return conv(x.unsqueeze(0), weight, bias, stride, sizes, dilation, groups).squeeze(0)
+        return conv(x, weight, bias, stride, sizes, dilation, groups)
+
+    return write
+
+
+def _with_batch(dimensions: int, call: Any) -> _Written:
+    """A batch of one: XNNPACK's passes lay out images with four dimensions ("non-NHWC compatible node")."""
+
+    def write(x: Tensor, *rest: Any) -> Any:
+        if x.dim() != dimensions + 1:
+            return NotImplemented
+        return pytree.tree_map(lambda made: made.squeeze(0), call(x.unsqueeze(0), *rest))
+
+    return write
+
+
+def _adaptive_max_pool(dimensions: int) -> _Written:
+    """Maxima of slices, without their indices: there is no kernel of it. Needs sizes that are known."""
+
+    def write(x: Tensor, sizes: list[int] | int) -> Any:
+        given, sizes = x.shape[-dimensions:], [sizes] * dimensions if isinstance(sizes, int) else sizes
+        if not all(type(size) is int for size in given):
+            return NotImplemented
+        for dim, (before, after) in enumerate(zip(given, sizes, strict=True), start=-dimensions):
+            bounds = [(index * before // after, -(-(index + 1) * before // after)) for index in range(after)]
+            parts = [_ATEN.slice.Tensor(x, dim, *ends).amax(dim, keepdim=True) for ends in bounds]
+            x = torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+        return [x]
+
+    return write
+
+
+def _mean(x: Tensor, dims: list[int] | None = None, keep: bool = False, dtype: torch.dtype | None = None) -> Any:
+    """A mean over images that keeps their dimensions, which it then drops: XNNPACK has that."""
+    if keep or dtype or x.dim() != 4 or sorted(dim % 4 for dim in dims or ()) != [2, 3]:
+        return NotImplemented
+    return x.mean(dims, keepdim=True).squeeze(3).squeeze(2)
+
+
+_WRITTEN: dict[Any, _Written] = {
+    _ATEN.pad.default: _pad,
+    _ATEN.constant_pad_nd.default: _constant_pad,
+    _ATEN.linear.default: _linear,
+    _ATEN.batch_norm.default: _batch_norm,
+    _ATEN.bilinear.default: _bilinear,
+    _ATEN.empty_like.default: torch.zeros_like,  # of a layout of its own, for which there is no operator
+    _ATEN.mean.dim: _mean,
+    **{getattr(_ATEN, f"adaptive_max_pool{d}d").default: _adaptive_max_pool(d) for d in (1, 2, 3)},
+    **{getattr(_ATEN, f"conv{d}d").padding: _named_padding(d) for d in (1, 2, 3)},
+    **{getattr(_ATEN, f"conv{d}d").default: _with_batch(d, getattr(_ATEN, f"conv{d}d").default) for d in (1, 2, 3)},
+    **{
+        operator: _with_batch(d, operator)
+        for d in (1, 2, 3)
+        for operator in (
+            getattr(_ATEN, f"conv_transpose{d}d").default if d == 1 else getattr(_ATEN, f"conv_transpose{d}d").input,
+            *(getattr(_ATEN, f"{name}{d}d").default for name in ("max_pool", "avg_pool", "adaptive_avg_pool")),
+        )
+    },
+}
+"""By operator, what computes the same, as long as upstream fails in the way that the function's docstring says."""
+
+
+_WEIGHTS = {  # the positions of weights and biases
+    getattr(_ATEN, name): (1, 2)
+    for name in ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+}
+_MOVING = {  # what only moves numbers, or casts them
+    getattr(_ATEN, name)
+    for name in ("alias", "detach", "mT", "numpy_T", "permute", "t", "to", "transpose", "_to_copy", "contiguous")
+}
+
+
+def _compute_constants(program: ExportedProgram, *, alone: bool) -> bool:
+    """Makes constants of values that need not be computed at run time; returns whether there are any."""
+    known = _known(program, alone=alone)
+    results = [node for node in known if _is_tensor(node) and any(user not in known for user in node.users)]
+    found = [node for node in results if _is_computed_here(node, known)]
+    if not found:
+        return False
+    values: dict[Node, Any] = {}
+    with ExitStack() as readable, torch.no_grad():
+        for node in found:
+            _replace(program, node, _value(program, node, values, readable))
+    for node in reversed(known):
+        if not node.users:
+            program.graph.erase_node(node)
+    for node in program.graph.find_nodes(op="placeholder"):
+        if not node.users and node in values:
+            delete_constant_placeholder(program, node)
+    return True
+
+
+def _known(program: ExportedProgram, *, alone: bool) -> dict[Node, None]:
+    """What operators compute of constants and numbers alone, in order."""
+    tensors = program.graph_signature.inputs_to_lifted_tensor_constants
+    buffers = program.graph_signature.inputs_to_buffers
+    known: dict[Node, None] = {}
+    for node in program.graph.nodes:
+        computes = node.target is operator.getitem or (
+            isinstance(node.target, torch._ops.OpOverload)  # noqa: SLF001 - has no public name
+            and node.target.namespace == "aten"
+            and torch.Tag.nondeterministic_seeded not in node.target.tags
+            and not node.target._schema.is_mutable  # noqa: SLF001 - as above
+        )
+        if (
+            computes
+            and "val" in node.meta
+            and all(
+                given in known
+                or given.name in tensors
+                or (is_constant(program, given) and (alone or given.name not in buffers))
+                for given in node.all_input_nodes
+            )
+        ):
+            known[node] = None
+    return known
+
+
+def _is_tensor(node: Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and all(type(size) is int for size in value.shape)
+
+
+def _is_computed_here(node: Node, known: Iterable[Node]) -> bool:
+    """Whether no kernel computes a value, or it is a weight that takes no more memory than what it is made of."""
+    made = _made_of(node)
+    chain = [given for given in known if given in made]
+    if any(_has_no_kernel(given) for given in chain):
+        return True
+    if all(_packet(given) in _MOVING for given in chain) or not _is_weight(node):
+        return False
+    given = [each for each in made if each.op == "placeholder" and made.issuperset(each.users)]
+    return _bytes(node) <= max(sum(map(_bytes, given)), _FEW)
+
+
+_FEW = 1 << 16
+"""Bytes by which a file may grow, where what a weight is made of is used otherwise, too."""
+
+
+def _made_of(node: Node) -> set[Node]:
+    """A node, and all that it is computed of."""
+    made, ahead = {node}, [node]
+    while ahead:
+        fresh = set(ahead.pop().all_input_nodes) - made
+        made |= fresh
+        ahead += fresh
+    return made
+
+
+def _packet(node: Node) -> Any:
+    return getattr(node.target, "overloadpacket", None)
+
+
+def _is_weight(node: Node) -> bool:
+    """Whether layers take a value as their weight or bias, and nothing else takes it."""
+    return all(
+        node in [user.args[position] for position in _WEIGHTS.get(_packet(user), ()) if position < len(user.args)]
+        for user in node.users
+    )
+
+
+def _bytes(node: Node) -> int:
+    value = node.meta["val"]
+    return math.prod(value.shape) * value.element_size()
+
+
+def _has_no_kernel(node: Node) -> bool:
+    """Whether an operator is none of ATen's core, and none that is decomposed into those; or is one of `_LACKING`."""
+    if node.target is operator.getitem or torch.Tag.core in node.target.tags:
+        return _packet(node) in _LACKING
+    if node.target in _core_aten_decompositions_post_autograd():
+        return False
+    if not node.target._can_decompose():  # noqa: SLF001 - has no public name
+        return True
+    calls = [each for each in traced(node, node.target, pre_dispatch=False)[0].nodes if each.op == "call_function"]
+    return any(each.target is not node.target and _has_no_kernel(each) for each in calls)
+
+
+_LACKING = {_ATEN.sort}
+"""Operators of ATen's core that ExecuTorch's runtime has no kernel of."""
+
+
+def _value(program: ExportedProgram, node: Node, values: dict[Node, Any], readable: ExitStack) -> Any:
+    if node not in values:
+        if node.op == "placeholder":
+            tensor = get_param_tensor(program, node)
+            readable.enter_context(content_of(tensor.untyped_storage()))
+            values[node] = tensor.detach()
+        else:
+            arguments = pytree.tree_map_only(
+                Node, lambda given: _value(program, given, values, readable), (node.args, node.kwargs)
+            )
+            values[node] = node.target(*arguments[0], **arguments[1])
+    return values[node]
+
+
+def _replace(program: ExportedProgram, node: Node, value: Tensor) -> None:
+    """Makes a value a parameter, if it is made of one, or a constant; it takes no other memory than its own."""
+    signature = program.graph_signature
+    of_parameters = value.is_floating_point() and any(
+        made.name in signature.inputs_to_parameters for made in _made_of(node)
+    )
+    nodes = list(program.graph.nodes)
+    given = {*signature.user_inputs, *signature.inputs_to_lifted_custom_objs}
+    first = (
+        nodes[0] if of_parameters else next(each for each in nodes if each.name in given or each.op != "placeholder")
+    )
+    with program.graph.inserting_before(first):
+        made = create_constant_placeholder(
+            exp_program=program,
+            graph=program.graph,
+            name=f"{node.name}_computed",
+            kind=InputKind.PARAMETER if of_parameters else InputKind.CONSTANT_TENSOR,
+            data=value.contiguous().clone(),
+        )
+    node.replace_all_uses_with(made)
+    signature.replace_all_uses(node.name, made.name)
