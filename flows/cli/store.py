@@ -375,7 +375,8 @@ def collect_garbage(
         f"{verb} {report.objects_removed} objects ({format_size(report.bytes_removed)}) and {report.records_dropped} "
         f"records; kept {report.objects_kept} objects ({format_size(report.bytes_kept)})"
     )
-    for reason, kept in sorted(report.kept.items(), key=lambda item: -item[1].size) if explain else ():
+    explained = report.kept if explain or not report.objects_removed else {}
+    for reason, kept in sorted(explained.items(), key=lambda item: -item[1].size):
         typer.echo(f"  {kept.objects:>6} objects  {format_size(kept.size):>10}  {printable(reason)}")
 
 
