@@ -70,6 +70,7 @@ class Session(Observer):
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=ZooObserver)
     telemetry: ZooObserver = field(default_factory=ZooObserver)  # from when the run is recorded on
+    log: ZooObserver = field(default_factory=ZooObserver)  # of the run in Prefect, while it shows progress there
     pace: Pace = field(default_factory=Pace)
     # by model that has stages to run, all of its stages by slot
     planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)
@@ -142,6 +143,7 @@ class Session(Observer):
         self.pace.completed(outcome)
         self.observer.completed(outcome)
         self.telemetry.completed(outcome)
+        self.log.completed(outcome)
 
     def expect_stages(self) -> None:
         """Tells the pace which stages models that are due will have, as far as the store can say; does it once."""

@@ -9,7 +9,7 @@ import re
 import signal
 
 import pytest
-from pteforge.tests.flows.server.conftest import run_python
+from pteforge.tests.flows.server.conftest import eventually, run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,6 +33,26 @@ def test_cached_run_is_recorded(warm, recorded, on_server):
         "model conv": "Cached",
     }
     assert models["model conv"].tags == ["model:conv"]
+
+
+# A run whose server takes its progress so slowly that no update is done at the end.
+SLOW = """
+import asyncio, json, sys
+from pteforge.flows.prefect import pages, zoo_flow
+pages.acreate_progress_artifact, pages._PATIENCE = lambda *_, **__: asyncio.sleep(3600), 0.1
+state = asyncio.run(zoo_flow.export_zoo(**json.loads(sys.argv[1]), return_state=True))
+print(json.dumps(state.name))
+"""
+
+
+def test_log_has_every_model(warm, recorded, on_server):
+    """The run's log has a line for each model before its last one, however slowly the server takes the progress."""
+    warm.edit("zoo.yaml", "nets:conv", "faulty:misunderstood")
+    assert run_python(warm.folder, SLOW, parameters(warm), on_server) == ["Failed"]
+    known = recorded(warm)
+    eventually(lambda: "Finished in state Failed" in known.logged()[-1])
+    lines = [line for line in known.logged() if re.match("[12]/2 (linear|conv) ", line)]
+    assert [line.split()[:2] for line in lines] == [["1/2", "linear"], ["2/2", "conv"]]
 
 
 def test_model_without_a_recipe_is_recorded(warm, recorded, on_server):
