@@ -153,6 +153,10 @@ def _pool(client: SyncPrefectClient, name: str) -> Check:
         return Check(f"work pool {name}", f"does not exist; make it with: prefect work-pool create {name}", well=False)
     if pool.is_paused:
         return Check(f"work pool {name}", f"is paused; prefect work-pool resume {name}", well=False)
+    for queue in client.read_work_queues(name):
+        if queue.is_paused:
+            found = f"its queue is paused; prefect work-queue resume {queue.name} --pool {name}"
+            return Check(f"work pool {name}", found, well=False)
     online = [worker.name for worker in client.read_workers_for_work_pool(name) if worker.status.value == "ONLINE"]
     limit = "" if pool.concurrency_limit is None else f", at most {pool.concurrency_limit} runs at once"
     workers = ", ".join(sorted(online)) or f"none; start one with: prefect worker start --pool {name}"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_RECORD, _RECORD_OF_FILE = 1 << 20, 1 << 15  # bytes that are reserved for a run's record, and for each file in it
+_RECORD, _RECORD_OF_FILE = 1 << 20, 1 << 14  # bytes that are reserved for a run's record, and for each file in it
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
 _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
@@ -252,13 +252,14 @@ class Session(Observer):
             with ExitStack() as stack:
                 with suppress(StoreError):  # a store that cannot be written can still serve what it has
                     stack.enter_context(self.store.leases.hold(run_lease(self.id)))
+                space = self.store.local.root / "tmp"
+                for folder in (space, self.out, *(self.out / model.name for model in self.models)):
+                    remove_abandoned_files(folder)
                 with suppress(StoreError, OSError):
                     size = _RECORD + _RECORD_OF_FILE * sum(len(model.recipes) for model in self.models)
-                    self._reserve.enter_context(reserved_space(self.store.local.root / "tmp", size))
+                    self._reserve.enter_context(reserved_space(space, size))
                 record = self.record("running")
                 self._warn_of_namesakes(record)
-                for folder in (self.out, *(self.out / model.name for model in self.models)):
-                    remove_abandoned_files(folder)
                 Thread(target=self._keep_recording, name="record", daemon=True).start()
                 yield
             held_back = bool(self.release and self.release.held_back) or isinstance(self._published, Exception)

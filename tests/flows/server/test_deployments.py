@@ -113,7 +113,11 @@ def test_a_schedule_starts_runs(project, prefect, server, on_server):
     paused("its schedule")
     httpx.post(f"{server}/deployments/{known['id']}/pause_deployment").raise_for_status()
     paused("it")
-    eventually(lambda: "next run at " in project.run("doctor", "--server", env=on_server).out)
+    prefect("work-queue", "pause", "default", "--pool", "cron")
+    looked = eventually(
+        lambda: "next run at " in (told := project.run("doctor", "--server", env=on_server)).out and told
+    )
+    assert "work pool cron: its queue is paused; prefect work-queue resume default --pool cron" in looked.out
     prefect("deployment", "delete", "export-zoo/minutely")
 
 
