@@ -139,9 +139,14 @@ class StoreAway(StoreUnusable):
     """The store does not answer, its server is in trouble, or its disk is full. It may be usable later."""
 
 
+def is_full(error: object) -> bool:
+    """Whether an error of the operating system says that there is no space left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def unusable(error: OSError) -> type[StoreUnusable]:
     """The error of ours for one of the operating system's, about a store or the folder for results."""
-    return StoreAway if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreUnusable
+    return StoreAway if is_full(error) else StoreUnusable
 
 
 class ObjectMissing(StoreError):
@@ -247,7 +252,7 @@ class ZooFailed(PteforgeError):
 
 def is_bad_input(error: BaseException | None) -> bool:
     """Whether the user's input is the cause, so that trying again does not help."""
-    return isinstance(error, InputError) and not isinstance(error, StoreAway)
+    return isinstance(error, InputError) and not (isinstance(error, StoreAway) or is_full(error.__cause__))
 
 
 def from_user_code(error: BaseException) -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"ran": "green", "cached": "cyan", "failed": "bold red"}
 _VALUE_LENGTH = 60
+_WIDE = 100  # columns of a terminal from which the table of runs has years and seconds
 
 
 def why(
@@ -111,19 +112,20 @@ def runs(
         ]
         print_json({"runs": shown})
         return
+    console = open_console()
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("run", "started (UTC)", "zoo", "status"):
-        table.add_column(column, no_wrap=column != "zoo")
-    for column in ("seconds", "ran", "cached", "failed"):
-        table.add_column(column, justify="right")
+    wide = console.width >= _WIDE
+    start, seconds = ("started (UTC)", ("seconds",)) if wide else ("UTC", ())
+    for column in ("run", start, "zoo", "status", *seconds, *_STYLES):
+        wraps, number = column == "zoo", column in ("seconds", *_STYLES)
+        table.add_column(column, no_wrap=not wraps, overflow="fold", justify="right" if number else "left")
     for (name, run), status in zip(shown_runs, statuses, strict=True):
         total = Counter(dict.fromkeys(_STYLES, 0))
         for count in _counts(run).values():
             total.update(count)
-        started = run.started[:16].replace("T", " ")
-        cells = [str(name), started, run.zoo, status, f"{run.seconds:.1f}"]
-        table.add_row(*map(printable, cells), *(str(total[style]) for style in _STYLES))
-    console = open_console()
+        cells = [str(name), run.started[0 if wide else 5 : 16].replace("T", " "), run.zoo, status]
+        took = [f"{run.seconds:.1f}" for _ in seconds]
+        table.add_row(*map(printable, cells), *took, *(str(total[style]) for style in _STYLES))
     console.print(table)
     for name, run in shown_runs:
         if run.release and run.release.reasons:

@@ -9,6 +9,7 @@ import re
 import signal
 
 import pytest
+from pteforge.tests.faults.faulty_files import small_disk
 from pteforge.tests.flows.server.conftest import eventually, run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -186,6 +187,36 @@ def once():
         os.kill(os.getpid(), 11)
     return torch.nn.Linear(5, 2), (torch.ones(1, 5),)
 """
+
+
+# The first call leaves no space in the store.
+FILLS = """
+import contextlib, pathlib, torch
+
+def fills():
+    filler = pathlib.Path("store/filler")
+    if filler.exists():
+        filler.unlink()
+        return torch.nn.Linear(5, 2), (torch.ones(1, 5),)
+    with filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_full_disks(project, on_server):
+    """A run whose disk was full is tried again: also where a builder has met that first. Each attempt is recorded."""
+    project.write("full.py", FILLS)
+    project.write_zoo({"full": "full:fills", "steady": "nets:linear"}, ("portable-fp32",))
+    project.store.mkdir(mode=0o700)
+    with small_disk(project.store, 24 << 20):
+        ((name, attempts, stages),) = run_python(project.folder, RETRIED, parameters(project, jobs=1), on_server)
+        assert (name, attempts, stages["ran"] + stages["cached"]) == ("Completed", 2, 12)
+        runs = project.run("runs", "--json").json["runs"]
+        assert [(run["attempt"], run["status"]) for run in runs] == [(2, "completed"), (1, "failed")]
+        problem = runs[1]["files"]["full"]["portable-fp32"]
+        assert (problem["bad_input"], problem["findings"][0]["problem"]) == (False, "a disk is full")
 
 
 def test_earlier_stages_of_a_failed_model(project, recorded, on_server):
