@@ -318,7 +318,8 @@ def _tag_in(name: str) -> str:
 
 def _names(attempts: Mapping[str, Sequence[str]]) -> dict[str, RunName]:
     """What to call runs, by the file of each record; from the files by the run's id, the oldest first."""
-    names, ids = {}, sorted(attempts)
+    names: dict[str, RunName] = {}
+    ids = sorted(attempts)
     for before, run, after in zip(["", *ids], ids, [*ids[1:], ""], strict=False):
         alone = (n for n in range(_SHORT, len(run)) if run[:n] != before[:n] and run[:n] != after[:n])
         short, files = run[: next(alone, len(run))], attempts[run]

@@ -203,7 +203,12 @@ async def progress_shown(session: Session) -> AsyncIterator[None]:
     The run's log gets a line about each model when it has ended.
     """
     ended, session.log = asyncio.Event(), _Log(session)
-    await asyncio.to_thread(lambda: [session.log.completed(outcome) for outcome in session.outcomes.values()])
+
+    def log_what_was_found() -> None:
+        for outcome in session.outcomes.values():
+            session.log.completed(outcome)
+
+    await asyncio.to_thread(log_what_was_found)
     showing = asyncio.create_task(_update_progress(session, ended))
     try:
         yield

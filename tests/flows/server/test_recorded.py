@@ -191,7 +191,7 @@ def once():
 
 # The first call leaves no space in the store.
 FILLS = """
-import contextlib, pathlib, torch
+import pathlib, torch
 
 def fills():
     filler = pathlib.Path("store/filler")
