@@ -61,5 +61,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """All public names: `prefect block register -m pteforge` looks for blocks among them."""
-    return sorted({*globals(), *__all__})
+    """Public names, and public modules once they are imported. `prefect block register` looks for blocks among them."""
+    return sorted({*__all__, *({"evaluators", "native", "runtime"} & globals().keys())})

@@ -9,7 +9,7 @@ PteforgeError
 |   +-- NoPayloadFits           no payload of a fat file can run on this machine
 +-- StoreError              the store or the ledger
 |   +-- StoreUnusable           cannot be opened, read or written; untrusted (exit code 2)
-|   |   +-- StoreAway               does not answer, and may be back
+|   |   +-- StoreAway               does not answer or has no space left; it may be usable later
 |   +-- ObjectMissing           an object that a ref names is missing
 |   +-- ObjectDamaged           an object whose bytes do not match its digest; it was quarantined
 +-- StageError              one stage of one model; other models go on
@@ -27,6 +27,7 @@ PteforgeError
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,7 +141,17 @@ class StoreUnusable(StoreError, InputError):
 
 
 class StoreAway(StoreUnusable):
-    """The store does not answer, or its server is in trouble. It may be back later."""
+    """The store does not answer, its server is in trouble, or its disk is full. It may be usable later."""
+
+
+def is_full(error: object) -> bool:
+    """Whether an error of the operating system says that there is no space left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def unusable(error: OSError) -> type[StoreUnusable]:
+    """The error of ours for one of the operating system's, about a store or the folder for results."""
+    return StoreAway if is_full(error) else StoreUnusable
 
 
 class ObjectMissing(StoreError):
@@ -195,7 +206,7 @@ class StageFailed(StageError):
         lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
         return cls(
             whole_message(error),
-            bad_input=isinstance(error, InputError),
+            bad_input=is_bad_input(error),
             user_code=from_user_code(error),
             lost_object=lost_object,
         )
@@ -246,6 +257,11 @@ class ZooFailed(PteforgeError):
     def __init__(self, problem: str, *, bad_input: bool = False) -> None:
         self.bad_input = bad_input
         super().__init__(problem)
+
+
+def is_bad_input(error: BaseException | None) -> bool:
+    """Whether the user's input is the cause, so that trying again does not help."""
+    return isinstance(error, InputError) and not (isinstance(error, StoreAway) or is_full(error.__cause__))
 
 
 def from_user_code(error: BaseException) -> bool:
@@ -312,4 +328,5 @@ def convert_os_errors(kind: type[PteforgeError], problem: str, advice: str = "")
     try:
         yield
     except OSError as error:
+        kind = unusable(error) if kind is StoreUnusable else kind
         raise kind(f"{problem}: {error.strerror or error}" + (f"; {advice}" if advice else "")) from error

@@ -18,7 +18,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import StoreUnusable
+from ..errors import StoreUnusable, unusable
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ SIDECAR_LIMIT = 64 * 2**20
 WAIT_UNTOLD = 10.0
 """Seconds of waiting for another process without a word."""
 
+_CHUNK = 1 << 16
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _STAGING_FILE = f"{'[0-9a-f]' * 32}.part"
 
@@ -164,7 +165,7 @@ def write_errors(root: Path) -> Iterator[None]:
         what_to_do = "free some space (pteforge store gc)"
         if error.errno in _FORBIDDEN:
             what_to_do = f"make it writable (chmod -R u+rwX {root})"
-        raise StoreUnusable(
+        raise unusable(error)(
             f"the store {root} cannot be written: {error}; {what_to_do}, or use another folder with --store"
         ) from error
 
@@ -232,6 +233,16 @@ def staging_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
             finally:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+@contextlib.contextmanager
+def reserved_space(folder: Path, size: int) -> Iterator[None]:
+    """Occupies `size` bytes of the disk of a folder, or what is left of it, until the context ends."""
+    with staging_file(folder) as (_, file):
+        with contextlib.suppress(OSError):
+            for written in range(0, size, _CHUNK):
+                os.write(file.fileno(), bytes(min(_CHUNK, size - written)))
+        yield
 
 
 @contextlib.contextmanager

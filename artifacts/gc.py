@@ -76,7 +76,7 @@ def least_recently_used(
             newest = "run" if bounds.keep_last == 1 else f"{bounds.keep_last} runs"
             kept |= dict.fromkeys(keys - kept.keys(), f"used by the newest {newest} of {run.zoo}")
         elif run.zoo in under_way:
-            reason = f"used by earlier runs of {run.zoo}, which run {under_way[run.zoo].id[:8]} is lowering now"
+            reason = f"used by earlier runs of {run.zoo}, which run {under_way[run.zoo].id} is lowering now"
             kept |= dict.fromkeys(keys - kept.keys(), reason)
         seen[run.zoo] += bool(keys) and run.ended
         ended = seconds(run.started) + run.seconds

@@ -25,7 +25,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 from tenacity.stop import stop_base
 
-from ..errors import StoreAway, StoreUnusable, first_line
+from ..errors import StoreAway, StoreUnusable, first_line, unusable
 from .files import RECORD_LIMIT, WAIT_UNTOLD, NamedFiles, at_most
 
 _log = logging.getLogger(__name__)
@@ -265,7 +265,8 @@ class RemoteFiles(NamedFiles):
                 outages.over()
                 raise
             outages.may_end = False
-            kind = StoreAway if _is_transient(error) and _is_outage(error) else StoreUnusable
+            away = _is_transient(error) and _is_outage(error)
+            kind = StoreAway if away else unusable(error) if isinstance(error, OSError) else StoreUnusable
             raise kind(
                 f"the store {self.url} cannot be {participle}: {self._describe(error)}; "
                 f"check its address, credentials and network ({OPTIONS_VARIABLE} holds options for it)"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from ..errors import InputError
 from .digest import Digest, canonical_json, digest_bytes, digest_json
 from .files import NamedFiles
 from .records import Record, RecordFiles, Seal
@@ -165,6 +166,23 @@ class RunRecord(Record):
         return "held back" if self.release and self.release.held_back and not failed else self.status
 
 
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """What stands for one attempt of a run alone, such as ``01a220c09`` or ``01a220c09@2``.
+
+    Attributes:
+        short: as many of the first digits of the run's id, eight or more, as no other run of the store has.
+        attempt: which of the run's `attempts` it is, from 1. Prefect's retries of a failed run have its id.
+    """
+
+    short: str
+    attempt: int
+    attempts: int
+
+    def __str__(self) -> str:
+        return f"{self.short}@{self.attempt}" if self.attempts > 1 else self.short
+
+
 def run_lease(run: str) -> Digest:
     """The lease that a run holds in its store as long as it lives, by the run's id."""
     return digest_json({"run": run})
@@ -184,7 +202,7 @@ class Runs:
 
     def write(self, record: RunRecord) -> None:
         started = datetime.fromisoformat(record.started).astimezone(UTC)
-        name = f"runs/{started:%Y%m%dT%H%M%S.%f}-{_tag(record)}-{record.id}.json"  # names sort by time
+        name = f"runs/{started:{_TIME}}-{_tag(record)}-{record.id}.json"  # names sort by time
         self._records.write(name, name, record.encode())
         of_zoo = _tag(record)[:_DIGITS]
         for old in [each for each in self._files.names("runs") if _tag_in(each)[:_DIGITS] == of_zoo][:-RETAINED]:
@@ -207,18 +225,53 @@ class Runs:
 
     def find(self, run: str) -> RunRecord | None:
         """The record of a run's last attempt."""
-        names = self._names_of(run)
+        names = self._attempts().get(run)
         return self._read(names[-1]) if names else None
+
+    def with_names(self) -> Iterator[tuple[RunName, RunRecord]]:
+        """All runs, the newest first, and what to call them in this store."""
+        names = _names(self._attempts())
+        found = ((names[file], self._read(file)) for file in sorted(names, reverse=True))
+        return ((name, run) for name, run in found if run)
+
+    def named(self, text: str) -> tuple[RunName, RunRecord] | None:
+        """The run whose id begins with a text; ``@N`` after it names an attempt, by default the last.
+
+        Raises InputError if it is the beginning of several ids, or the run had no such attempt.
+        """
+        start, _, attempt = text.partition("@")
+        attempts = self._attempts()
+        found = [start] if start in attempts else [run for run in attempts if start and run.startswith(start)]
+        if not found:
+            return None
+        names = _names(attempts)
+        if len(found) > 1:
+            newest = sorted((attempts[run][-1] for run in found), reverse=True)
+            listed = [f"{names[file].short} ({_started(file)})" for file in newest[:_LISTED]]
+            listed += [f"and {len(newest) - _LISTED} more"] if len(newest) > _LISTED else []
+            problem = f"{start!r} begins the ids of {len(found)} runs: {', '.join(listed)}"
+            raise InputError(f"{problem}; write more of the id")
+        files = attempts[found[0]]
+        if attempt and not (attempt.isdecimal() and 1 <= int(attempt) <= len(files)):
+            raise InputError(f"{text!r} names no run: {start!r} had attempts 1 to {len(files)}")
+        file = files[int(attempt or len(files)) - 1]
+        run = self._read(file)
+        return (names[file], run) if run else None
 
     def take(self, run: str) -> RunRecord | None:
         """Removes the records of a run, one for each of its attempts; returns the last one."""
         record = self.find(run)
-        for name in self._names_of(run):
+        for name in self._attempts().get(run, ()):
             self._files.delete(name)
         return record
 
-    def _names_of(self, run: str) -> list[str]:
-        return [name for name in self._files.names("runs") if name.endswith(f"-{run}.json")]
+    def _attempts(self) -> dict[str, list[str]]:
+        """Files of records by the run's id, the oldest first."""
+        attempts: dict[str, list[str]] = {}
+        for name in self._files.names("runs"):
+            if found := _NAMED.fullmatch(name):
+                attempts.setdefault(found["run"], []).append(name)
+        return attempts
 
     def purposes(self) -> dict[str, str]:
         """Files of records, and the purposes that they are sealed for."""
@@ -247,7 +300,10 @@ def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tup
 
 
 _DIGITS = 8
-_TAGGED = re.compile(rf"runs/[0-9T.]+-([0-9a-f]{{{2 * _DIGITS}}})-[^/]+")
+_SHORT = 8  # digits of an id at least
+_LISTED = 10  # runs of which an ambiguous name may be
+_TIME = "%Y%m%dT%H%M%S.%f"
+_NAMED = re.compile(rf"runs/([0-9T.]+)-(?:(?P<tag>[0-9a-f]{{{2 * _DIGITS}}})-)?(?P<run>[^/]+)\.json")
 
 
 def _tag(record: RunRecord) -> str:
@@ -256,5 +312,25 @@ def _tag(record: RunRecord) -> str:
 
 def _tag_in(name: str) -> str:
     """What the name of a record says about its zoo; empty for names that `Runs` does not write."""
-    found = _TAGGED.fullmatch(name)
-    return found[1] if found else ""
+    found = _NAMED.fullmatch(name)
+    return (found["tag"] if found else None) or ""
+
+
+def _names(attempts: Mapping[str, Sequence[str]]) -> dict[str, RunName]:
+    """What to call runs, by the file of each record; from the files by the run's id, the oldest first."""
+    names: dict[str, RunName] = {}
+    ids = sorted(attempts)
+    for before, run, after in zip(["", *ids], ids, [*ids[1:], ""], strict=False):
+        alone = (n for n in range(_SHORT, len(run)) if run[:n] != before[:n] and run[:n] != after[:n])
+        short, files = run[: next(alone, len(run))], attempts[run]
+        names |= {file: RunName(short, number, len(files)) for number, file in enumerate(files, 1)}
+    return names
+
+
+def _started(name: str) -> str:
+    """When the run began that has a record's file."""
+    time = name.removeprefix("runs/").partition("-")[0]
+    try:
+        return f"{datetime.strptime(time, _TIME):%Y-%m-%d %H:%M} UTC"  # noqa: DTZ007 - it is in UTC
+    except ValueError:  # a name that `Runs` did not write
+        return time

@@ -52,3 +52,7 @@ __all__ = [
     "preset_names",
     "zoo_schema",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -27,3 +27,7 @@ __all__ = [
     "triplet_accuracy",
     "vqa_accuracy",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

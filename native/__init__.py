@@ -8,3 +8,7 @@ from .backend import NfatBackend
 from .partitioner import NativePartitioner
 
 __all__ = ["NativePartitioner", "NfatBackend", "Specialization"]
+
+
+def __dir__() -> list[str]:
+    return __all__

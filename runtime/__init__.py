@@ -4,3 +4,7 @@ from .generation import Generated, GenerationOptions, generate
 from .host import LoadedProgram, load, metadata
 
 __all__ = ["Generated", "GenerationOptions", "LoadedProgram", "generate", "load", "metadata"]
+
+
+def __dir__() -> list[str]:
+    return __all__

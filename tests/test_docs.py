@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pteforge
@@ -177,6 +178,13 @@ def test_every_evaluator_is_listed():
     text = (ROOT / "docs" / "how-to" / "accuracy.md").read_text(encoding="utf-8")
     table = text.partition("| evaluator |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == evaluators.__all__
+
+
+def test_every_argument_of_export_is_listed():
+    """The table of the Python API has what `pteforge.export` takes, and nothing else."""
+    page = (ROOT / "docs" / "reference" / "python-api.md").read_text(encoding="utf-8")
+    table = page[page.index("| argument |") :].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(signature(pteforge.export).parameters)
 
 
 def test_every_quantizer_is_listed():

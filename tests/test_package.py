@@ -6,8 +6,10 @@ import ast
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +119,9 @@ def test_public_names():
     ]
     assert expected == pteforge.__all__
     assert all(hasattr(pteforge, name) for name in pteforge.__all__)
+    assert set(expected) <= set(dir(pteforge)) <= {*expected, "evaluators", "native", "runtime"}
+    for module in (pteforge.configs, pteforge.evaluators, pteforge.runtime):
+        assert dir(module) == sorted(module.__all__)
 
 
 def test_importing_is_light():
@@ -167,6 +172,26 @@ def test_what_is_built(tmp_path):
     assert {"configs/presets/portable-fp32.yaml", "flows/reports/page.html.jinja", "runtime/CMakeLists.txt"} <= built
     with tarfile.open(sdist) as archive:
         assert not [name for name in archive.getnames() if "/tests/" in name]
+
+
+@pytest.mark.nightly
+def test_types_of_an_editable_installation(tmp_path):
+    """Installed as docs/how-to/install.md says, mypy has the types of the package, and Python its modules."""
+    shutil.copytree(ROOT, tmp_path / "clone", ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "out"))
+    venv.create(tmp_path / "venv", symlinks=True)
+    python, folder = tmp_path / "venv/bin/python", sysconfig.get_path("purelib")
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
+    (own / "dependencies.pth").write_text(folder)  # without the hooks of what is editable there
+    pip = (sys.executable, "-m", "pip", "--python", str(python))
+    install = ("install", "--no-deps", "--no-build-isolation", "--ignore-installed", "-e", str(tmp_path / "clone"))
+    subprocess.run([*pip, *install, "--config-settings", "editable_mode=strict"], capture_output=True, check=True)
+    uses = tmp_path / "uses.py"
+    uses.write_text("import pteforge\nsaved: int = pteforge.Exported.save\nprint(pteforge.__file__)\n")
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--cache-dir", tmp_path / "cache")
+    said = subprocess.run([*mypy, uses], capture_output=True, text=True, check=False).stdout
+    assert 'expression has type "Callable[[Exported' in said, said
+    assert "missing library stubs" not in said
+    assert str(tmp_path / "clone") in subprocess.run([python, uses], capture_output=True, text=True, check=True).stdout
 
 
 def test_modules_have_docstrings():

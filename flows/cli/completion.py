@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from ...artifacts.runs import RunRecord
+    from ...artifacts.runs import Runs
 
 Completer = Callable[[typer.Context, str], list[str]]
 """Finds values for the arguments so far; Typer drops those that do not begin with the text that is there."""
@@ -77,7 +77,7 @@ def stages(_ctx: typer.Context) -> Iterable[str]:
 @completer
 def recorded(ctx: typer.Context) -> Iterator[str]:
     """Models of the store's latest runs, and ``MODEL/RECIPE``."""
-    for run in _latest_runs(ctx):
+    for run in islice(_runs(ctx), _LATEST_RUNS):
         for model, outcomes in run.models.items():
             yield from (model, *(f"{model}/{recipe}" for outcome in outcomes for recipe in outcome.recipes))
 
@@ -85,7 +85,7 @@ def recorded(ctx: typer.Context) -> Iterator[str]:
 @completer
 def runs(ctx: typer.Context) -> Iterable[str]:
     """Ids of the store's latest runs, as short as `pteforge runs` prints them."""
-    return (run.id[:8] for run in _latest_runs(ctx))
+    return (str(name) for name, _ in islice(_runs(ctx).with_names(), _LATEST_RUNS))
 
 
 def begun_runs(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -154,13 +154,13 @@ def _shipped_recipes() -> list[str]:
     return sorted(path.stem for path in (_PACKAGE / "configs" / "presets").glob("*.yaml"))
 
 
-def _latest_runs(ctx: typer.Context) -> Iterable[RunRecord]:
-    """The newest first. A store that is not on this machine would take too long."""
+def _runs(ctx: typer.Context) -> Runs:
+    """The runs of a store on this machine; another one would take too long."""
     from ...artifacts.files import LocalFiles
     from ...artifacts.runs import Runs
     from ...artifacts.store import cache_folder
 
-    return islice(Runs(LocalFiles(Path(ctx.params["store"] or cache_folder() / "store"))), _LATEST_RUNS)
+    return Runs(LocalFiles(Path(ctx.params["store"] or cache_folder() / "store")))
 
 
 def _stems(ctx: typer.Context, folder: str) -> list[str]:

@@ -281,8 +281,8 @@ def deploy(
     alerts: Annotated[
         str | None,
         option(
-            "Notification block of Prefect that reports failed, crashed and missing runs, and releases that were "
-            "held back, such as slack-webhook/nights.",
+            "Notification block of Prefect that reports failed, crashed and missing runs, and releases that are held "
+            "back by gates or withdrawn, such as slack-webhook/nights.",
             "TYPE/NAME",
             "no alerts",
         ),

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ...artifacts import gc
-    from ...artifacts.runs import FieldChange, RunRecord, StageOutcome
+    from ...artifacts.runs import FieldChange, RunName, RunRecord, StageOutcome
     from ...artifacts.store import Store
 
 
 _STYLES = {"ran": "green", "cached": "cyan", "failed": "bold red"}
 _VALUE_LENGTH = 60
+_WIDE = 100  # columns of a terminal from which the table of runs has years and seconds
 
 
 def why(
@@ -50,19 +51,27 @@ def why(
 
     model, _, recipe = name.partition("/")
     with open_existing_store(store) as opened:
-        run = next((run for run in opened.runs if model in run.models and run.id.startswith(run_id or "")), None)
-    if run is None:
+        chosen = opened.runs.with_names() if run_id is None else filter(None, [opened.runs.named(run_id)])
+        found = next((named for named in chosen if model in named[1].models), None)
+    if found is None:
         which = f"run {run_id!r}" if run_id else "run"
         raise InputError(f"no {which} with a model {model!r} is recorded in the store {opened.url}")
+    run_name, run = found
     stages = _stages_of(run, model, recipe)
     delivered = {name: made for name, made in delivered_by(run).get(model, {}).items() if recipe in ("", name)}
     if as_json:
         kept = {name: [asdict(calls) for calls in made.kept_on_cpu] for name, made in delivered.items()}
-        about = {"run": run.id, "zoo": run.zoo, "started": run.started, "kept_on_cpu": kept}
+        about = {
+            "run": run.id,
+            "attempt": run_name.attempt,
+            "zoo": run.zoo,
+            "started": run.started,
+            "kept_on_cpu": kept,
+        }
         print_json({**about, "stages": [asdict(stage) for stage in stages]})
         return
     console = open_console()
-    console.print(printable(f"{name} in the run of {run.zoo} at {run.started}"), soft_wrap=True)
+    console.print(printable(f"{name} in run {run_name} of {run.zoo}, started {run.started}"), soft_wrap=True)
     for stage in stages:
         _print_stage(console, stage)
     for made in delivered.values():
@@ -83,13 +92,14 @@ def runs(
     from ...tasks.results.delivered import delivered_by
 
     with open_existing_store(store) as opened:
-        shown_runs = list(islice(opened.runs, limit))
+        shown_runs = list(islice(opened.runs.with_names(), limit))
         statuses = _statuses(opened, shown_runs)
     if as_json:
         shown = [
             {
                 **run.to_json(),
-                "status": statuses[run.id],
+                "attempt": name.attempt,
+                "status": status,
                 "models": _counts(run),
                 "files": {
                     model: {
@@ -98,38 +108,41 @@ def runs(
                     for model, recipes in delivered_by(run).items()
                 },
             }
-            for run in shown_runs
+            for (name, run), status in zip(shown_runs, statuses, strict=True)
         ]
         print_json({"runs": shown})
         return
+    console = open_console()
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("run", "started (UTC)", "zoo", "status"):
-        table.add_column(column, no_wrap=column != "zoo")
-    for column in ("seconds", "ran", "cached", "failed"):
-        table.add_column(column, justify="right")
-    for run in shown_runs:
+    wide = console.width >= _WIDE
+    start, seconds = ("started (UTC)", ("seconds",)) if wide else ("UTC", ())
+    for column in ("run", start, "zoo", "status", *seconds, *_STYLES):
+        wraps, number = column == "zoo", column in ("seconds", *_STYLES)
+        table.add_column(column, no_wrap=not wraps, overflow="fold", justify="right" if number else "left")
+    for (name, run), status in zip(shown_runs, statuses, strict=True):
         total = Counter(dict.fromkeys(_STYLES, 0))
         for count in _counts(run).values():
             total.update(count)
-        started, status = run.started[:16].replace("T", " "), statuses[run.id]
-        cells = [run.id[:8], started, run.zoo, status, f"{run.seconds:.1f}"]
-        table.add_row(*map(printable, cells), *(str(total[status]) for status in _STYLES))
-    console = open_console()
+        cells = [str(name), run.started[0 if wide else 5 : 16].replace("T", " "), run.zoo, status]
+        took = [f"{run.seconds:.1f}" for _ in seconds]
+        table.add_row(*map(printable, cells), *took, *(str(total[style]) for style in _STYLES))
     console.print(table)
-    for run in shown_runs:
+    for name, run in shown_runs:
         if run.release and run.release.reasons:
-            console.print(printable(f"{run.id[:8]}: {run.release.describe()}"), soft_wrap=True)
+            console.print(printable(f"{name}: {run.release.describe()}"), soft_wrap=True)
 
 
-def _statuses(store: Store, known: Sequence[RunRecord]) -> dict[str, str]:
-    """How runs ended, by id; `lost` if one was killed, which leaves its record as it was the last time."""
+def _statuses(store: Store, known: Sequence[tuple[RunName, RunRecord]]) -> list[str]:
+    """How runs ended; `lost` if one was killed, which leaves its record as it was the last time."""
     from ...artifacts.gc import lives
 
-    statuses = {run.id: run.ending for run in known}
-    if "running" in statuses.values():
+    statuses = [run.ending for _, run in known]
+    if "running" in statuses:
         with suppress(StoreError):  # a store that cannot be written does not tell
             held = store.leases.held(store.clock())
-            statuses |= {run.id: "lost" for run in known if run.status == "running" and not lives(run, held)}
+            for index, (name, run) in enumerate(known):
+                goes_on = name.attempt == name.attempts and lives(run, held)
+                statuses[index] = "lost" if run.status == "running" and not goes_on else statuses[index]
     return statuses
 
 
@@ -375,7 +388,8 @@ def collect_garbage(
         f"{verb} {report.objects_removed} objects ({format_size(report.bytes_removed)}) and {report.records_dropped} "
         f"records; kept {report.objects_kept} objects ({format_size(report.bytes_kept)})"
     )
-    for reason, kept in sorted(report.kept.items(), key=lambda item: -item[1].size) if explain else ():
+    explained = report.kept if explain or not report.objects_removed else {}
+    for reason, kept in sorted(explained.items(), key=lambda item: -item[1].size):
         typer.echo(f"  {kept.objects:>6} objects  {format_size(kept.size):>10}  {printable(reason)}")
 
 

@@ -283,9 +283,10 @@ def _alerts(zoo: str) -> Iterator[_Alert]:
     )
     about = {"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}"}
     release = "{{ event.payload.release }} at {{ event.payload.url }}, channel {{ event.payload.channel }}"
-    reasons = "{{ event.payload.regressions | join('; ') }}"
-    yield _Alert("regression", frozenset({"pteforge.regression"}), f"{release}: {reasons}", about)
-    yield _Alert("held back", frozenset({"pteforge.held-back"}), release, about)
+    why = f"{release}: {{{{ event.payload.reasons | join('; ') }}}}"
+    accept = "to accept this: {{ event.payload.acceptance }}"
+    yield _Alert("regression", frozenset({"pteforge.regression"}), f"{why}\n{accept}", about)
+    yield _Alert("withdrawn", frozenset({"pteforge.withdrawn"}), why, about)
 
 
 def _automation(alert: _Alert, deployment: DeploymentResponse, sender: UUID) -> AutomationCore:

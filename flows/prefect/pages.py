@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import threading
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from ..reports.changes import Compared, compare
 from ..reports.figures_text import cells, markdown, markdown_table, model_tables, relative
 from ..reports.page import NAME
 from ..run.outcome import ModelOutcome
-from ..run.session import Session
+from ..run.session import Session, ZooObserver
 from .settings import local_run, send_what_is_queued
 
 if TYPE_CHECKING:
@@ -59,15 +60,16 @@ async def show_zoo(session: Session) -> None:
 
 
 def announce(zoo: str, published: Published) -> None:
-    """Emits the event `pteforge.published`, or why the release is held back: `pteforge.regression` if gates do that.
+    """Emits the event `pteforge.published`, or `pteforge.regression` for a release that gates hold back.
 
-    `pteforge.held-back` is for files that the channel was rolled back from.
+    For files that the channel was rolled back from, the event is `pteforge.withdrawn`.
     """
-    held_back = "pteforge.regression" if published.regressions else "pteforge.held-back" if published.withdrawn else ""
+    what = "regression" if published.regressions else "withdrawn" if published.withdrawn else "published"
+    why = {"reasons": published.reasons, "acceptance": published.acceptance}
     emit_event(
-        held_back or "pteforge.published",
+        f"pteforge.{what}",
         resource={"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}", "prefect.resource.name": printable(zoo)},
-        payload=json.loads(published.encode()),
+        payload={**json.loads(published.encode()), **why},
     )
 
 
@@ -194,8 +196,17 @@ _PATIENCE = 10.0  # seconds for the last update
 
 @asynccontextmanager
 async def progress_shown(session: Session) -> AsyncIterator[None]:
-    """Shows the session's progress in the current flow run while the context is open; work never waits for it."""
-    ended = asyncio.Event()
+    """Shows the session's progress in the current flow run while the context is open; work never waits for it.
+
+    The run's log gets a line about each model when it has ended.
+    """
+    ended, session.log = asyncio.Event(), _Log(session)
+
+    def log_what_was_found() -> None:
+        for outcome in session.outcomes.values():
+            session.log.completed(outcome)
+
+    await asyncio.to_thread(log_what_was_found)
     showing = asyncio.create_task(_update_progress(session, ended))
     try:
         yield
@@ -206,23 +217,19 @@ async def progress_shown(session: Session) -> AsyncIterator[None]:
 
 
 async def _update_progress(session: Session, ended: asyncio.Event) -> None:
-    """Updates the progress, logs how models end, and keeps a summary that leads to the flow runs that lower models."""
+    """Updates the progress, and keeps a summary that leads to the flow runs that lower models."""
     key, shown, pace = artifact_key("progress", session.zoo), (-1, -1, -1), session.pace
     await asyncio.to_thread(session.expect_stages)
-    await asyncio.to_thread(lambda: session.previous)  # which may take seconds, too
     artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
-    logged, pause = 0, _PAUSE
+    pause = _PAUSE
     while not ended.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), pause)
-        began, outcomes = time.monotonic(), list(session.outcomes.values())
-        for position, outcome in enumerate(outcomes[logged:], logged + 1):
-            _log_outcome(session, outcome, position)
-        logged = len(outcomes)
-        if ended.is_set() or shown == (shown := (pace.done, pace.known, logged)):
+        began = time.monotonic()
+        if ended.is_set() or shown == (shown := (pace.done, pace.known, len(session.outcomes))):
             continue
-        done, known, _ = shown
-        models = f"{logged} of {len(session.models)} models"
+        done, known, completed = shown
+        models = f"{completed} of {len(session.models)} models"
         await aupdate_progress_artifact(
             artifact, 100 * done / max(known, 1), f"{done} of {known} known stages and {models} done"
         )
@@ -233,13 +240,22 @@ async def _update_progress(session: Session, ended: asyncio.Event) -> None:
     await aupdate_progress_artifact(artifact, 100.0, f"{pace.done} stages done{complete}")
 
 
-def _log_outcome(session: Session, outcome: ModelOutcome, position: int) -> None:
-    """Logs what came of a model: each file with its changes, and the seconds of its stages that ran."""
-    failed = [recipe.failure for recipe in outcome.recipes if recipe.failure]
-    seconds = sum(stage.seconds for stage in outcome.stages if stage.status == "ran")
-    files = "; ".join(
-        f"{file.result.recipe} {_cell(session, file)}" for file in compare(outcome.recipes, session.previous)
-    )
-    problem = f": {first_line(failed[0].problem)}" if failed else ""
-    level, where = logging.ERROR if failed else logging.INFO, f"{position}/{len(session.models)} {outcome.model}"
-    get_run_logger().log(level, "%s", printable(f"{where} ({outcome.ran} stages, {seconds:.1f} s): {files}{problem}"))
+class _Log(ZooObserver):
+    """Logs what came of each model in the flow run that it is made in: each file, and how long its stages ran."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._logger, self._logged = session, get_run_logger(), 0
+        self._lock = threading.Lock()  # so that lines are in the order of their numbers
+
+    def completed(self, outcome: ModelOutcome) -> None:
+        session = self._session
+        with session.without_prefect_if_it_fails(), self._lock:
+            failed = [recipe.failure for recipe in outcome.recipes if recipe.failure]
+            seconds = sum(stage.seconds for stage in outcome.stages if stage.status == "ran")
+            compared = compare(outcome.recipes, session.previous)
+            files = "; ".join(f"{file.result.recipe} {_cell(session, file)}" for file in compared)
+            self._logged += 1
+            where = f"{self._logged}/{len(session.models)} {outcome.model} ({outcome.ran} stages, {seconds:.1f} s)"
+            problem = f": {first_line(failed[0].problem)}" if failed else ""
+            level = logging.ERROR if failed else logging.INFO
+            self._logger.log(level, "%s", printable(f"{where}: {files}{problem}"))

@@ -83,6 +83,8 @@ class Check:
 
 def wait_for_schedule(client: SyncPrefectClient, deployment: DeploymentResponse) -> None:
     """Returns when the server has scheduled a run of a deployment; raises PteforgeError if it does not do so."""
+    if problem := _paused(deployment):
+        raise PteforgeError(f"the deployment {deployment.name!r} is there, but {problem}")
     deadline = time.monotonic() + _SCHEDULED_WITHIN
     while not _scheduled(client, deployment):
         if time.monotonic() > deadline:
@@ -121,9 +123,10 @@ def _deployments(client: SyncPrefectClient) -> Iterator[Check]:
         if deployment.global_concurrency_limit:
             advice = "has Prefect's concurrency limit, which ends its run when the server restarts; deploy it again"
             yield Check(name, advice, well=False)
-        active = [schedule for schedule in deployment.schedules if schedule.active]
-        if deployment.paused or not active:
-            yield Check(name, "paused" if deployment.paused else "no schedule")
+        if problem := _paused(deployment):
+            yield Check(name, problem, well=False)
+        elif not deployment.schedules:
+            yield Check(name, "no schedule")
         elif run := _scheduled(client, deployment):
             yield Check(name, f"next run at {run.expected_start_time:%Y-%m-%d %H:%M %Z}")
         else:
@@ -134,6 +137,15 @@ def _deployments(client: SyncPrefectClient) -> Iterator[Check]:
         yield _pool(client, pool)
 
 
+def _paused(deployment: DeploymentResponse) -> str:
+    """What keeps a deployment from being scheduled by the will of somebody, and how to end that; empty if nothing."""
+    if deployment.paused:
+        return f"it is paused; prefect api POST /deployments/{deployment.id}/resume_deployment"
+    resume = f"prefect deployment schedule resume export-zoo/{deployment.name}"
+    resumed = [f"{resume} {schedule.id}" for schedule in deployment.schedules if not schedule.active]
+    return f"its schedule is paused; {' && '.join(resumed)}" if resumed else ""
+
+
 def _pool(client: SyncPrefectClient, name: str) -> Check:
     try:
         pool = client.read_work_pool(name)
@@ -141,6 +153,10 @@ def _pool(client: SyncPrefectClient, name: str) -> Check:
         return Check(f"work pool {name}", f"does not exist; make it with: prefect work-pool create {name}", well=False)
     if pool.is_paused:
         return Check(f"work pool {name}", f"is paused; prefect work-pool resume {name}", well=False)
+    for queue in client.read_work_queues(name):
+        if queue.is_paused:
+            found = f"its queue is paused; prefect work-queue resume {queue.name} --pool {name}"
+            return Check(f"work pool {name}", found, well=False)
     online = [worker.name for worker in client.read_workers_for_work_pool(name) if worker.status.value == "ONLINE"]
     limit = "" if pool.concurrency_limit is None else f", at most {pool.concurrency_limit} runs at once"
     workers = ", ".join(sorted(online)) or f"none; start one with: prefect worker start --pool {name}"

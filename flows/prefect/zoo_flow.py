@@ -31,7 +31,7 @@ from prefect.types._datetime import now
 from prefect.utilities.urls import url_for
 
 from ...artifacts.digest import Digest, digest_json
-from ...errors import InputError, ReleaseHeldBack, StoreAway, StoreError, ZooFailed, first_line, printable
+from ...errors import ReleaseHeldBack, StoreError, ZooFailed, first_line, is_bad_input, printable
 from ...tasks.lowering.model import PlannedModel
 from ..run.disk import check_space
 from ..run.interrupt import prompt_termination
@@ -251,8 +251,8 @@ async def _tag_run(session: Session) -> None:
 
 async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: Any) -> None:
     """Takes the flow run's retries away where trying again cannot help: bad input, a release that is held back."""
-    in_vain = isinstance(error, InputError | ReleaseHeldBack) and not isinstance(error, StoreAway)
-    if not (in_vain or (isinstance(error, ZooFailed) and error.bad_input)):
+    in_vain = isinstance(error, ReleaseHeldBack) or (isinstance(error, ZooFailed) and error.bad_input)
+    if not (in_vain or is_bad_input(error)):
         return
     with suppress(Exception):  # Prefect's: then it tries again in vain
         async with get_client() as client:

@@ -95,15 +95,13 @@ def find_side(text: str, open_store: Callable[[], Store]) -> Side:
     if path.exists():
         return Side(text, {ONE_FILE: File.at(path)})
     store = open_store()
-    runs = [run for run in store.runs if text and run.id.startswith(text)]
-    if not runs:
+    named = store.runs.named(text)
+    if named is None:
         raise InputError(
             f"there is no file or folder {text!r}, and no run with this id in the store {store.url}; "
             "`pteforge runs` lists runs; a release is URL#RELEASE"
         )
-    if len(runs) > 1:
-        raise InputError(f"{text!r} begins the ids of {len(runs)} runs: {', '.join(run.id for run in runs)}")
-    return _run_side(text, runs[0], store)
+    return _run_side(text, named[1], store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +211,7 @@ def _run_side(title: str, run: RunRecord, store: Store) -> Side:
         else:
             absent[result.name] = _absence(result)
     if not files:
-        raise InputError(f"the run {run.id[:8]} of {run.zoo} recorded no files; `pteforge why` says what it did")
+        raise InputError(f"the run {title} of {run.zoo} recorded no files; `pteforge why` says what it did")
     return Side(title, files, absent)
 
 

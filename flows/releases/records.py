@@ -194,7 +194,8 @@ class Published(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the channel does not name this release; empty if it does."""
-        withdrawn = f"these files were rolled back from; to release them all the same: {self.acceptance}"
+        rolled_back = "these files are withdrawn: the channel was rolled back from them"
+        withdrawn = f"{rolled_back}; to release them all the same: {self.acceptance}"
         return (*self.regressions, *([withdrawn] if self.withdrawn else []))
 
     @property

@@ -1,4 +1,7 @@
-"""The page about a zoo's last run, ``out/index.html``: one file that needs no server and can do without its script."""
+"""The page about a run: one file that needs no server and can do without its script.
+
+``out/index.html`` is that of the last run into the folder. Each of the last `_PAGES_KEPT` also has a name of its own.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,9 @@ from .comparison import Block, FileMap, map_of
 from .figures_text import format_accuracy, format_seconds, format_size, notes, proven_text
 
 NAME = "index.html"
+_PAGE = re.compile(r"run-[0-9]{8}T[0-9]{6}-\w+\.html", re.ASCII)
+_ZOO_LENGTH = 50
+_PAGES_KEPT = 20
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _MARK = '<meta name="pteforge-content" content="{}">'
 _HEAD = 4096  # bytes of the page that have the mark
@@ -137,9 +143,10 @@ class FileReport(Compared):
 
 
 def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
-    """Writes the page about a run; returns False if it has the same content already.
+    """Writes the page about a run, and links to the pages of earlier ones; returns False if it is there already.
 
-    Times and what was cached are no content: a run in which nothing changed leaves the page as it is.
+    Times and what was cached are no content: a run in which nothing changed leaves its zoo's page as it is, which
+    becomes ``index.html`` again if another zoo's was.
 
     Raises:
         OSError: the page cannot be written.
@@ -149,12 +156,30 @@ def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
     earlier = list(others) if is_of_a_part(record) else []
     record = with_the_rest(record, earlier)
     page, mark = out / NAME, _MARK.format(content_digest(record))
-    with suppress(OSError), open_input(page) as file:
-        if mark.encode() in file.read(_HEAD):
-            return False
-    earlier += others
-    replace_file(page, render(record, earlier, out, mark).encode("utf-8", "backslashreplace"), out)
+    if _has_mark(page, mark):
+        return False
+    zoo = re.sub(r"\W+", "_", record.zoo, flags=re.ASCII)[:_ZOO_LENGTH] or "_"
+    pages = sorted((path for path in out.glob("run-*.html") if _PAGE.fullmatch(path.name)), reverse=True)
+    last = next((path for path in pages if path.stem.endswith(f"-{zoo}")), None)
+    if last and _has_mark(last, mark):
+        content = last.read_bytes()
+    else:
+        earlier += others
+        started = datetime.fromisoformat(record.started).astimezone(UTC)
+        own = out / f"run-{started:%Y%m%dT%H%M%S}-{zoo}.html"
+        others_there = [path.name for path in pages[: _PAGES_KEPT - 1] if path != own]
+        content = render(record, earlier, out, mark, others_there).encode("utf-8", "backslashreplace")
+        replace_file(own, content, out)
+        for path in pages[_PAGES_KEPT - 1 :]:
+            path.unlink(missing_ok=True)
+    replace_file(page, content, out)
     return True
+
+
+def _has_mark(page: Path, mark: str) -> bool:
+    with suppress(OSError), open_input(page) as file:
+        return mark.encode() in file.read(_HEAD)
+    return False
 
 
 def content_digest(record: RunRecord) -> str:
@@ -172,8 +197,13 @@ def _lasting(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in changing} | name
 
 
-def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str = "") -> str:
-    """The page as HTML. Earlier runs of the zoo come newest first; `mark` is an element for the page's head."""
+def render(
+    record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str = "", pages: Sequence[str] = ()
+) -> str:
+    """The page as HTML. Earlier runs of the zoo come newest first; `mark` is an element for the page's head.
+
+    `pages` are names of the pages of other runs, in the same folder.
+    """
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - slow import that a cached run does not need
     from markupsafe import Markup  # noqa: PLC0415 - as above
 
@@ -190,6 +220,7 @@ def render(record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str
     return template.render(
         mark=Markup(mark),  # noqa: S704 - a digest
         run=record,
+        pages=pages,
         time=f"{datetime.fromisoformat(record.started).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         selection=_selection(record.parameters),
         files=files,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...artifacts.digest import digest_json
-from ...artifacts.files import remove_abandoned_files
+from ...artifacts.files import remove_abandoned_files, reserved_space
 from ...artifacts.runs import ReleaseOutcome, RunRecord, RunStatus, StageOutcome, run_lease
 from ...artifacts.store import Store, open_store
 from ...configs.load import LoadedZoo, load_source, load_zoo, recipe_names, split_source
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_RECORD, _RECORD_OF_FILE = 1 << 20, 1 << 14  # bytes that are reserved for a run's record, and for each file in it
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
 _CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
@@ -69,6 +70,7 @@ class Session(Observer):
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     observer: ZooObserver = field(default_factory=ZooObserver)
     telemetry: ZooObserver = field(default_factory=ZooObserver)  # from when the run is recorded on
+    log: ZooObserver = field(default_factory=ZooObserver)  # of the run in Prefect, while it shows progress there
     pace: Pace = field(default_factory=Pace)
     # by model that has stages to run, all of its stages by slot
     planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class Session(Observer):
     _tried_to_publish: bool = False
     _recording: Lock = field(default_factory=Lock)
     _expecting: Lock = field(default_factory=Lock)
+    _reserve: ExitStack = field(default_factory=ExitStack)  # space for the last record, should the disk become full
     _ended: Event = field(default_factory=Event)  # set before the last record is written
 
     @property
@@ -140,6 +143,7 @@ class Session(Observer):
         self.pace.completed(outcome)
         self.observer.completed(outcome)
         self.telemetry.completed(outcome)
+        self.log.completed(outcome)
 
     def expect_stages(self) -> None:
         """Tells the pace which stages models that are due will have, as far as the store can say; does it once."""
@@ -248,10 +252,14 @@ class Session(Observer):
             with ExitStack() as stack:
                 with suppress(StoreError):  # a store that cannot be written can still serve what it has
                     stack.enter_context(self.store.leases.hold(run_lease(self.id)))
+                space = self.store.local.root / "tmp"
+                for folder in (space, self.out, *(self.out / model.name for model in self.models)):
+                    remove_abandoned_files(folder)
+                with suppress(StoreError, OSError):
+                    size = _RECORD + _RECORD_OF_FILE * sum(len(model.recipes) for model in self.models)
+                    self._reserve.enter_context(reserved_space(space, size))
                 record = self.record("running")
                 self._warn_of_namesakes(record)
-                for folder in (self.out, *(self.out / model.name for model in self.models)):
-                    remove_abandoned_files(folder)
                 Thread(target=self._keep_recording, name="record", daemon=True).start()
                 yield
             held_back = bool(self.release and self.release.held_back) or isinstance(self._published, Exception)
@@ -269,13 +277,14 @@ class Session(Observer):
         """Writes the run's record, in place of an earlier one; a store that cannot take it is a warning."""
         if status != "running":
             self._ended.set()
+            self._reserve.close()
         record = self.describe(status)
         try:
             with self._recording:
                 self.store.runs.write(record)
-            self.results.known.save()
-            self.store.inputs.save()
-            self.whole_models.save()
+            for index in (self.results.known, self.store.inputs, self.whole_models):
+                with suppress(StoreError):  # the next run takes longer without it
+                    index.save()
         except StoreError as error:
             if self.recordable:
                 _log.warning("the run is not recorded: %s", error)

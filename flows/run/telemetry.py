@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from threading import RLock, Thread
+from queue import SimpleQueue
+from threading import Event, RLock, Thread
 from typing import Any
 
 from ... import __version__
@@ -86,9 +89,7 @@ class Telemetry(ZooObserver):
         release = record.release and record.release.describe()
         self._report((), {"status": record.ending, "seconds": round(record.seconds, 3), **facts, "release": release})
         if self._provider:
-            flush = Thread(target=self._provider.force_flush, daemon=True)  # has no limit of its own
-            flush.start()
-            flush.join(_FLUSH)
+            _sender(self._provider)()
         if self._metrics:
             write_metrics(self._metrics, self._session, record)
 
@@ -135,6 +136,29 @@ def _attributes(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
+def _sender(provider: Any) -> Callable[[], None]:
+    """Makes a function that sends the spans that are left; it waits only once for a collector that stalls."""
+    asked: SimpleQueue[Event] = SimpleQueue()
+
+    def serve() -> None:
+        while True:
+            sent = asked.get()
+            provider.force_flush()  # has no limit of its own
+            sent.set()
+
+    def send() -> None:
+        if not given_up.is_set():
+            asked.put(sent := Event())
+            if not sent.wait(_FLUSH):
+                given_up.set()
+                _log.warning("OpenTelemetry's collector has not taken all spans within %.0f s: some are lost", _FLUSH)
+
+    given_up = Event()
+    Thread(target=serve, name="spans", daemon=True).start()  # now: at exit, Python 3.12 starts no threads
+    return send
+
+
+@cache
 def tracer_provider() -> Any:
     """Takes spans to the collector that variables of OpenTelemetry name; None if they name none.
 
@@ -153,7 +177,9 @@ def tracer_provider() -> Any:
     if not isinstance(provider := trace.get_tracer_provider(), TracerProvider):  # else the program has its own
         if "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
             os.environ.setdefault("OTEL_SERVICE_NAME", "pteforge")
-        provider, processor = TracerProvider(), BatchSpanProcessor(OTLPSpanExporter(), max_queue_size=_QUEUE)
+        provider = TracerProvider(shutdown_on_exit=False)  # which would wait for half a minute
+        atexit.register(_sender(provider))  # the span of Prefect's flow run ends after the run
+        processor = BatchSpanProcessor(OTLPSpanExporter(), max_queue_size=_QUEUE)
         send = processor.on_end
         processor.on_end = lambda span: send(span) if span.instrumentation_scope.name in _SCOPES else None
         provider.add_span_processor(processor)

@@ -94,7 +94,7 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
     except Exception as error:  # noqa: BLE001 - as above: the disk may be full
         failure = Failure.of("", error)
         recipes = [Delivered(model.name, recipe.name, "failed", failure=failure) for recipe in model.recipes]
-        return _add(session, model, recipes)
+        return await asyncio.to_thread(_add, session, model, recipes)
 
 
 def conclude(session: Session, run: ModelRun, results: Results) -> ModelOutcome:

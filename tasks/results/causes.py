@@ -49,7 +49,16 @@ _LOWER_BOUND = "or, if the results are good enough, lower the bound: `verify: {{
 _FLOAT = "or leave it in floating point: a recipe without `quantize`"
 _TRACING = ("export", "source_transform", "quantize", "edge")
 
+_NO_SPACE = r"No space left on device|Disk quota exceeded"
+
 CAUSES: tuple[Cause, ...] = (
+    _cause(
+        (),
+        _NO_SPACE,
+        "a disk is full",
+        "make room, for example with `pteforge store gc --keep-last 1 --keep-newer-than 1h`, and run again",
+        "or use a larger disk: `--store`, `--out` and PTEFORGE_CACHE name the folders, TMPDIR that of temporary files",
+    ),
     # Models that torch.export does not trace.
     _cause(
         ("export",),
@@ -433,6 +442,6 @@ def is_worth_diagnosing(error: PteforgeError) -> bool:
     if isinstance(error, CodeChanged):
         return False
     if isinstance(error, StageFailed) and not error.bad_input:
-        return not error.lost_object
+        return not (error.lost_object or re.search(_NO_SPACE, str(error)))
     about_shapes = isinstance(error, StageFailed | SourceError) and "with its dynamic shapes" in str(error)
     return about_shapes and bool(_REFUSED.search(str(error)))

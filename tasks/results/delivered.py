@@ -18,7 +18,7 @@ from ...artifacts.records import Record
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord
 from ...configs.places import HOST
-from ...errors import InputError, PteforgeError, StageError, StageFailed, StoreAway
+from ...errors import InputError, PteforgeError, StageError, StageFailed, is_bad_input
 from ...formats.contract import Contract
 from .delegation import MethodWork, delegated_share
 from .diagnosis import Finding
@@ -59,8 +59,7 @@ class Failure(Record):
         problem = str(error) or type(error).__name__
         findings = error.findings if isinstance(error, PteforgeError) else ()
         log = error.log_tail if isinstance(error, StageError) else ""
-        input_error = isinstance(error, InputError) and not isinstance(error, StoreAway)
-        bad_input = error.bad_input if isinstance(error, StageError) else input_error
+        bad_input = error.bad_input if isinstance(error, StageError) else is_bad_input(error)
         return cls(step, problem, log, bad_input, findings, isinstance(error, StageError) and error.user_code)
 
     @property

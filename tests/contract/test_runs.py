@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from pteforge.artifacts import runs
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.runs import FieldChange, RunRecord, StageOutcome
+from pteforge.errors import InputError
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 OUTCOME = StageOutcome(
@@ -52,6 +54,27 @@ def test_old_runs_go(place, monkeypatch):
         assert store.runs.find("run-4") == store.runs.take("run-4") == _run(4, "resnet8")
         assert store.runs.find("run-4") is None
         assert [run.id for run in store.runs] == ["run-5", "run-3", "run-0"]
+
+
+def test_names(place):
+    """Names are unique in the store, ambiguous ones are refused with the candidates, and attempts have numbers."""
+    nights = ["01a220c0b1d27a10", "01a220c0b1d27b22", "01a220c0b1e27c33", "77"]  # scheduled runs' begin with one time
+    with place.open() as store:
+        for number, run in enumerate([*nights, nights[1]]):
+            store.runs.write(replace(_run(number, "resnet8"), id=run))
+        named = {str(name): record for name, record in store.runs.with_names()}
+        assert list(named) == ["01a220c0b1d27b@2", "77", "01a220c0b1e", "01a220c0b1d27b@1", "01a220c0b1d27a"]
+        for name, record in named.items():
+            assert store.runs.named(name)[1] == record
+        assert store.runs.named(nights[1])[1] == store.runs.named("01a220c0b1d27b")[1] == named["01a220c0b1d27b@2"]
+        assert store.runs.named("") is store.runs.named("02") is None
+        with pytest.raises(
+            InputError, match=r"'01a2' begins the ids of 3 runs: 01a220c0b1d27b \(2026-01-02 03:04 UTC\)"
+        ):
+            store.runs.named("01a2")
+        for wrong in ("@0", "@3", "@x", "@²"):
+            with pytest.raises(InputError, match="had attempts 1 to 2"):
+                store.runs.named(nights[1] + wrong)
 
 
 def test_namesakes(place):

@@ -370,6 +370,25 @@ def test_lost_runs(own, pteforge):
             assert " lost " in pteforge(own, "runs").out
 
 
+def test_names_of_runs(own, pteforge):
+    """Runs with ids that begin alike are told apart, as are the attempts of one; what names several names none."""
+    with open_store(str(own.store)) as store:
+        last = next(iter(store.runs))
+        for index, name in enumerate(("5ced" * 3, "5ced" * 2 + "0000", "5ced" * 3)):
+            store.runs.write(replace(last, id=name, status="running", started=f"2099-01-0{index + 1}T00:00:00+00:00"))
+        with store.leases.hold(run_lease("5ced" * 3)):
+            listed = pteforge(own, "runs").out
+            (second, other, first, *_) = pteforge(own, "runs", "--json").json["runs"]
+    assert [line.split()[0] for line in listed.splitlines()[3:6]] == ["5ced5ced5@2", "5ced5ced0", "5ced5ced5@1"]
+    assert [(run["attempt"], run["status"]) for run in (second, other, first)] == [
+        *((2, "running"), (1, "lost"), (1, "lost"))  # only the last attempt can go on
+    ]
+    pteforge(own, "why", "linear", "--run", "5ced5ced").refused("begins the ids of 2 runs", "5ced5ced0 (2099-01-02")
+    assert pteforge(own, "why", "linear", "--run", "5ced5ced5@1", "--json").json["started"] == first["started"]
+    assert "linear in run 5ced5ced5@2 of zoo" in pteforge(own, "why", "linear", "--run", "5ced5ced5").out
+    pteforge(own, "diff", "5ced5ced5@3", "out").refused("had attempts 1 to 2")
+
+
 def test_gc_explains(own, pteforge):
     """`--explain` prints why objects are kept, and with `--json` for each of them; a lost run keeps none."""
     explained = pteforge(own, "store", "gc", "--keep-last", "1", "--dry-run", "--explain").out

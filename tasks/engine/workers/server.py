@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from ....errors import InputError, ObjectDamaged, ObjectMissing, from_user_code, whole_message
+from ....errors import ObjectDamaged, ObjectMissing, from_user_code, is_bad_input, whole_message
 from ..keys.loaded import code_at_start, settle
 from ..stage import reporter
 from .memory import children, own_memory
@@ -193,7 +193,7 @@ def _failure(error: BaseException) -> Answer:
     return Answer(
         result=None,
         error=_one_message(error),
-        bad_input=isinstance(error, InputError),
+        bad_input=is_bad_input(error),
         memory=own_memory(os.getpid()),
         lost_object=isinstance(error, ObjectMissing | ObjectDamaged),
         user_code=from_user_code(error),

@@ -329,7 +329,28 @@ def test_an_equal_run_leaves_the_page(made, record):
         assert write_page(changed(record, digests={"pte": "0" * 64}), store.runs, made.out)
         (made.out / NAME).unlink()
         assert write_page(record, store.runs, made.out)
-    assert [path.name for path in made.out.iterdir() if path.is_file()] == [NAME]
+    assert all(path.suffix == ".html" for path in made.out.iterdir() if path.is_file())
+
+
+def test_each_run_has_a_page(made, record):
+    """The page of a zoo outlives runs of others into its folder, which link to it; the newest pages are kept."""
+    notes = made.write("out/run-notes.html", "the user's")
+    whole = (made.out / NAME).read_bytes()
+    with open_store(str(made.store)) as store:
+        other = replace(record, zoo="nets:linear", id="other", started="2098-01-01T00:00:00+00:00")
+        assert write_page(other, store.runs, made.out)
+        single = Page((made.out / NAME).read_text())
+        (own,) = (link for link in single.values("href") if link.startswith("./run-"))
+        assert (made.out / own).read_bytes() == whole
+        assert write_page(replace(record, id="again", started="2098-01-02T00:00:00+00:00"), store.runs, made.out)
+        assert (made.out / NAME).read_bytes() == whole  # nothing had changed in that zoo
+        assert (made.out / "run-20980101T000000-nets_linear.html").exists()
+        for second in range(25):
+            file = changed(record, digests={"pte": f"{second:064}"})
+            assert write_page(replace(file, started=f"2099-01-01T00:00:{second:02}+00:00"), store.runs, made.out)
+    pages = sorted(path.name for path in made.out.glob("run-2*.html"))
+    assert (len(pages), pages[0]) == (20, "run-20990101T000005-zoo.html")
+    assert notes.read_text() == "the user's"
 
 
 def test_a_run_of_a_part_keeps_the_rest(record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -180,6 +181,19 @@ def test_what_keeps_a_run_from_reporting(warm: Project):
     other = warm.write("node.prom", "# TYPE node_load1 gauge\nnode_load1 0.5\n")
     assert "another program" in warm.export("--metrics", "node.prom").err
     assert "node_load1 0.5" in other.read_text()
+
+
+def test_a_collector_that_stalls(warm: Project):
+    """One that takes a connection and does not answer is given up after seconds, which the run says."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        stalls = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        done = warm.export("--log-format", "json", env={**stalls, "OTEL_EXPORTER_OTLP_TIMEOUT": "150"})
+        ended = datetime.now(UTC)
+    assert done.code == 0
+    *_, finished, warning = events(done.err)
+    assert finished["event"] == "run_finished"
+    assert "has not taken all spans within 5 s: some are lost" in warning["message"]
+    assert (ended - datetime.fromisoformat(finished["time"])).total_seconds() < 60
 
 
 def test_spans_without_the_extra(monkeypatch, caplog):

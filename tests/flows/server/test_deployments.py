@@ -97,6 +97,27 @@ def test_a_schedule_starts_runs(project, prefect, server, on_server):
     checks = {check["name"]: check for check in looked.json["checks"]}
     assert checks["deployment minutely"]["found"].startswith("next run at ")
     assert checks["work pool cron"]["well"]
+
+    def paused(what):
+        """A pause is a fault, with the command that ends it; deploying again says so, too."""
+        looked = project.run("doctor", "--server", "--json", env=on_server)
+        check = next(check for check in looked.json["checks"] if check["name"] == "deployment minutely")
+        assert (looked.code, check["well"]) == (1, False)
+        assert check["found"].startswith(f"{what} is paused; prefect ")
+        again = ("--pool", "cron", "--name", "minutely", "--cron", "*/1 * * * *")
+        assert f"{what} is paused; prefect " in project.run("deploy", "zoo.yaml", *again, env=on_server).err
+        prefect(*check["found"].partition("; prefect ")[2].split())
+
+    (known,) = httpx.post(f"{server}/deployments/filter", json={"deployments": {"name": {"any_": ["minutely"]}}}).json()
+    prefect("deployment", "schedule", "pause", "export-zoo/minutely", known["schedules"][0]["id"])
+    paused("its schedule")
+    httpx.post(f"{server}/deployments/{known['id']}/pause_deployment").raise_for_status()
+    paused("it")
+    prefect("work-queue", "pause", "default", "--pool", "cron")
+    looked = eventually(
+        lambda: "next run at " in (told := project.run("doctor", "--server", env=on_server)).out and told
+    )
+    assert "work pool cron: its queue is paused; prefect work-queue resume default --pool cron" in looked.out
     prefect("deployment", "delete", "export-zoo/minutely")
 
 

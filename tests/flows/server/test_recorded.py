@@ -9,7 +9,8 @@ import re
 import signal
 
 import pytest
-from pteforge.tests.flows.server.conftest import run_python
+from pteforge.tests.faults.faulty_files import small_disk
+from pteforge.tests.flows.server.conftest import eventually, run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,6 +34,26 @@ def test_cached_run_is_recorded(warm, recorded, on_server):
         "model conv": "Cached",
     }
     assert models["model conv"].tags == ["model:conv"]
+
+
+# A run whose server takes its progress so slowly that no update is done at the end.
+SLOW = """
+import asyncio, json, sys
+from pteforge.flows.prefect import pages, zoo_flow
+pages.acreate_progress_artifact, pages._PATIENCE = lambda *_, **__: asyncio.sleep(3600), 0.1
+state = asyncio.run(zoo_flow.export_zoo(**json.loads(sys.argv[1]), return_state=True))
+print(json.dumps(state.name))
+"""
+
+
+def test_log_has_every_model(warm, recorded, on_server):
+    """The run's log has a line for each model before its last one, however slowly the server takes the progress."""
+    warm.edit("zoo.yaml", "nets:conv", "faulty:misunderstood")
+    assert run_python(warm.folder, SLOW, parameters(warm), on_server) == ["Failed"]
+    known = recorded(warm)
+    eventually(lambda: "Finished in state Failed" in known.logged()[-1])
+    lines = [line for line in known.logged() if re.match("[12]/2 (linear|conv) ", line)]
+    assert [line.split()[:2] for line in lines] == [["1/2", "linear"], ["2/2", "conv"]]
 
 
 def test_model_without_a_recipe_is_recorded(warm, recorded, on_server):
@@ -166,6 +187,36 @@ def once():
         os.kill(os.getpid(), 11)
     return torch.nn.Linear(5, 2), (torch.ones(1, 5),)
 """
+
+
+# The first call leaves no space in the store.
+FILLS = """
+import pathlib, torch
+
+def fills():
+    filler = pathlib.Path("store/filler")
+    if filler.exists():
+        filler.unlink()
+        return torch.nn.Linear(5, 2), (torch.ones(1, 5),)
+    with filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_full_disks(project, on_server):
+    """A run whose disk was full is tried again: also where a builder has met that first. Each attempt is recorded."""
+    project.write("full.py", FILLS)
+    project.write_zoo({"full": "full:fills", "steady": "nets:linear"}, ("portable-fp32",))
+    project.store.mkdir(mode=0o700)
+    with small_disk(project.store, 24 << 20):
+        ((name, attempts, stages),) = run_python(project.folder, RETRIED, parameters(project, jobs=1), on_server)
+        assert (name, attempts, stages["ran"] + stages["cached"]) == ("Completed", 2, 12)
+        runs = project.run("runs", "--json").json["runs"]
+        assert [(run["attempt"], run["status"]) for run in runs] == [(2, "completed"), (1, "failed")]
+        problem = runs[1]["files"]["full"]["portable-fp32"]
+        assert (problem["bad_input"], problem["findings"][0]["problem"]) == (False, "a disk is full")
 
 
 def test_earlier_stages_of_a_failed_model(project, recorded, on_server):

@@ -83,6 +83,7 @@ def test_the_flow_publishes(project, on_server, recorded, notifications):
     assert announced == {"pteforge.published": latest, "pteforge.regression": held}
     notified = notifications.get(timeout=60)["text"]
     assert re.match(r"A release is held back \| zoo: net/portable-fp32: the file grew by", notified)
+    assert f"to accept this: pteforge release promote {releases.url} {held} --channel latest" in notified
     assert notifications.empty()
 
     asked = ExportRequest(zoo=project.folder / "zoo.yaml")
@@ -124,12 +125,14 @@ def test_deployed_nights(project, prefect, on_server, recorded):
     for _ in range(2):
         state, artifact, run, page = night(WIDER)
         assert state.is_completed()
-        assert "these files were rolled back from" in state.message
+        assert "these files are withdrawn: the channel was rolled back from them" in state.message
         assert releases.find("latest") == good
         for text in (" ".join(run["release"]["reasons"]), artifact, page):
             assert "rolled back from" in text
         assert run["release"]["release"] == bad
-    assert recorded(project).event("pteforge.held-back")["release"] == bad
+    told = recorded(project).event("pteforge.withdrawn")
+    assert (told["release"], told["acceptance"] in told["reasons"][0]) == (bad, True)
+    assert "held back" not in page
 
     state, artifact, run, page = night(WIDER.replace("64", "99"), "publish.gates=growth=2%")
     assert state.is_failed()

@@ -196,9 +196,10 @@ def test_logs():
             False,
         ),
         (StageFailed("object is gone", lost_object=True), False),
+        (StageFailed("StoreAway: the store cannot be written: [Errno 28] No space left on device"), False),
         (StageCrashed("killed by SIGSEGV"), False),
     ],
 )
 def test_what_is_worth_a_diagnosis(error, worth):
-    """Only what torch.export makes of a model is: not builders, inputs, crashes, or lost objects."""
+    """Only what torch.export makes of a model is: not builders, inputs, crashes, lost objects, or full disks."""
     assert is_worth_diagnosing(error) is worth
