@@ -10,6 +10,7 @@ PteforgeError
 +-- StoreError              the store or the ledger
 |   +-- StoreUnusable           cannot be opened, read or written; untrusted (exit code 2)
 |   |   +-- StoreAway               does not answer, and may be back
+|   +-- LeaseLost               another process has taken over what this one was doing
 |   +-- ObjectMissing           an object that a ref names is missing
 |   +-- ObjectDamaged           an object whose bytes do not match its digest; it was quarantined
 +-- StageError              one stage of one model; other models go on
@@ -136,6 +137,10 @@ class StoreUnusable(StoreError, InputError):
 
 class StoreAway(StoreUnusable):
     """The store does not answer, or its server is in trouble. It may be back later."""
+
+
+class LeaseLost(StoreError):
+    """Another process has taken over what this one was doing, since it could not be heard of for a while."""
 
 
 class ObjectMissing(StoreError):

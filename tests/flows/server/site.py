@@ -235,10 +235,11 @@ class Site:
         widths: Mapping[str, int] | None = None,
         *,
         seconds: float = 0,
+        slow: Mapping[str, float] | None = None,
         name: str = "zoo.yaml",
         weights: int = int(ALONE) << 20,
     ) -> None:
-        """Writes the zoo: models of one layer, each of whose builders takes so many seconds.
+        """Writes the zoo: models of one layer, each of whose builders takes so many seconds, some of them more.
 
         Each has a file of as many bytes as `weights`: by default, so many that the model has a flow run of its own.
         """
@@ -247,7 +248,8 @@ class Site:
         models, files = {}, ["weights"]
         for index in range(MODELS):
             model = f"net{index:02}"
-            arguments = {"name": model, "width": (widths or {}).get(model, index + 1), "seconds": seconds}
+            takes = (slow or {}).get(model, seconds)
+            arguments = {"name": model, "width": (widths or {}).get(model, index + 1), "seconds": takes}
             models[model] = {"source": {"builder": "nets:net", "kwargs": arguments, "files": files}}
         self.project.write_zoo(models, ("portable-fp32",))
         if name != "zoo.yaml":
