@@ -167,10 +167,10 @@ async def _lower(asked: Mapping[str, Any], *, part: bool) -> Any:
 
 
 async def _open(stack: AsyncExitStack, request: ExportRequest, *, part: bool) -> Session:
-    """Opens the session. The run of the zoo knows that a part's store is there: if that is away, the part waits too."""
+    """Opens the session. A store that is away is waited for, if the run of the zoo or an earlier attempt had it."""
     from ...artifacts.remote_files import longest_outage  # noqa: PLC0415 - imports fsspec
 
-    deadline = time.monotonic() + (longest_outage() if part else 0.0)
+    deadline = time.monotonic() + (longest_outage() if part or flow_run.run_count > 1 else 0.0)
     while True:
         try:
             return stack.enter_context(open_configured(request))

@@ -42,6 +42,7 @@ def check_night(site: Site, night: str, *, twice: set[str] = frozenset()) -> Non
     assert state["type"] == "COMPLETED", state
     assert site.files() == NAMES
     assert {name for name, count in site.built().items() if count > 1} <= twice
+    assert not (site.project.folder / "twice").exists()
     assert len(site.releases()["releases"]) == 1
     eventually(lambda: not site.unfinished())
     eventually(lambda: not any(worker.runs() for worker in site.workers.values()))
