@@ -275,7 +275,7 @@ class RemoteLeases(Leases):
         if not doubtful:
             return set()
         expiry = self.timing.expiry
-        _log.warning("watching for %.0f s whether %d processes live that were not heard of", expiry, len(doubtful))
+        _log.warning("watching for %.0f s whether holders live that were not heard of: %d", expiry, len(doubtful))
         holders, stale, began = self._holders(), set[str](), time.monotonic()
         holders.look(doubtful, began)
         while doubtful and time.monotonic() - began < 2 * expiry + self.timing.heartbeat:  # others are taken to live

@@ -143,7 +143,12 @@ class Site:
 
     def start_server(self) -> None:
         """Starts Prefect's server; again, on the same database, if it was stopped."""
-        of_server = {"PREFECT_API_DATABASE_CONNECTION_URL": self._database, "PREFECT_SERVER_API_PORT": str(self._port)}
+        of_server = {
+            "PREFECT_API_DATABASE_CONNECTION_URL": self._database,
+            "PREFECT_API_DATABASE_CONNECTION_TIMEOUT": "60",  # by default 5 s, which a busy machine may need
+            "PREFECT_API_DATABASE_TIMEOUT": "60",
+            "PREFECT_SERVER_API_PORT": str(self._port),
+        }
         self._server = self.start("server", "server", PREFECT_SERVER_API_HOST="127.0.0.1", **of_server)
         eventually(self._ready)
 

@@ -177,18 +177,18 @@ def test_store_is_away(site):
 
 def test_cancelled_after_the_server_was_away(site):
     """A run whose worker does not listen for cancellations any more ends by itself, and so does that of a model."""
-    site.write_zoo(seconds=600)
+    site.write_zoo(seconds=600, count=1)
     night = site.start_night()
-    eventually(lambda: len(site.runs_of_models(night, "RUNNING")) > 1)
+    eventually((site.project.folder / "built").exists)
     site.stop_server()
     time.sleep(AWAY)  # Prefect's worker gives up after 25 s
     site.start_server()
-    model = site.runs_of_models(night, "RUNNING")[0]["id"]
+    (model,) = (run["id"] for run in site.runs_of_models(night, "RUNNING"))
     for run in (model, night):
         site.entry("prefect", "flow-run", "cancel", run)
     for run in (model, night):
-        eventually(lambda run=run: site.run(run)["state"]["type"] == "CANCELLED", 90)
-        eventually(lambda run=run: not any(run in worker.runs() for worker in site.workers.values()), 30)
+        eventually(lambda run=run: site.run(run)["state"]["type"] == "CANCELLED", 120)
+        eventually(lambda run=run: not any(run in worker.runs() for worker in site.workers.values()), 60)
     assert site.record(night)["status"] == "interrupted"
 
 
