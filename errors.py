@@ -10,6 +10,7 @@ PteforgeError
 +-- StoreError              the store or the ledger
 |   +-- StoreUnusable           cannot be opened, read or written; untrusted (exit code 2)
 |   |   +-- StoreAway               does not answer or has no space left; it may be usable later
+|   +-- LeaseLost               another process has taken over what this one was doing
 |   +-- ObjectMissing           an object that a ref names is missing
 |   +-- ObjectDamaged           an object whose bytes do not match its digest; it was quarantined
 +-- StageError              one stage of one model; other models go on
@@ -152,6 +153,10 @@ def is_full(error: object) -> bool:
 def unusable(error: OSError) -> type[StoreUnusable]:
     """The error of ours for one of the operating system's, about a store or the folder for results."""
     return StoreAway if is_full(error) else StoreUnusable
+
+
+class LeaseLost(StoreError):
+    """Another process has taken over what this one was doing, since it could not be heard of for a while."""
 
 
 class ObjectMissing(StoreError):

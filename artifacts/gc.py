@@ -62,13 +62,14 @@ def least_recently_used(
 ) -> tuple[list[Digest], dict[Digest, str]]:
     """Keys of the stages that may be forgotten, the one that was not used for the longest time first; why others stay.
 
-    Never those that were used at or after `since`, by the newest `keep_last` runs of any zoo that came to their end or
+    Never those that were used at or after `since`, by the newest `keep_last` whole runs of a zoo (see `_whole_runs`) or
     later ones, or by any run of a zoo that is being lowered now: such a run may be about to use them.
     """
     used = {record.key: seconds(record.finished) for record in records}
     kept: dict[Digest, str] = {}
     seen: Counter[str] = Counter()
     known = list(runs)  # the newest first
+    whole = _whole_runs(known)
     under_way = {run.zoo: run for run in known if lives(run, bounds.held)}
     for run in known:
         keys = keys_of(run)
@@ -78,12 +79,31 @@ def least_recently_used(
         elif run.zoo in under_way:
             reason = f"used by earlier runs of {run.zoo}, which run {under_way[run.zoo].id} is lowering now"
             kept |= dict.fromkeys(keys - kept.keys(), reason)
-        seen[run.zoo] += bool(keys) and run.ended
+        if run.id in whole:  # attempts of a run are one
+            whole.remove(run.id)
+            seen[run.zoo] += 1
         ended = seconds(run.started) + run.seconds
         used |= {key: max(used[key], ended) for key in keys & used.keys()}
     kept |= {key: f"used {bounds.why}" for key, last in used.items() if key not in kept and last >= bounds.since}
     free = sorted((key for key in used if key not in kept), key=lambda key: (used[key], key))
     return free, {key: reason for key, reason in kept.items() if key in used}
+
+
+def _whole_runs(known: Sequence[RunRecord]) -> set[str]:
+    """Ids of the runs, given the newest first, that have made all that runs of their zoo could make until then.
+
+    To keep what others used could be to forget the last stages of some files: those of killed runs, of parts whose run
+    has died, of runs of a selection, and of runs that failed to make what an earlier one had made.
+    """
+    made: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    whole: dict[str, bool] = {}  # a later attempt of a run takes the place of an earlier one
+    for run in reversed(known):
+        missing = made[run.zoo] & run.files_that(failed=True)
+        if run.selective:
+            missing = made[run.zoo] - run.files_that(failed=False)
+        whole[run.id] = bool(run.ended and not run.part_of and keys_of(run) and not missing)
+        made[run.zoo] |= run.files_that(failed=False)
+    return {run for run, is_whole in whole.items() if is_whole}
 
 
 def until_it_fits(

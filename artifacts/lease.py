@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import random
 import re
@@ -13,7 +14,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from ..errors import StoreUnusable
+from ..errors import LeaseLost, StoreUnusable
 from .digest import Digest
 from .files import WAIT_UNTOLD, read_errors, write_errors
 from .records import Record, RecordFiles, Seal
@@ -36,7 +37,7 @@ _POLL = 0.002
 _POLL_MAXIMUM = 0.1
 
 _ABANDONED = 90.0
-"""Seconds without a heartbeat after which the holder of a lease counts as dead, where nobody waits for the lease."""
+"""Age in seconds from which a heartbeat is doubted. It proves nothing: the store may have been out of reach."""
 
 _CLOCK_STEP = 1.0
 """Seconds by which servers round modification times down."""
@@ -45,14 +46,50 @@ _HEARTBEAT_LIMIT = 4096  # bytes
 _LEASE = re.compile(r"leases/[^/]+/[0-9]{8}")
 
 
+@dataclass(slots=True)
+class Silence:
+    """For how long nothing was heard, as far as one observer could hear: what it takes to call somebody dead.
+
+    The clock is the observer's own. A look that takes longer than `most` seconds, or whose calls had to be retried, met
+    an outage: those who could not be heard meanwhile may not have been able to speak either, so counting starts again.
+    Between two looks, at most `most` seconds count: the observer may have been stopped.
+    """
+
+    most: float
+    seconds: float = 0.0
+    _looked: float | None = None
+
+    def look(self, began: float, *, heard: bool, failed: float = -math.inf) -> float:
+        """Takes note of a look, which began and met a failure at these times; returns the seconds of silence so far."""
+        now = time.monotonic()
+        last = began if self._looked is None else self._looked
+        if heard or now - began > self.most or failed >= last:
+            self.seconds = 0.0
+        else:
+            self.seconds += min(now - last, self.most)
+        self._looked = now
+        return self.seconds
+
+
+class Lease:
+    """A lease that is held. This one, between processes of one host, is never lost."""
+
+    lost: bool = False
+    """Whether somebody else has taken it over, as far as is known."""
+
+    def check(self) -> None:
+        """Raises LeaseLost if somebody else has taken the lease over; looks if it could not be renewed for a while."""
+
+
 class Leases(ABC):
     """One holder per key at a time; a holder that dies loses its lease.
 
-    Publishing is idempotent, so if two hold the same key (after a network partition), only time is lost.
+    A holder whose heartbeats do not reach the store, although others reach it, loses its lease while it lives: it calls
+    `Lease.check` before it publishes.
     """
 
     @abstractmethod
-    def hold(self, key: Digest, what: str = "") -> AbstractContextManager[None]:
+    def hold(self, key: Digest, what: str = "") -> AbstractContextManager[Lease]:
         """Waits until nobody else holds the key, then holds it until the end of the ``with`` block.
 
         Whoever waits for long says so, and that it is for `what`.
@@ -66,7 +103,8 @@ class Leases(ABC):
     def held(self, now: float | None = None) -> dict[str, float]:
         """The keys that somebody holds, and since when, in seconds since the epoch on the store's clock.
 
-        `now` is the time on that clock; by default, this machine's is taken for it.
+        `now` is the time on that clock; by default, this machine's is taken for it. If heartbeats are old, waits for
+        new ones for as long as leases take to expire.
         """
 
 
@@ -77,12 +115,12 @@ class LocalLeases(Leases):
         self._folder = folder
 
     @contextlib.contextmanager
-    def hold(self, key: Digest, what: str = "") -> Iterator[None]:
+    def hold(self, key: Digest, what: str = "") -> Iterator[Lease]:
         path = self._folder / key
         with write_errors(self._folder.parent):
             descriptor = self._acquire(path, what)
         try:
-            yield
+            yield Lease()
         finally:
             with contextlib.suppress(OSError):  # the lock counts: a file that stays is nobody's lease
                 path.unlink()
@@ -197,108 +235,186 @@ class RemoteLeases(Leases):
 
         Takes this host's lease in `local` first, so that one process per host polls.
         """
-        self._files = files
-        self._records = RecordFiles(files, seal)
+        self.files = files
+        self.records = RecordFiles(files, seal)
+        self.timing = timing or LeaseTiming()
         self._local = local
-        self._timing = timing or LeaseTiming()
-        self._watched: dict[str, _LeaseChanges] = {}  # by folder: who waits for a key afterwards need not start over
+        self._watched: dict[str, _Holders] = {}  # by folder: who waits for a key afterwards need not start over
 
     @contextlib.contextmanager
-    def hold(self, key: Digest, what: str = "") -> Iterator[None]:
+    def hold(self, key: Digest, what: str = "") -> Iterator[Lease]:
         with self._local.hold(key, what):
-            holder = f"{os.getpid()}@{socket.gethostname()} {secrets.token_hex(8)}"
-            name = self._acquire(f"leases/{key}", holder, what)
+            lease = self._acquire(f"leases/{key}", what)
             ended = threading.Event()
-            heart = threading.Thread(
-                target=self._beat, args=(name, holder, ended), name=f"lease-{key[:8]}", daemon=True
-            )
+            heart = threading.Thread(target=lease.beat, args=(ended,), name=f"lease-{key[:8]}", daemon=True)
             heart.start()
             try:
-                yield
+                yield lease
             finally:
                 ended.set()
                 heart.join()
-                self._release(name)
+                lease.release()
 
     def watch(self, key: Digest) -> Callable[[], bool]:
-        changes = self._watched[f"leases/{key}"] = _LeaseChanges(self._timing.expiry)
-        return lambda: bool(self._find(f"leases/{key}", changes)[1])
+        holders = self._watched[f"leases/{key}"] = self._holders()
+        return lambda: bool(self._find(f"leases/{key}", holders)[1])
 
     def held(self, now: float | None = None) -> dict[str, float]:
-        now, found = time.time() if now is None else now, {}
-        for file in self._files.list("leases"):
-            if now - file.modified < _ABANDONED and (heartbeat := self._read(file.name)):
-                found[file.name.split("/")[1]] = file.modified - heartbeat.held - _CLOCK_STEP
-        return found
+        now = time.time() if now is None else now
+        files = {file.name: file for file in self.files.list("leases")}
+        heartbeats = {name: heartbeat for name in files if (heartbeat := self.read(name))}
+        dead = self._dead({name: heartbeats[name] for name in heartbeats if now - files[name].modified >= _ABANDONED})
+        return {
+            name.split("/")[1]: files[name].modified - heartbeat.held - _CLOCK_STEP
+            for name, heartbeat in heartbeats.items()
+            if name not in dead
+        }
 
-    def _acquire(self, folder: str, holder: str, what: str) -> str:
-        changes = self._watched.pop(folder, None) or _LeaseChanges(self._timing.expiry)
+    def _dead(self, doubtful: dict[str, _Heartbeat]) -> set[str]:
+        """The lease files among these whose holders are not heard of until they expire; removes those."""
+        if not doubtful:
+            return set()
+        expiry = self.timing.expiry
+        _log.warning("watching for %.0f s whether holders live that were not heard of: %d", expiry, len(doubtful))
+        holders, stale, began = self._holders(), set[str](), time.monotonic()
+        holders.look(doubtful, began)
+        while doubtful and time.monotonic() - began < 2 * expiry + self.timing.heartbeat:  # others are taken to live
+            time.sleep(self.timing.poll)
+            looked = time.monotonic()
+            now = {name: self.read(name) for name in doubtful}
+            doubtful = {name: heartbeat for name, heartbeat in doubtful.items() if now[name] == heartbeat}
+            stale |= holders.look(doubtful, looked, self.files.failed)
+            doubtful = {name: heartbeat for name, heartbeat in doubtful.items() if name not in stale}
+        with contextlib.suppress(StoreUnusable):  # it may be read-only
+            for name in stale:
+                self.files.delete(name)
+        return stale
+
+    def _acquire(self, folder: str, what: str) -> _RemoteLease:
+        holders = self._watched.pop(folder, None) or self._holders()
         waiting, pause, least = _Waiting(what), 0.02, 0
         while True:
-            stale, live = self._find(folder, changes)
+            stale, live = self._find(folder, holders)
             if not live:
                 generation = max(least, *(int(name[-8:]) + 1 for name in stale if _LEASE.fullmatch(name)), 0)
-                name = f"{folder}/{generation:08d}"
-                if self._files.create(name, self._records.sealed(name, _Heartbeat(holder, 0, 0.0).encode())):
-                    if set(self._files.names(folder)) <= {name, *stale}:
+                lease = _RemoteLease(self, f"{folder}/{generation:08d}")
+                if lease.create():
+                    if set(self.files.names(folder)) <= {lease.name, *stale}:
                         for dead in stale:
-                            self._files.delete(dead)
-                        return name
-                    self._files.delete(name)
+                            self.files.delete(dead)
+                        return lease
+                    self.files.delete(lease.name)
                 else:
                     least = generation + 1  # somebody else's, or a folder, which no listing has
-            waiting.tell(changes.holders)
+            waiting.tell(holders.describe)
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads waiting processes
-            pause = min(pause * 2, self._timing.poll)
+            pause = min(pause * 2, self.timing.poll)
 
-    def _find(self, folder: str, changes: _LeaseChanges) -> tuple[list[str], list[str]]:
+    def _find(self, folder: str, holders: _Holders) -> tuple[list[str], list[str]]:
         """Stale leases, which what is no lease counts as, and live ones."""
-        stale: list[str] = []
-        live: list[str] = []
-        for name in self._files.names(folder):
-            heartbeat = self._read(name)
-            (live if heartbeat and not changes.is_stale(name, heartbeat) else stale).append(name)
-        return stale, live
+        began = time.monotonic()
+        found = {name: self.read(name) for name in self.files.names(folder)}
+        heartbeats = {name: heartbeat for name, heartbeat in found.items() if heartbeat}
+        live = heartbeats.keys() - holders.look(heartbeats, began, self.files.failed)
+        return [name for name in found if name not in live], sorted(live)
 
-    def _read(self, name: str) -> _Heartbeat | None:
-        return self._records.read(name, name, _Heartbeat, _HEARTBEAT_LIMIT) if _LEASE.fullmatch(name) else None
+    def read(self, name: str) -> _Heartbeat | None:
+        return self.records.read(name, name, _Heartbeat, _HEARTBEAT_LIMIT) if _LEASE.fullmatch(name) else None
 
-    def _beat(self, name: str, holder: str, ended: threading.Event) -> None:
-        start = time.monotonic()
-        beat = 0
-        while not ended.wait(self._timing.heartbeat):
-            beat += 1
+    def newer(self, name: str) -> bool:
+        """Whether a lease of a later generation has taken the place of this one."""
+        folder = name.rpartition("/")[0]
+        return any(other > name for other in self.files.names(folder) if _LEASE.fullmatch(other))
+
+    def _holders(self) -> _Holders:
+        return _Holders(self.timing)
+
+
+class _RemoteLease(Lease):
+    """A lease file of ours. Usable from several threads."""
+
+    def __init__(self, leases: RemoteLeases, name: str) -> None:
+        self.name = name
+        self._leases = leases
+        self._holder = f"{os.getpid()}@{socket.gethostname()} {secrets.token_hex(8)}"
+        self._start = self._renewed = time.monotonic()
+        self._beats = 0
+        self._renewing = threading.Lock()
+
+    def create(self) -> bool:
+        """Creates the file where there is none; returns whether it is ours."""
+        return self._leases.files.create(self.name, self._leases.records.sealed(self.name, self._heartbeat()))
+
+    def check(self) -> None:
+        if self._is_late():
+            self.renew()
+        if self.lost:
+            raise LeaseLost(f"lease {self.name} was taken over: its heartbeat came too late")
+
+    def beat(self, ended: threading.Event) -> None:
+        """Renews the lease from time to time until the event, or until it is lost."""
+        while not (self.lost or ended.wait(self._leases.timing.heartbeat)):
             try:
-                if self._files.read(name) is None:
-                    _log.warning("lease %s was taken over: its heartbeat came too late", name)
-                    return
-                self._records.write(name, name, _Heartbeat(holder, beat, time.monotonic() - start).encode())
+                self.renew()
             except StoreUnusable as error:
-                _log.warning("lease %s could not be renewed: %s", name, error)
+                _log.warning("lease %s could not be renewed: %s", self.name, error)
 
-    def _release(self, name: str) -> None:
+    def release(self) -> None:
         try:
-            self._files.delete(name)
+            if not self.lost:
+                self._leases.files.delete(self.name)
         except StoreUnusable as error:
-            _log.warning("lease %s could not be released, others wait until it expires: %s", name, error)
+            _log.warning("lease %s could not be released, others wait until it expires: %s", self.name, error)
+
+    def renew(self) -> None:
+        """Writes the next heartbeat, or notes that the lease is lost: somebody who could not hear us has it.
+
+        One that was only removed is ours again.
+        """
+        with self._renewing:
+            if self.lost:
+                return
+            self._beats += 1
+            there = self._leases.read(self.name)
+            if there and there.holder == self._holder:
+                self._leases.records.write(self.name, self.name, self._heartbeat())
+            elif there or self._leases.newer(self.name) or not self.create():
+                self.lost = True
+            # Somebody may have taken it over after we have read it: then our file, which is of an earlier generation
+            # and was written again, has to go.
+            if not self.lost and (not there or self._is_late()) and self._leases.newer(self.name):
+                self._leases.files.delete(self.name)
+                self.lost = True
+            self._renewed = time.monotonic()
+            if self.lost:
+                _log.warning("lease %s was taken over: its heartbeat came too late", self.name)
+
+    def _is_late(self) -> bool:
+        """Whether the last heartbeat is so old that others may have taken us for dead, or are about to."""
+        return time.monotonic() - self._renewed > self._leases.timing.expiry / 2
+
+    def _heartbeat(self) -> bytes:
+        return _Heartbeat(self._holder, self._beats, time.monotonic() - self._start).encode()
 
 
 @dataclass(slots=True)
-class _LeaseChanges:
-    """When each lease file last changed, by our own monotonic clock: clocks of different hosts are never compared."""
+class _Holders:
+    """The last heartbeat of each lease file, and for how long there was none; hosts' clocks are never compared."""
 
-    expiry: float
-    seen: dict[str, tuple[_Heartbeat, float]] = field(default_factory=dict)
+    timing: LeaseTiming
+    seen: dict[str, tuple[_Heartbeat, Silence]] = field(default_factory=dict)
 
-    def is_stale(self, name: str, heartbeat: _Heartbeat) -> bool:
-        now = time.monotonic()
-        before, since = self.seen.get(name, (None, now))
-        if before != heartbeat:
-            since = now
-        self.seen[name] = (heartbeat, since)
-        return now - since > self.expiry
+    def look(self, heartbeats: Mapping[str, _Heartbeat], began: float, failed: float = -math.inf) -> set[str]:
+        """Takes note of the heartbeats that a look has found; returns the names of leases that have expired."""
+        stale = set()
+        for name, heartbeat in heartbeats.items():
+            before, silence = self.seen.get(name, (None, Silence(self.timing.expiry / 3)))
+            self.seen[name] = heartbeat, silence
+            if silence.look(began, heard=heartbeat != before, failed=failed) > self.timing.expiry:
+                stale.add(name)
+        return stale
 
-    def holders(self) -> str:
+    def describe(self) -> str:
         """Who has had the leases."""
         names = {heartbeat.holder.partition(" ")[0] for heartbeat, _ in self.seen.values()}
         return f"process {', '.join(sorted(names))}"

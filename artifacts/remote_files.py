@@ -7,6 +7,7 @@ import errno
 import functools
 import json
 import logging
+import math
 import os
 import secrets
 import threading
@@ -108,6 +109,11 @@ class RemoteFiles(NamedFiles):
         except Exception as error:  # noqa: BLE001 - whatever a backend raises for a wrong URL or option
             raise StoreUnusable(f"the store {self.url} cannot be opened: {self._describe(error)}") from None
         self._root = root.rstrip("/") + "/"
+
+    @property
+    def failed(self) -> float:
+        """When the store last failed to answer any thread, on the clock of `time.monotonic`."""
+        return self._outages.failed
 
     def read(self, name: str, limit: int = RECORD_LIMIT) -> bytes | None:
         try:
@@ -264,7 +270,7 @@ class RemoteFiles(NamedFiles):
             if expected and isinstance(error, expected):
                 outages.over()
                 raise
-            outages.may_end = False
+            outages.failed, outages.may_end = time.monotonic(), False
             away = _is_transient(error) and _is_outage(error)
             kind = StoreAway if away else unusable(error) if isinstance(error, OSError) else StoreUnusable
             raise kind(
@@ -286,15 +292,16 @@ class _Outages:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._longest = _longest_outage()
+        self._longest = longest_outage()
         self._without_answer = stop_after_attempt(3) | _TookLong()
         self._since: float | None = None
         self._logged = False
+        self.failed = -math.inf  # when it last did not answer
         self.may_end = False  # whether the store has answered, and has not been given up since
 
     def note(self, problem: str) -> None:
         """Notes a failed attempt; logs the outage once, when it has lasted for some seconds."""
-        now = time.monotonic()
+        self.failed = now = time.monotonic()
         self._since = since = self._since or now
         if self.may_end and not self._logged and now - since > WAIT_UNTOLD:
             self._logged = True
@@ -313,8 +320,11 @@ class _Outages:
         return time.monotonic() - (self._since or time.monotonic()) > self._longest
 
 
-def _longest_outage() -> float:
-    """Seconds; raises StoreUnusable if the environment has no number of them."""
+def longest_outage() -> float:
+    """Seconds that runs wait for a store that has answered before.
+
+    Raises StoreUnusable if the environment has no number of them.
+    """
     text = os.environ.get(OUTAGE_VARIABLE) or str(_OUTAGE)
     try:
         return max(0.0, float(text))

@@ -131,6 +131,8 @@ class RunRecord(Record):
         pid: of the process on the host.
         release: what became of its release; None if it was to make none.
         url: of its page in Prefect; empty where no server keeps it.
+        part_of: id of the run that had it lower some of its models, and takes its record over when it ends. Where that
+            run has died, the record stays.
     """
 
     id: str
@@ -148,6 +150,7 @@ class RunRecord(Record):
     pid: int = 0
     release: ReleaseOutcome | None = None
     url: str = ""
+    part_of: str = ""
 
     @property
     def zoo_file(self) -> str:
@@ -160,10 +163,25 @@ class RunRecord(Record):
         return self.status not in ("running", "interrupted")
 
     @property
+    def selective(self) -> bool:
+        """Whether it was asked for less than all of its zoo."""
+        chosen = any((self.parameters.get(name) or "*") != "*" for name in ("models", "recipes"))
+        return chosen or bool(self.parameters.get("until"))
+
+    def files_that(self, *, failed: bool) -> set[tuple[str, str]]:
+        """Models with those of their recipes that failed, or that did not."""
+        return {
+            (model, recipe)
+            for model, recipes in self.files.items()
+            for recipe, entry in recipes.items()
+            if (entry.get("status") == "failed") == failed
+        }
+
+    @property
     def ending(self) -> str:
         """The status, or ``held back`` of a run whose files were all made and whose release gates hold back."""
-        failed = any(entry.get("status") == "failed" for recipes in self.files.values() for entry in recipes.values())
-        return "held back" if self.release and self.release.held_back and not failed else self.status
+        held_back = self.release and self.release.held_back and not self.files_that(failed=True)
+        return "held back" if held_back else self.status
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.states import Cancelled, Cancelling, Crashed
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed
 
+from ...artifacts.lease import Silence
 from ...artifacts.runs import RunRecord, run_lease
 from ...configs.sources import BuilderSource
 from ...errors import InputError, printable
@@ -36,12 +37,17 @@ from ..run.zoo import conclude_elsewhere, find_model
 
 _log = logging.getLogger(__name__)
 
+PART_OF = "part-of:"
+"""What the tag of a run of models begins with; the id of the zoo's run follows."""
+
 _POLLS_PER_SECOND = 10  # of all runs together: the server is asked for each
-_GONE = 30.0  # seconds without a lease until a run counts as crashed: it ends soon after it has released its lease
+# seconds without a lease until a run counts as crashed, as far as store and server answer (see `Silence`)
+_GONE = 30.0  # it ends soon after it has released its lease
 _NEVER_SEEN = 120.0  # the same from when a worker has taken it, until it holds its lease
 _NO_TAKER = 60.0  # seconds without a worker that takes a run, until this run lowers models itself
 _SERVER_OUTAGE = 120.0  # seconds without an answer of the server, until it is given up
 _EXPECTING = 10.0  # seconds to look for what models took the last time
+_BLIND = 10.0  # seconds of a look at a run from which store or server were away
 _LOOK = 4.0  # seconds between two looks at what a run has done
 _PAGE = 200
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
@@ -74,6 +80,14 @@ def batches(seconds: Mapping[str, float], workers: int) -> list[list[str]]:
 def shortened(names: Sequence[str]) -> str:
     """Names with commas between them; of more than three, the first."""
     return ",".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+
+
+def unreported(record: RunRecord | None, problem: str) -> State[Any]:
+    """The state of a run whose process is gone without having reported it: how its record ended, else `Crashed`."""
+    if record is None or not record.ended:
+        return Crashed(message=problem)
+    message = "it has ended, and could not report that"
+    return Completed(message=message) if record.status == "completed" else Failed(message=message)
 
 
 def model_deployment(pool: str) -> str:
@@ -227,7 +241,12 @@ class _Pool:
             model_deployment(self.name),
             parameters=self._parameters(names),
             flow_run_name=printable(f"export {session.request.zoo.name} {shortened(names)}"),
-            tags=[f"zoo:{session.zoo}", *(f"model:{name}" for name in names if len(names) < 4), *_of_deployment()],
+            tags=[
+                f"zoo:{session.zoo}",
+                f"{PART_OF}{session.id}",
+                *(f"model:{name}" for name in names if len(names) < 4),
+                *_of_deployment(),
+            ],
             timeout=0,
         )
 
@@ -237,28 +256,32 @@ class _Pool:
         A run of a machine that died ends as `Crashed`. Returns None if no worker takes it.
         """
         held = self.session.store.leases.watch(run_lease(run.id.hex))
-        seen, looked, heard = False, time.monotonic(), time.monotonic()
+        seen, looked = False, time.monotonic()
+        began, silence = looked, Silence(_BLIND)
         async with get_client() as client:
             while not (run.state and run.state.is_final()):
                 taken = bool(run.state and (run.state.is_pending() or run.state.is_running()))
+                heard = not taken or await asyncio.to_thread(held)
+                if time.monotonic() - began > _BLIND:  # nor could it be seen whether workers take runs
+                    self.quiet_since = time.monotonic()
                 self._note(run, taken=taken)
                 if not taken and not self.taken and time.monotonic() - self.quiet_since > _NO_TAKER:
                     await self._tell_no_taker(client)
                 if not taken and self.given_up:
                     await _cancel(run)
                     return None
-                if not taken or await asyncio.to_thread(held):
-                    seen, heard = taken, time.monotonic()
-                elif time.monotonic() - heard > (_GONE if seen else _NEVER_SEEN):
-                    gone: State[Any] = Crashed(
-                        message="nothing was heard of its process any more; its machine may have died"
-                    )
-                    await client.set_flow_run_state(run.id, gone, force=True)
+                if heard:
+                    seen = taken
+                if silence.look(began, heard=heard) > (_GONE if seen else _NEVER_SEEN):
+                    record = await asyncio.to_thread(self.session.store.runs.find, run.id.hex)
+                    problem = "nothing was heard of its process any more; its machine may have died"
+                    await client.set_flow_run_state(run.id, unreported(record, problem), force=True)
                 if seen and len(models) > 1 and time.monotonic() - looked > _LOOK:
                     record = await asyncio.to_thread(self.session.store.runs.find, run.id.hex)
                     await self._conclude(models, run, record)
                     looked = time.monotonic()
                 await asyncio.sleep(self.interval)
+                began = time.monotonic()
                 run = await _read(client, run)
         self._note(run, taken=False)
         return run

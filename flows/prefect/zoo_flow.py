@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
@@ -25,16 +26,16 @@ from prefect.context import FlowRunContext, SyncClientContext
 from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY, temporary_settings
-from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled
+from prefect.states import Cancelled, Completed, Failed, Scheduled
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.types._datetime import now
 from prefect.utilities.urls import url_for
 
 from ...artifacts.digest import Digest, digest_json
-from ...errors import ReleaseHeldBack, StoreError, ZooFailed, first_line, is_bad_input, printable
+from ...errors import ReleaseHeldBack, StoreAway, StoreError, ZooFailed, first_line, is_bad_input, printable
 from ...tasks.lowering.model import PlannedModel
 from ..run.disk import check_space
-from ..run.interrupt import prompt_termination
+from ..run.interrupt import leave, prompt_termination
 from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest, describe, joined
 from ..run.session import Session
@@ -42,7 +43,7 @@ from ..run.telemetry import tracer_provider
 from ..run.zoo import find_models, lower_one, lower_rest
 from .machines import check_place, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
-from .pool import lower_in_pool, shortened
+from .pool import PART_OF, lower_in_pool, shortened, unreported
 from .run_flow import open_configured
 from .runner import PrefectRunner, add_tags, runner_of
 from .settings import redact_workspaces
@@ -56,6 +57,8 @@ _WATCHED = 60.0  # seconds until a lease whose holder died is free on every kind
 _LATER = timedelta(minutes=2)
 _LOOK = 2.0  # seconds between looks at a lease or a server
 _UNTIL_THE_SERVER_IS_BACK = 1800.0  # seconds
+_CANCEL_LOOK = 10.0  # seconds between looks at whether the run is cancelled
+_ENDING = 10.0  # seconds for a cancelled run to end
 
 
 def _asked(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,19 +101,59 @@ def export_opened(session: Session) -> Any:
 
 
 async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
-    """The body of both flows. `part` is for those of `Session`."""
+    """The body of both flows, until the run is cancelled. `part` is for those of `Session`."""
+    run, cancelled = asyncio.create_task(_lower(asked, part=part)), asyncio.create_task(_cancelled())
+    try:
+        await asyncio.wait((run, cancelled), return_when=asyncio.FIRST_COMPLETED)
+        if run.done() or cancelled.exception():  # Prefect's handler of signals raises in whatever is running
+            return await (run if run.done() else cancelled)
+        _log.warning("the run is cancelled on the server, and its worker does not end it: it ends by itself")
+        end = threading.Timer(_ENDING, leave, (0,))  # threads may wait for a store that is away
+        end.daemon = True
+        end.start()
+        run.cancel()
+        await asyncio.wait((run,))
+        return cancelled.result()
+    finally:
+        cancelled.cancel()
+        if not run.done():
+            run.cancel()
+            await asyncio.wait((run,))
+
+
+async def _cancelled() -> State[Any]:
+    """Returns the state `Cancelled`, which it has reported, when the run has been cancelling for two looks.
+
+    Normally a worker ends the run before. Prefect's does not any more once its server was away for half a minute: it
+    gives up listening for cancellations, and only its log says so.
+    """
+    state: State[Any] = Cancelled(message="the run was cancelled, and has ended by itself")
+    looks = 0
+    while looks < 2:
+        await asyncio.sleep(_CANCEL_LOOK)
+        with suppress(Exception):  # Prefect's: its server may be away
+            async with get_client() as client:
+                current = (await client.read_flow_run(UUID(flow_run.id))).state
+                looks = looks + 1 if current and current.is_cancelling() else 0
+                if looks == 2:
+                    await client.set_flow_run_state(UUID(flow_run.id), state, force=True)
+    return state
+
+
+async def _lower(asked: Mapping[str, Any], *, part: bool) -> Any:
     async with AsyncExitStack() as stack:
         stack.push_async_exit(_refuse_to_retry)
         stack.push_async_exit(wait_for_server)
         redact_workspaces()
         if os.environ.get(VARIABLE) == "json":
             log_json()
-        session = stack.enter_context(open_configured(ExportRequest(**asked)))
+        session = await _open(stack, ExportRequest(**asked), part=part)
         session.id = UUID(flow_run.id).hex
         if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
             session.executor.refresh = session.id
         if part:
             session.part, session.publication, session.recorded_every = True, None, 3.0
+            session.part_of = next((tag.removeprefix(PART_OF) for tag in flow_run.tags if tag.startswith(PART_OF)), "")
             session.start_workers()  # its imports take seconds
         else:
             await take_turn(session, stack)
@@ -121,6 +164,21 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
         await asyncio.to_thread(check_space, session)
         await asyncio.to_thread(session.check_names)
         return await _Export(session)()
+
+
+async def _open(stack: AsyncExitStack, request: ExportRequest, *, part: bool) -> Session:
+    """Opens the session. A store that is away is waited for, if the run of the zoo or an earlier attempt had it."""
+    from ...artifacts.remote_files import longest_outage  # noqa: PLC0415 - imports fsspec
+
+    deadline = time.monotonic() + (longest_outage() if part or flow_run.run_count > 1 else 0.0)
+    while True:
+        try:
+            return stack.enter_context(open_configured(request))
+        except StoreAway as error:
+            if time.monotonic() > deadline:
+                raise
+            _log.warning("waiting for the store: %s", first_line(error))
+        await asyncio.sleep(_LOOK)
 
 
 @dataclass(frozen=True)
@@ -286,6 +344,7 @@ async def take_turn(session: Session, stack: AsyncExitStack) -> None:
     A run that finds another one at work gives its worker back, and is scheduled again two minutes later. Prefect's own
     limit for deployments is not used: it ends the run that has the only slot when its server is restarted or away, and
     if that run dies meanwhile, the slot stays taken. A run that loses this lease continues: publishing is idempotent.
+    The lease is held until the server can be told how the run has ended.
     """
     context = FlowRunContext.get()
     run = context and context.flow_run
@@ -300,18 +359,20 @@ async def take_turn(session: Session, stack: AsyncExitStack) -> None:
                 since = time.monotonic()
             await asyncio.sleep(_LOOK)
         await asyncio.to_thread(stack.enter_context, session.store.leases.hold(lease, "another run of the deployment"))
+        stack.push_async_exit(wait_for_server)
         await _report_lost_runs(session, run)
 
 
 async def _report_lost_runs(session: Session, run: FlowRun) -> None:
-    """Marks runs of the deployment that died with their machine as crashed: a live one would hold the lease."""
+    """Ends runs of the deployment whose process is gone, maybe with its machine: a live one would hold the lease."""
     running = {"state": {"type": {"any_": [StateType.RUNNING]}}, "deployment_id": {"any_": [run.deployment_id]}}
-    lost: State[Any] = Crashed(message="its process is gone, maybe with its machine; the next run has taken its turn")
+    problem = "its process is gone, maybe with its machine; the next run has taken its turn"
     with session.without_prefect_if_it_fails():
         async with get_client() as client:
             for other in await client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(running)):
                 if other.id != run.id:
-                    await client.set_flow_run_state(other.id, lost, force=True)
+                    record = await asyncio.to_thread(session.store.runs.find, other.id.hex)
+                    await client.set_flow_run_state(other.id, unreported(record, problem), force=True)
 
 
 async def _come_back_later(session: Session, run: FlowRun) -> None:

@@ -27,7 +27,7 @@ from typing import BinaryIO, Literal, TypeVar
 from ...artifacts.digest import Digest, canonical_json, digest_bytes, digest_file
 from ...artifacts.files import staging_file
 from ...artifacts.hub_files import HubFiles, open_files
-from ...artifacts.lease import LocalLeases, RemoteLeases
+from ...artifacts.lease import Lease, LocalLeases, RemoteLeases
 from ...artifacts.records import Record
 from ...artifacts.store import cache_folder
 from ...configs.base import NAME_PATTERN
@@ -69,7 +69,7 @@ class Releases:
         local = LocalLeases(cache_folder() / "releases" / digest_bytes(address.encode())[:16])
         self._leases = RemoteLeases(self._files, local)
 
-    def _changes(self, message: str) -> AbstractContextManager[None]:
+    def _changes(self, message: str) -> AbstractContextManager[Lease | None]:
         """Makes changes within a lease, or a commit with this message where files are in a repository."""
         return self._files.commit(message) if isinstance(self._files, HubFiles) else self._leases.hold(_LEASE)
 
@@ -138,10 +138,11 @@ class Releases:
 
         Raises:
             InputError: the channel's name or the key cannot be used.
+            LeaseLost: somebody else publishes here, since the store was out of reach for this process alone.
             ReleaseDamaged: the channel or its release cannot be understood.
         """
         check_channel(channel)
-        with self._changes(f"Publish {contents.zoo}"):
+        with self._changes(f"Publish {contents.zoo}") as lease:
             present = self.channel(channel)
             before = self.manifest(present.release) if present else None
             self._upload(contents)
@@ -152,6 +153,8 @@ class Releases:
             withdrawn = present is not None and not named and present.withdrew(release, digest_files(contents.models))
             moved = not (problems or withdrawn or named)
             if moved:
+                if lease:
+                    lease.check()  # uploading takes long, and the store may have been out of reach
                 present = self._move(channel, release, _history(present), present.withdrawn if present else {})
             missing = {name for name, _ in before.files} - {name for name, _ in contents.files} if before else set()
             try:

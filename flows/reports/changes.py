@@ -122,5 +122,4 @@ def with_the_rest(record: RunRecord, earlier: Iterable[RunRecord]) -> RunRecord:
 
 def is_of_a_part(record: RunRecord) -> bool:
     """Whether it was to make a part of the zoo, or has not made all of it."""
-    chosen = any(record.parameters.get(name, "*") != "*" for name in ("models", "recipes"))
-    return chosen or not record.ended
+    return record.selective or not record.ended

@@ -83,6 +83,7 @@ class Session(Observer):
     url: str = ""  # of the run's page in Prefect, if its server stays
     aborted: bool = False
     part: bool = False  # another run publishes, and shows, what this one makes
+    part_of: str = ""  # that run's id
     recorded_every: float = 15.0  # seconds between two records while it runs
     flow_runs: dict[str, str] = field(default_factory=dict)  # by model that another flow run lowers, its id
     recordable: bool = True  # as far as is known: the store could not take its record before
@@ -248,30 +249,29 @@ class Session(Observer):
 
         self.telemetry = Telemetry(self, metrics)
         status: RunStatus = "interrupted"
-        try:
-            with ExitStack() as stack:
-                with suppress(StoreError):  # a store that cannot be written can still serve what it has
-                    stack.enter_context(self.store.leases.hold(run_lease(self.id)))
+        with ExitStack() as stack:
+            with suppress(StoreError):  # a store that cannot be written can still serve what it has
+                stack.enter_context(self.store.leases.hold(run_lease(self.id)))
+            try:
                 space = self.store.local.root / "tmp"
                 for folder in (space, self.out, *(self.out / model.name for model in self.models)):
                     remove_abandoned_files(folder)
                 with suppress(StoreError, OSError):
                     size = _RECORD + _RECORD_OF_FILE * sum(len(model.recipes) for model in self.models)
                     self._reserve.enter_context(reserved_space(space, size))
-                record = self.record("running")
-                self._warn_of_namesakes(record)
+                self._warn_of_namesakes(self.record("running"))
                 Thread(target=self._keep_recording, name="record", daemon=True).start()
                 yield
-            held_back = bool(self.release and self.release.held_back) or isinstance(self._published, Exception)
-            status = "failed" if self.outcome().failures or not self.complete or held_back else "completed"
-        except Exception:
-            status = "failed"
-            raise
-        finally:
-            record = self.record(status)
-            if status != "interrupted":
-                self._write_page(record)
-            self.telemetry.ended(record)
+                held_back = bool(self.release and self.release.held_back) or isinstance(self._published, Exception)
+                status = "failed" if self.outcome().failures or not self.complete or held_back else "completed"
+            except Exception:
+                status = "failed"
+                raise
+            finally:  # before the lease is released: who finds neither it nor this record takes the run for killed
+                record = self.record(status)
+                if status != "interrupted":
+                    self._write_page(record)
+                self.telemetry.ended(record)
 
     def record(self, status: RunStatus) -> RunRecord:
         """Writes the run's record, in place of an earlier one; a store that cannot take it is a warning."""
@@ -347,6 +347,7 @@ class Session(Observer):
             },
             release=self.release,
             url=self.url,
+            part_of=self.part_of,
         )
 
     def publish(self) -> Published | None:

@@ -23,11 +23,20 @@ from pydantic import TypeAdapter
 
 from ...artifacts.digest import Digest, canonical_json, digest_json
 from ...artifacts.files import remove
+from ...artifacts.lease import Lease
 from ...artifacts.ledger import StageRecord
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
-from ...errors import CodeChanged, ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
+from ...errors import (
+    CodeChanged,
+    LeaseLost,
+    ObjectDamaged,
+    ObjectMissing,
+    PteforgeError,
+    StageError,
+    StageFailed,
+)
 from ..results.causes import add_known_causes, awaits_diagnosis
 from ..targets.find import find_target_class, link_names
 from .keys.code import PTEFORGE, StageKey, only_carries, source_digest, stage_code_digest
@@ -114,7 +123,7 @@ class Executor:
         """Finds the result of a call, or makes it.
 
         Of several callers with equal keys, in this process or in others that use the store, one runs the stage and the
-        others wait and find the result.
+        others wait and find the result. One that loses its lease meanwhile stops, and waits like the others.
 
         Raises:
             StageError: the stage failed.
@@ -128,15 +137,17 @@ class Executor:
         try:
             key = self.key(call)
             done = self._find(call, key)
-            if done is None:
-                with self.store.leases.hold(key.digest(), call.title):
+            while done is None:
+                with suppress(LeaseLost), self.store.leases.hold(key.digest(), call.title) as lease:
                     try:
-                        done = self._find(call, key) or self._make(call, key, observer, report)
+                        done = self._find(call, key) or self._make(call, key, observer, report, lease)
                     except StageError as error:
+                        if lease.lost:
+                            continue  # it was killed for that; another process does the same
                         if not error.lost_object:
                             raise
                         self._drop_damaged(call)  # this host may be able to replace it by itself
-                        done = self._make(call, key, observer, report)
+                        done = self._make(call, key, observer, report, lease)
         except Exception as error:
             if not awaits_diagnosis(call.stage.name, error):
                 add_known_causes(call.stage.name, error, call.circumstances)
@@ -176,7 +187,7 @@ class Executor:
                 with suppress(ObjectMissing, ObjectDamaged):
                     self.store.local.path(blob)
 
-    def _make(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed) -> Done:
+    def _make(self, call: StageCall, key: StageKey, observer: Observer, progressed: Progressed, lease: Lease) -> Done:
         for ref in call.inputs.values():
             self.store.fetch(ref)
         changed, unfound = differing_sources(call, self.store.inputs.digest)
@@ -188,6 +199,7 @@ class Executor:
 
         def start() -> None:
             nonlocal queued
+            lease.check()
             queued = max(0.0, time.time() - call.submitted) if call.submitted else 0.0
             observer.started(call)
 
@@ -195,9 +207,10 @@ class Executor:
             predicted = predict_memory(call, self.store)
             path, body = tuple(map(str, call.python_path)), f"{__name__}:{run_stage.__name__}"
             needed = sys.maxsize if call.stage.alone else predicted  # more than all is admitted when nothing else runs
-            report = self._workers.run(
-                WorkerCall(body, work, call.limits, needed, path, _chain(call), started=start, progressed=progressed)
+            asked = WorkerCall(
+                body, work, call.limits, needed, path, _chain(call), start, progressed, given_up=lambda: lease.lost
             )
+            report = self._workers.run(asked)
             result, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
         else:
             start()
@@ -212,8 +225,10 @@ class Executor:
         if "changed" in result:
             raise CodeChanged(result["changed"])
         outputs, remarks = _OUTPUTS.validate_python(result["outputs"]), result["remarks"]
+        lease.check()
         for ref in outputs.values():
             self.store.publish(ref)
+        lease.check()
         if call.user_code:
             call = self._watch(call, outputs["observed"])
             key = self.key(call)

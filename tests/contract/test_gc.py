@@ -6,15 +6,18 @@ import os
 import signal
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from pteforge.artifacts.digest import digest_bytes, digest_json
 from pteforge.artifacts.gc import collect, usage, verify_store
+from pteforge.artifacts.lease import LeaseTiming
 from pteforge.artifacts.ledger import FoundCase, StageRecord
 from pteforge.artifacts.local_store import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactRef
+from pteforge.artifacts.remote_store import RemoteStore
 from pteforge.artifacts.runs import RunRecord, StageOutcome, run_lease
-from pteforge.artifacts.store import Store
+from pteforge.artifacts.store import Store, open_store
 from pteforge.tests.contract.conftest import commit
 
 NOW = timedelta(0)
@@ -265,8 +268,9 @@ def test_runs_under_way(place):
 
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_leases_of_other_machines(place):
-    """The lease of a machine that died expires within minutes, by the server's clock."""
-    with place.open() as store, store.leases.hold(run_lease("run")):
+    """The lease of a machine that died is free within minutes by the server's clock, if nothing is heard then."""
+    timing = LeaseTiming(heartbeat=1000, expiry=0.3, poll=0.05)
+    with RemoteStore(place.url, place.folder / "host", timing=timing) as store, store.leases.hold(run_lease("run")):
         now = store.clock()
         assert set(store.leases.held(now + 60)) == {run_lease("run")}
         assert store.leases.held(now + 120) == {}
@@ -282,6 +286,50 @@ def test_incomplete_runs(place):
         _run(store, 200, records[2], status="running")  # and killed
         assert collect(store, keep_newer_than=AT_ONCE, keep_last=1).records_dropped == 1
         assert {record.key for record in store.ledger} == {record.key for record in records[1:]}
+
+
+def _run_of(store: Store, hours_ago: float, *records: StageRecord, **fields: Any) -> None:
+    """Records a run that made the files of models a and b, unless `fields` say something else."""
+    stages = tuple(StageOutcome(f"net/{r.key}", "edge", None, (), "ran", r.key) for r in records)
+    started = (datetime.now(UTC) - timedelta(hours=hours_ago)).isoformat()
+    files = {name: {"fast": {"status": "made"}} for name in "ab"}
+    store.runs.write(RunRecord(**{"id": f"{hours_ago}", "files": files, **fields}, zoo="zoo", started=started,
+                               seconds=1.0, models={"net": stages}))  # fmt: skip
+
+
+ONE = {"a": {"fast": {"status": "made"}}}
+
+
+@pytest.mark.parametrize(
+    ("later", "counts"),
+    [
+        ([{}], True),
+        ([{"files": ONE}], True),  # the other one is in the zoo no more
+        ([{"status": "running"}], False),  # and killed
+        ([{"status": "interrupted"}], False),
+        ([{"files": ONE, "parameters": {"models": "a"}, "part_of": "killed"}], False),
+        ([{"files": ONE, "parameters": {"models": "a"}, "status": "running", "part_of": "killed"}], False),
+        ([{"files": ONE, "parameters": {"models": "a"}}], False),
+        ([{"files": {}, "parameters": {"models": "*", "until": "export"}}], False),
+        ([{"files": {**ONE, "b": {"fast": {"status": "failed"}}}, "status": "failed"}], False),
+        ([{"files": {**ONE, "c": {"fast": {"status": "failed"}}}, "status": "failed"}], True),  # never was made
+        ([{"id": "1", "status": "failed", "files": {}}, {"id": "1"}], True),  # attempts of one run
+        ([{"id": "1", "status": "failed", "files": {}}, {"id": "1", "status": "running"}], False),
+    ],
+)
+def test_only_whole_runs_count(tmp_path, later, counts):
+    """`keep_last` counts runs that made all that their zoo could; newer ones are kept with them."""
+    with open_store(str(tmp_path / "store")) as store:
+        before, whole, *others = (_old(store, number) for number in range(2 + len(later)))
+        _run_of(store, 900, before)
+        _run_of(store, 800, whole)
+        for index, (record, fields) in enumerate(zip(others, later, strict=True)):
+            _run_of(store, 700 - index, record, **fields)
+        collect(store, keep_newer_than=AT_ONCE, keep_last=1)
+        kept = {record.key for record in store.ledger}
+        assert (whole.key not in kept) == counts
+        assert {record.key for record in others[-1:]} <= kept
+        assert before.key not in kept
 
 
 def test_each_kept_object_has_a_reason(place):

@@ -21,6 +21,7 @@ from pteforge.tests.faults.damage import DAMAGE
 from pteforge.tests.faults.fuzzing import FUZZ, NATIVE
 from pteforge.tests.faults.hostile import HOSTILE
 from pteforge.tests.faults.leaks import LEAKS
+from pteforge.tests.faults.outages import OUTAGES
 from pteforge.tests.faults.races import RACES
 from pteforge.tests.faults.storage import STORAGE
 
@@ -32,7 +33,7 @@ LATER = "| Campaign | Times | Broken | Shorter run since |\n| --- | ---: | ---: 
 
 def all_campaigns() -> tuple[Campaign, ...]:
     """Every campaign, the quick ones first: what time they leave is the others'."""
-    return (FUZZ, NATIVE, DAMAGE, STORAGE, RACES, LEAKS, HOSTILE, CRASH)
+    return (FUZZ, NATIVE, DAMAGE, STORAGE, RACES, LEAKS, HOSTILE, CRASH, OUTAGES)
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from pteforge.tests.faults.__main__ import BEGIN, END, PAGE, all_campaigns, with
 from pteforge.tests.faults.campaign import Campaign, run_campaign, trying
 from pteforge.tests.faults.crash import CRASH
 from pteforge.tests.faults.leaks import LEAKS, Exporter, Held, usual
+from pteforge.tests.faults.outages import OUTAGES
 from pteforge.tests.faults.races import RACES
 
 
@@ -129,6 +130,14 @@ def test_storage(tmp_path, monkeypatch, trials):
         monkeypatch.setattr(storage, "_FAULTS", {place: of for place, of in storage._FAULTS.items() if place != "S3"})
     report = run_campaign(storage.STORAGE, tmp_path / "storage", seed=17, trials=trials)
     assert (report.broken, report.tried.total()) == ([], trials)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2400)
+def test_outages(tmp_path):
+    """Nights in which the store, the server, a worker or the code fails: all is made, once, and every state is true."""
+    report = run_campaign(OUTAGES, tmp_path / "outages", seed=36, trials=2)
+    assert (report.broken, report.tried.total()) == ([], 2)
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ class WorkerCall:
     chain: CallChain | None = None
     started: Callable[[], None] = lambda: None  # called in the caller's thread when the wait is over
     progressed: Progressed = no_progress  # called there with its progress (see `tasks.engine.stage.reporter`)
+    given_up: Callable[[], bool] = lambda: False  # asked there from time to time; it is killed when nobody needs it
 
 
 _LINGER = 10.0  # seconds that a process waits for the next call of its chain
@@ -130,7 +131,7 @@ class Workers:
 
         Raises:
             StageFailed: the function raised, or the server's warm-up did.
-            StageCrashed: the process ended without an answer, or the pool was stopped.
+            StageCrashed: the process ended without an answer, was given up, or the pool was stopped.
             StageTimedOut: killed at `limits.timeout`.
             StageOutOfMemory: killed at `limits.memory`, or by the kernel.
             ValueError: the function's name has another form.
@@ -149,7 +150,7 @@ class Workers:
                     self._calls += 1
                 call.started()
                 waiting = self._take_waiting(chain, server)
-                with running_call(server, request, call.limits, call.progressed, grow, waiting) as running:
+                with running_call(server, request, call, grow, waiting) as running:
                     running.wait(lingers=linger > 0)
                     report = running.report()
         except AdmissionClosed:
@@ -265,8 +266,7 @@ _CHUNK = 1 << 18
 def running_call(
     server: Server,
     request: CallRequest,
-    limits: Limits,
-    progressed: Progressed,
+    asked: WorkerCall,
     grown: Callable[[int], None],
     waiting: HeldProcess | None = None,
 ) -> Iterator[RunningCall]:
@@ -285,12 +285,13 @@ def running_call(
         log, far_log = _pipe(kept, handed_over)
         progress, far_progress = _pipe(kept, handed_over)
         far_ends = [request_file.fileno(), far_answer, far_log, far_progress]
-        call = RunningCall(limits, process, answer, log, progress, ProgressReader(progressed), grown)
+        reader = ProgressReader(asked.progressed)
+        call = RunningCall(asked.limits, process, answer, log, progress, reader, grown, asked.given_up)
         started = process.take(far_ends) if waiting else None
         if started:
             call.begin(started)
         elif waiting:  # with channels of its own, since the process may have read from these
-            call = kept.enter_context(running_call(server, request, limits, progressed, grown))
+            call = kept.enter_context(running_call(server, request, asked, grown))
         else:
             process.fork(far_ends)
         handed_over.close()
@@ -309,6 +310,7 @@ def _pipe(kept: ExitStack, handed_over: ExitStack) -> tuple[int, int]:
 class _Bound(enum.Enum):
     TIME = enum.auto()
     MEMORY = enum.auto()
+    NEED = enum.auto()
 
 
 @dataclass(eq=False)
@@ -322,6 +324,7 @@ class RunningCall:
     progress_fd: int
     progress: ProgressReader
     grown: Callable[[int], None]  # called with each new peak of its memory
+    given_up: Callable[[], bool] = lambda: False
     answered: bool = False  # whether the process has returned a result and lingers
     _link_stream: bytes = b""
     _answer: bytearray = field(default_factory=bytearray)
@@ -428,6 +431,8 @@ class RunningCall:
                 raise self._with_log(StageCrashed(f"process {started.pid} was killed and does not end"))
         elif now - self._start_time > self.limits.timeout:
             self._kill(_Bound.TIME, now)
+        elif self.given_up():
+            self._kill(_Bound.NEED, now)
         elif started.pid > 0 and now - self._sample_time >= _TICK:
             self._sample_time = now
             own = own_memory(started.pid)
@@ -455,6 +460,8 @@ class RunningCall:
             return StageTimedOut(f"killed at its time limit of {self.limits.timeout:g} s")
         if self._killed_for is _Bound.MEMORY:
             return StageOutOfMemory(f"killed at its memory bound of {_mebibytes(self.limits.memory)}: it held {held}")
+        if self._killed_for is _Bound.NEED:
+            return StageCrashed("killed, since nobody needs it any more")
         return StageOutOfMemory(
             "killed by SIGKILL from outside, probably by the kernel because the machine was out of memory; "
             f"it held {held} when last seen"

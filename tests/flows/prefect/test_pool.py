@@ -1,11 +1,22 @@
-"""How models are divided into the flow runs of a work pool."""
+"""How models are divided into the flow runs of a work pool, and which of those are taken for dead."""
 
 from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pteforge.flows.prefect.pool import ALONE, MOST, batches
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Running
+from pteforge.artifacts.runs import RunRecord
+from pteforge.flows.prefect import pool
+from pteforge.flows.prefect.pool import ALONE, MOST, _Pool, batches
 
 SECONDS = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(0, 2 * ALONE), max_size=40)
 
@@ -41,3 +52,68 @@ def test_small_models_share_runs(count, each, workers, runs):
 def test_longest_models_come_first():
     """Runs are started in the order of their models' seconds."""
     assert batches({"b": 100.0, "c": 1.0, "a": 200.0, "d": 2.0}, 1) == [["a"], ["b"], ["d", "c"]]
+
+
+class Watched:
+    """A run on a server whose answers take some time, and its lease in a store: what is asked of both, in turn."""
+
+    def __init__(self, monkeypatch: Any, seconds: dict[str, list[float]], held: list[bool], status: str) -> None:
+        self.id, self.state, self.name = uuid4(), Running(), "export a"
+        self.seconds, self.held, self.record = seconds, held, None
+        if status:
+            self.record = RunRecord(self.id.hex, "zoo", "2026-01-01T00:00:00+00:00", 1.0, {}, status)
+        for name, value in {"_GONE": 0.5, "_NEVER_SEEN": 0.5, "_BLIND": 0.1}.items():
+            monkeypatch.setattr(pool, name, value)
+        monkeypatch.setattr(pool, "get_client", self.client)
+
+    @asynccontextmanager
+    async def client(self) -> Any:
+        yield self
+
+    async def read_flow_run(self, _: Any) -> Any:
+        await asyncio.sleep(next(iter(self.seconds["server"]), 0.0))
+        del self.seconds["server"][:1]
+        if not (self.held or self.seconds["server"]):
+            self.state = Completed()
+        return self
+
+    async def set_flow_run_state(self, _: Any, state: State[Any], *, force: bool) -> None:
+        assert force
+        self.state = state
+
+    def is_held(self) -> bool:
+        time.sleep(next(iter(self.seconds["store"]), 0.0))
+        del self.seconds["store"][:1]
+        return self.held.pop(0) if self.held else False
+
+    def watch(self) -> Any:
+        store = SimpleNamespace(
+            leases=SimpleNamespace(watch=lambda _: self.is_held), runs=SimpleNamespace(find=lambda _: self.record)
+        )
+        watching = _Pool(SimpleNamespace(store=store), "pool", interval=0.02)  # type: ignore[arg-type]
+        return asyncio.run(watching._watch(self, ()))  # type: ignore[arg-type]
+
+
+AWAY = [0.0, 0.7, 0.0, 0.7, 0.7]
+
+
+@pytest.mark.parametrize("away", ["store", "server"])
+def test_no_run_is_dead_after_an_outage(monkeypatch, away):
+    """A run whose lease is not seen for a moment when store or server answer again is left alone."""
+    seconds = {"store": [], "server": [], away: list(AWAY)}
+    run = Watched(monkeypatch, seconds, [True, *[False] * len(AWAY), True], "")
+    assert run.watch().state.type == "COMPLETED"
+    assert run.state.message is None
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [("", "CRASHED"), ("running", "CRASHED"), ("completed", "COMPLETED"), ("failed", "FAILED")],
+)
+def test_run_whose_process_is_gone(monkeypatch, status, state):
+    """A run that is not heard of ends as its record says, or as crashed."""
+    run = Watched(monkeypatch, {"store": [], "server": []}, [True, *[False] * 1000], status)
+    began = time.monotonic()
+    assert run.watch().state.type == state
+    assert run.state.message
+    assert time.monotonic() - began > 0.5

@@ -30,17 +30,32 @@ MODELS = 6
 STAGES = 6  # of a model with one portable recipe
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
-# Each call of a builder leaves a line, which counts the exports of each model on all machines.
+# Each call of a builder leaves a line, which counts the exports of each model on all machines, and one elsewhere if
+# another call for the model is going on. All weights are the value in a module beside it.
 NETS = """
+import fcntl
 import time
 from pathlib import Path
 import torch
+from values import VALUE
+
+FOLDER = Path(__file__).parent
+
+def note(file, name):
+    with (FOLDER / file).open("a") as lines:
+        lines.write(f"{name}\\n")
 
 def net(name, width, seconds):
-    with (Path(__file__).parent / "built").open("a") as file:
-        file.write(f"{name}\\n")
-    time.sleep(seconds)
-    return torch.nn.Linear(4, width).eval(), (torch.zeros(1, 4),)
+    note("built", name)
+    with (FOLDER / f"{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note("twice", name)
+        time.sleep(seconds)
+    model = torch.nn.Linear(4, width, bias=False).eval()
+    torch.nn.init.constant_(model.weight, VALUE)
+    return model, (torch.zeros(1, 4),)
 """
 
 
@@ -128,7 +143,12 @@ class Site:
 
     def start_server(self) -> None:
         """Starts Prefect's server; again, on the same database, if it was stopped."""
-        of_server = {"PREFECT_API_DATABASE_CONNECTION_URL": self._database, "PREFECT_SERVER_API_PORT": str(self._port)}
+        of_server = {
+            "PREFECT_API_DATABASE_CONNECTION_URL": self._database,
+            "PREFECT_API_DATABASE_CONNECTION_TIMEOUT": "60",  # by default 5 s, which a busy machine may need
+            "PREFECT_API_DATABASE_TIMEOUT": "60",
+            "PREFECT_SERVER_API_PORT": str(self._port),
+        }
         self._server = self.start("server", "server", PREFECT_SERVER_API_HOST="127.0.0.1", **of_server)
         eventually(self._ready)
 
@@ -235,19 +255,24 @@ class Site:
         widths: Mapping[str, int] | None = None,
         *,
         seconds: float = 0,
+        slow: Mapping[str, float] | None = None,
         name: str = "zoo.yaml",
         weights: int = int(ALONE) << 20,
+        count: int = MODELS,
     ) -> None:
-        """Writes the zoo: models of one layer, each of whose builders takes so many seconds.
+        """Writes the zoo: models of one layer, each of whose builders takes so many seconds, some of them more.
 
         Each has a file of as many bytes as `weights`: by default, so many that the model has a flow run of its own.
         """
         self.project.write("nets.py", NETS)
+        if not (self.project.folder / "values.py").exists():
+            self.project.write("values.py", "VALUE = 0.5\n")
         os.truncate(self.project.write("weights", ""), weights)
         models, files = {}, ["weights"]
-        for index in range(MODELS):
+        for index in range(count):
             model = f"net{index:02}"
-            arguments = {"name": model, "width": (widths or {}).get(model, index + 1), "seconds": seconds}
+            takes = (slow or {}).get(model, seconds)
+            arguments = {"name": model, "width": (widths or {}).get(model, index + 1), "seconds": takes}
             models[model] = {"source": {"builder": "nets:net", "kwargs": arguments, "files": files}}
         self.project.write_zoo(models, ("portable-fp32",))
         if name != "zoo.yaml":

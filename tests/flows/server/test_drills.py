@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
 
 AWAY = float(os.environ.get("DRILL_SECONDS", "60"))
 SECONDS = 5.0  # of each model's builder
+OUTAGES = (50.0, 20.0, 120.0)  # seconds; leases expire after 45
+BETWEEN = 15.0
 WORKERS = {"one": 2, "two": 2, "three": 2}
 
 
@@ -40,6 +42,7 @@ def check_night(site: Site, night: str, *, twice: set[str] = frozenset()) -> Non
     assert state["type"] == "COMPLETED", state
     assert site.files() == NAMES
     assert {name for name, count in site.built().items() if count > 1} <= twice
+    assert not (site.project.folder / "twice").exists()
     assert len(site.releases()["releases"]) == 1
     eventually(lambda: not site.unfinished())
     eventually(lambda: not any(worker.runs() for worker in site.workers.values()))
@@ -100,7 +103,8 @@ def test_run_is_killed(site):
     second = site.start_night()
     check_night(site, second)
     assert len(site.runs_of_models(night)) == MODELS  # those of the first night
-    check_next_night(site)
+    site.entry("pteforge", "store", "gc", "--keep-last", "1", "--keep-newer-than", "0s")
+    check_next_night(site)  # what the killed run and its parts have left counts as no run
 
 
 def test_runs_that_are_not_needed_any_more_are_cancelled(site):
@@ -155,14 +159,37 @@ def test_machine_dies_with_models_that_share_a_run(site):
 
 
 def test_store_is_away(site):
-    """Runs wait for the store, as long as PTEFORGE_STORE_OUTAGE says."""
+    """Runs wait for the store, once and again: none is called dead, and no builder is called a second time."""
+    site.write_zoo(seconds=SECONDS, slow={"net00": sum(OUTAGES) + SECONDS})
     night = site.start_night()
     site.wait_for(night, 1)
-    site.store_away.set()
-    time.sleep(AWAY)
-    site.store_away.clear()
-    check_night(site, night, twice=set(NAMES))  # a lease that could not be renewed is another's
+    for seconds in OUTAGES:
+        site.store_away.set()
+        time.sleep(seconds)
+        site.store_away.clear()
+        time.sleep(BETWEEN)
+        assert site.record(night)["status"] in {"running", "completed"}
+    check_night(site, night)
+    assert {run["state"]["type"] for run in site.runs_of_models(night)} == {"COMPLETED"}
+    assert ran(site.record(night)) == dict.fromkeys(NAMES, STAGES)
     check_next_night(site)
+
+
+def test_cancelled_after_the_server_was_away(site):
+    """A run whose worker does not listen for cancellations any more ends by itself, and so does that of a model."""
+    site.write_zoo(seconds=600, count=1)
+    night = site.start_night()
+    eventually((site.project.folder / "built").exists)
+    site.stop_server()
+    time.sleep(AWAY)  # Prefect's worker gives up after 25 s
+    site.start_server()
+    (model,) = (run["id"] for run in site.runs_of_models(night, "RUNNING"))
+    for run in (model, night):
+        site.entry("prefect", "flow-run", "cancel", run)
+    for run in (model, night):
+        eventually(lambda run=run: site.run(run)["state"]["type"] == "CANCELLED", 120)
+        eventually(lambda run=run: not any(run in worker.runs() for worker in site.workers.values()), 60)
+    assert site.record(night)["status"] == "interrupted"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")

@@ -1,23 +1,26 @@
 """Which stages may share a worker process, what becomes of damaged inputs, and the memory that a stage will need."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pteforge.artifacts.digest import canonical_json, digest_bytes
+from pteforge.artifacts.lease import Lease, LocalLeases
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.local_store import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef
 from pteforge.artifacts.store import LocalOnlyStore, open_store
 from pteforge.configs.model import Limits
 from pteforge.configs.recipe import CompileOptions
-from pteforge.errors import ObjectMissing, StageFailed
+from pteforge.errors import LeaseLost, ObjectMissing, StageCrashed, StageFailed
 from pteforge.tasks.engine.executor import Executor, predict_memory
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall, memory_for_calls
-from pteforge.tasks.engine.workers.protocol import PROCESSES_VARIABLE
+from pteforge.tasks.engine.workers.protocol import PROCESSES_VARIABLE, WorkerReport
 from pteforge.tasks.results.figures import Score, Scores
 from pteforge.tasks.stages.bench import Bench
 from pteforge.tasks.stages.compile import Compile
@@ -186,3 +189,50 @@ def test_what_it_took_the_last_time(store):
     assert predict_memory(replace(made, limits=Limits(memory=500 * MIB)), store) == 500 * MIB
     store.ledger.commit(replace(record, peak_memory=0))  # it was made in the caller's process
     assert predict_memory(made, store) < 777 * MIB
+
+
+class Losing(LocalLeases):
+    """Leases of which the first one is lost as soon as its stage runs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.taken: list[Lease] = []
+
+    @contextmanager
+    def hold(self, key: Any, what: str = "") -> Iterator[Lease]:
+        class Lost(Lease):
+            def check(self) -> None:
+                if self.lost:
+                    raise LeaseLost("lost")
+
+        with super().hold(key, what):
+            self.taken.append(Lost())
+            yield self.taken[-1]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_lost_lease(tmp_path, killed):
+    """A stage whose lease is lost is killed; nothing of it is published, and the result is that of the new holder."""
+    store = LocalOnlyStore(tmp_path / "store")
+    leases = store.leases = Losing(tmp_path / "leases")
+    call = StageCall("net", StageId("edge", recipe="fast"), Edge, EDGE, {}, Limits(), tmp_path)
+
+    class Taken(InProcess):
+        def run(self, asked: WorkerCall) -> Any:
+            asked.started()
+            assert not asked.given_up()
+            leases.taken[0].lost = True
+            assert asked.given_up()
+            outputs = {"program": store.local.put_artifact("program/edge", b"theirs")}
+            key = executor.key(call)
+            store.ledger.commit(StageRecord(key.digest(), key.fields(), outputs, 1.0, 0, "2026-01-01T00:00:00+00:00"))
+            if killed:
+                raise StageCrashed("killed")
+            ours = store.local.put_artifact("program/edge", b"ours")
+            return WorkerReport({"outputs": {"program": ours.to_json()}, "remarks": []}, 1.0, 0, b"")
+
+    executor = Executor(store, Taken())
+    done = executor.run(call)
+    assert done.cached
+    assert store.local.read_artifact(done.roles["program"]) == b"theirs"
+    assert len(leases.taken) == 2

@@ -84,6 +84,13 @@ def test_malformed_function_is_refused(shared_workers):
     assert shared_workers.calls == before
 
 
+def test_given_up(run):
+    """A call that nobody needs any more is killed."""
+    asked = iter([False, False])
+    with pytest.raises(StageCrashed, match=r"^killed, since nobody needs it any more$"):
+        run("hang", given_up=lambda: next(asked, True))
+
+
 @pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTERM, signal.SIGILL])
 def test_signal_is_named(run, signum):
     """A process that a signal kills is a crash that says which; the log has what it wrote before, and where it was."""
