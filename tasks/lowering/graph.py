@@ -225,7 +225,12 @@ async def make_payloads(
     prepared = await together({method: prepare(run, method, exports, so_far) for method in exports.methods})
     forks = {spec.name: lower_specialization(run, spec, exports, prepared, so_far) for spec in recipe.specializations}
     outcomes = await together(forks, return_exceptions=True)
-    payloads = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Payload)}
+    payloads = {
+        spec.name: outcome
+        for spec in recipe.specializations
+        if isinstance(outcome := outcomes[spec.name], Payload)
+        and (outcome.delegates or spec is recipe.specializations[-1])  # others would run in place of those after them
+    }
     so_far.payloads |= payloads
     failures = [
         outcome
@@ -274,7 +279,13 @@ async def lower_specialization(
         ),
         payload=spec.name,
     )
-    return Payload(edges, linked, compiled, {method: part.kept for method, part in parts.items() if part.kept})
+    return Payload(
+        edges,
+        linked,
+        compiled,
+        kept={method: part.kept for method, part in parts.items() if part.kept},
+        delegates=not parts or any(part.delegated for part in parts.values()),
+    )
 
 
 async def export_methods(run: ModelRun) -> Exports:

@@ -36,6 +36,7 @@ class Partition(stage.Stage, name="partition"):
 
     class Outputs(stage.Roles):
         program: kinds.MadePartitioned
+        delegated: kinds.Delegated | None = None  # unless nothing is
         kept: kinds.Kept | None = None  # calls that limits of the target leave to the CPU, if there are any
 
     @classmethod
@@ -57,12 +58,14 @@ class Partition(stage.Stage, name="partition"):
             to_partitioned_program,
             transformed,
         )
-        from ..lower.graphs import take_kept
+        from ..lower.graphs import lowered_modules, take_kept
         from ..targets.find import find_target
 
         kept: dict[tuple[str, str], int] = {}
+        parts = 0
 
         def partition(program: ExportedProgram) -> ExportedProgram:
+            nonlocal parts
             target = find_target(params.target.name, params.target.options)
             if problem := target.refuses(program):
                 raise TargetError(f"target {target.name!r} cannot take this program: {problem}")
@@ -70,9 +73,14 @@ class Partition(stage.Stage, name="partition"):
             state = {name for ref in inputs.state.values() for name in work.store.read_json(ref)}
             partitioned = to_partitioned_program(program, partitioners, state)
             kept.update(take_kept(partitioned))
+            parts = len([*lowered_modules(partitioned)])
             check_preserved_operators_found_delegates(partitioned, partitioners, edge_config(params.edge))
             return partitioned
 
         _, ref = transformed(inputs.program, partition, kind="program/partitioned", store=work.store)
         rows = [{"operator": operator, "why": why, "calls": calls} for (operator, why), calls in sorted(kept.items())]
-        return Partition.Outputs(program=ref, kept=work.store.put_json("report/kept", rows) if rows else None)
+        return Partition.Outputs(
+            program=ref,
+            delegated=work.store.put_json("report/delegated", parts) if parts else None,
+            kept=work.store.put_json("report/kept", rows) if rows else None,
+        )
