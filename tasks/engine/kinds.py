@@ -60,6 +60,7 @@ Numerics = Annotated[ArtifactRef, Kind("report/numerics")]  # tasks.results.nume
 PayloadLosses = Annotated[ArtifactRef, Kind("report/payload_losses")]  # tasks.results.numerics.PayloadLosses
 NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.results.numerics.NodeLosses
 Quantization = Annotated[ArtifactRef, Kind("report/quantization")]  # tasks.results.quantization.Quantization
+Delegated = Annotated[ArtifactRef, Kind("report/delegated")]  # the number of a method's partitions
 Kept = Annotated[ArtifactRef, Kind("report/kept")]  # tasks.results.delivered.KeptCalls, without payload and method
 Delegation = Annotated[ArtifactRef, Kind("report/delegation")]  # tasks.results.delegation.MethodWork, as for `Kept`
 Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.results.figures.Figures

@@ -231,7 +231,12 @@ async def make_payloads(
     prepared = await together({method: prepare(run, method, exports, so_far) for method in exports.methods})
     forks = {spec.name: lower_specialization(run, spec, exports, prepared, so_far) for spec in recipe.specializations}
     outcomes = await together(forks, return_exceptions=True)
-    payloads = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Payload)}
+    payloads = {
+        spec.name: outcome
+        for spec in recipe.specializations
+        if isinstance(outcome := outcomes[spec.name], Payload)
+        and (outcome.delegates or spec is recipe.specializations[-1])  # others would run in place of those after them
+    }
     so_far.payloads |= payloads
     failures = [
         outcome
@@ -280,9 +285,14 @@ async def lower_specialization(
         ),
         payload=spec.name,
     )
-    kept = {method: part.kept for method, part in parts.items() if part.kept}
-    delegation = {method: part.delegation for method, part in parts.items() if part.delegation}
-    return Payload(edges, linked, compiled, kept, delegation)
+    return Payload(
+        edges,
+        linked,
+        compiled,
+        kept={method: part.kept for method, part in parts.items() if part.kept},
+        delegation={method: part.delegation for method, part in parts.items() if part.delegation},
+        delegates=not parts or any(part.delegated for part in parts.values()),
+    )
 
 
 async def export_methods(run: ModelRun) -> Exports:

@@ -204,11 +204,14 @@ class RecipeRun(StageCalls):
     def why_left_out(self, names: Iterable[str]) -> dict[str, str]:
         """Why specializations are not in the file that does not require them, by name."""
         problems = {step.payload: f"{step}: {first_line(error)}" for step, error in self.failed.items() if step.payload}
-        return {name: self.plan.unavailable.get(name) or problems.get(name, "failed") for name in names}
+        return {name: self.plan.unavailable.get(name) or problems.get(name, _IDLE) for name in names}
 
     def problems(self) -> dict[str, str]:
         """Failed steps: the first line of the reason, by name."""
         return {str(step): first_line(error) for step, error in self.failed.items()}
+
+
+_IDLE = "nothing of the model is delegated, so that every device would take it, and run the portable kernels"
 
 
 def outcome_of(done: Done) -> StageOutcome:
@@ -345,6 +348,7 @@ class Payload:
     compiled: Compile.Outputs
     kept: Mapping[str, ArtifactRef]  # calls that limits leave to the CPU, by method, where there are any
     delegation: Mapping[str, ArtifactRef]  # how much of the work is delegated, by method
+    delegates: bool  # unless its target could, and nothing of the model is delegated
 
 
 @dataclass(frozen=True)

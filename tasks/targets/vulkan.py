@@ -100,9 +100,10 @@ class Vulkan(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
-        from ..upstream.vulkan import LimitedVulkanPartitioner, decline_fusions, trace_patterns_once
+        from ..upstream.vulkan import LimitedVulkanPartitioner, decline_fusions, trace_patterns_once, write_operators_out
 
         decline_fusions()
+        write_operators_out()
         if saves_time():
             trace_patterns_once()
         partitioner = LimitedVulkanPartitioner if self.options.limits else VulkanPartitioner

@@ -41,9 +41,10 @@ class WebGpu(Vulkan):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 
-        from ..upstream.vulkan import LimitedWebGpuPartitioner, decline_fusions, trace_patterns_once
+        from ..upstream.vulkan import LimitedWebGpuPartitioner, decline_fusions, trace_patterns_once, write_operators_out
 
         decline_fusions()
+        write_operators_out()
         if saves_time():
             trace_patterns_once()
         partitioner = LimitedWebGpuPartitioner if self.options.limits else WebGPUPartitioner

@@ -7,18 +7,29 @@ What holds for WebGPU was seen on Dawn, or follows from Vulkan's. Delete a limit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
+from math import inf
+from operator import getitem
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from executorch.backends.vulkan._passes.squeeze_unsqueeze_inputs import SqueezeUnsqueezeInputs
+from executorch.backends.vulkan.op_registry import (
+    get_op_features,
+    is_reduce_node_supported_by_per_row_impl,
+    pick_storage_for_reduce,
+)
 from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner, VulkanSupportedOperators
 from executorch.backends.vulkan.patterns import fusable_patterns
+from executorch.backends.vulkan.utils import ANY_TEXTURE
+from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend, apply_passes
 from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
+from executorch.exir.dialects._ops import ops
+from executorch.exir.pass_base import ExportPass
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -26,8 +37,14 @@ from torch.utils import _pytree as pytree
 
 from ..lower.graphs import KEPT, exclude_from_partitions
 
-Constants = Collection[Node]
-"""Placeholders of weights and of buffers that nothing changes."""
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the values of a program."""
+
+    constants: Collection[Node]  # placeholders of weights and of buffers that nothing changes
+    largest: Mapping[Node, float]  # the largest absolute value of integers
+    finite: Collection[Node]  # placeholders of constants without masks
 
 
 @dataclass(frozen=True)
@@ -35,16 +52,14 @@ class Limit:
     """Calls that are left to the CPU."""
 
     operators: Collection[str]  # names in the edge dialect; empty for all
-    is_beyond: Callable[[Node, Constants], bool]
+    is_beyond: Callable[[Node, Facts], bool]
     why: str  # with the smallest case
     on: Collection[str] = ("vulkan", "webgpu")
 
-    def refuses(self, node: Node, constants: Constants, target: str) -> bool:
+    def refuses(self, node: Node, facts: Facts, target: str) -> bool:
         """Whether the runtime of a target does not compute a call."""
         return (
-            target in self.on
-            and (not self.operators or _name(node) in self.operators)
-            and self.is_beyond(node, constants)
+            target in self.on and (not self.operators or _name(node) in self.operators) and self.is_beyond(node, facts)
         )
 
 
@@ -66,7 +81,7 @@ def _always(*_: object) -> bool:
     return True
 
 
-def _is_dynamic(node: Node, _: Constants = ()) -> bool:
+def _is_dynamic(node: Node, _: Facts | None = None) -> bool:
     return any(not isinstance(size, int) for tensor in _tensors(node) for size in tensor.shape)
 
 
@@ -74,7 +89,7 @@ def _symbols(*sizes: Any) -> bool:
     return any(not isinstance(size, int) for size in sizes)
 
 
-def _is_odd_line(node: Node, _: Constants) -> bool:
+def _is_odd_line(node: Node, _: Facts) -> bool:
     """Of a convolution along lines: pointwise with steps or padding, or of dynamic length and not depthwise."""
     given, weight = _value(node.args[0]), _value(node.args[1])
     if given.dim() != 3:
@@ -84,13 +99,13 @@ def _is_odd_line(node: Node, _: Constants) -> bool:
     return _symbols(given.shape[2]) and not node.args[8] == given.shape[1] == weight.shape[0]
 
 
-def _is_of_no_images(node: Node, _: Constants) -> bool:
+def _is_of_no_images(node: Node, _: Facts) -> bool:
     """Of a norm: of other than images, or of a dynamic number of them in groups."""
     value = _value(node.args[0])
     return value.dim() != 4 or (_name(node) == "aten.native_group_norm" and _symbols(value.shape[0]))
 
 
-def _is_odd_resize(node: Node, _: Constants) -> bool:
+def _is_odd_resize(node: Node, _: Facts) -> bool:
     """Of an upsampling: to a size from dynamic ones, by a broken factor, or to what the shader does not meet."""
     before, after = (list(_value(value).shape[2:]) for value in (node.args[0], node))
     if _symbols(*before):
@@ -103,50 +118,63 @@ def _is_odd_resize(node: Node, _: Constants) -> bool:
     return any(new % old and old != 2 * new for old, new in zip(before, after, strict=True))
 
 
-def _is_dynamic_choice(node: Node, _: Constants) -> bool:
+def _is_dynamic_choice(node: Node, _: Facts) -> bool:
     """Of `where`: by a condition that is broadcast."""
     return _is_dynamic(node) and _value(node.args[0]).shape != _value(node).shape
 
 
-def _is_squeezed(node: Node, _: Constants) -> bool:
+def _is_squeezed(node: Node, _: Facts) -> bool:
     """Of an operator that upstream squeezes: with dynamic sizes, which it cannot write."""
     shape = [size if isinstance(size, int) else 2 for size in _value(node).shape]
     return _is_dynamic(node) and SqueezeUnsqueezeInputs().should_squeeze(None, shape)
 
 
-def _is_not_contiguous(node: Node, _: Constants) -> bool:
+def _is_not_contiguous(node: Node, _: Facts) -> bool:
     return any(list(tensor.dim_order()) != sorted(tensor.dim_order()) for tensor in _tensors(node))
 
 
-def _has_no_dims(node: Node, _: Constants) -> bool:
+def _has_no_dims(node: Node, _: Facts) -> bool:
     return bool(_value(node).dim() == 0)
 
 
 _INDICES = {"aten.embedding": 1, "aten.index_select": 2, "aten.gather": 2}  # position of what has to be int64
-_COUNTING = ("aten.argmax", "aten.argmin", "aten.max_pool2d_with_indices")  # what they give is within int32
+_MOST_ELEMENTS = 1 << 27  # of a tensor: upstream's `DEFAULT_BUFFER_LIMIT`
 
 
-def _holds_int64(node: Node, constants: Constants) -> bool:
-    """Other than as an index, a position that it finds, or a constant."""
-    name = _name(node)
-    index = node.args[_INDICES[name]] if name in _INDICES else None
-    values = [given for given in node.all_input_nodes if given is not index and given not in constants]
-    leaves = pytree.tree_leaves([_value(value) for value in (*values, *([] if name in _COUNTING else [node]))])
-    return any(torch.is_tensor(leaf) and leaf.dtype == torch.int64 for leaf in leaves)
+def _holds_int64(node: Node, facts: Facts) -> bool:
+    """Of values that may not fit 32 bits, other than as an index, or a constant."""
+    index = node.args[_INDICES[name]] if (name := _name(node)) in _INDICES else None
+    values = [given for given in node.all_input_nodes if given is not index and given not in facts.constants]
+    return any(facts.largest.get(value, 0) >= 1 << 31 and _holds(value, torch.int64) for value in (*values, node))
 
 
-def _is_in_groups(node: Node, _: Constants) -> bool:
-    """Of a convolution: groups of channels, other than the depthwise ones of images, and those along lines."""
+def _holds(node: Node, dtype: torch.dtype) -> bool:
+    return any(torch.is_tensor(leaf) and leaf.dtype == dtype for leaf in pytree.tree_leaves(_value(node)))
+
+
+def _is_rounded(node: Node, facts: Facts) -> bool:
+    """Of an operator that computes integers as floating point numbers: there may be large ones."""
+    return any(facts.largest.get(value, 0) > 1 << 24 for value in (node, *node.all_input_nodes))
+
+
+def _is_in_groups(node: Node, _: Facts) -> bool:
+    """Of a convolution: groups of channels, other than depthwise ones or whole texels of images, and those along lines.
+
+    The shader of pointwise ones knows no groups at all.
+    """
     given, weight = _value(node.args[0]), _value(node.args[1])
     transposed, groups = node.args[6], node.args[8]
     if groups == 1:
         return False
     if given.dim() == 3:
         return bool(weight.shape[2] == 1)
-    return bool(transposed or not groups == given.shape[1] == weight.shape[0])
+    if transposed or groups == given.shape[1] == weight.shape[0]:
+        return bool(transposed)
+    whole = given.shape[1] % (4 * groups) == 0 == weight.shape[0] % (4 * groups)  # texels hold 4 channels
+    return not whole or tuple(weight.shape[2:]) == (1, 1)
 
 
-def _is_odd_depthwise(node: Node, _: Constants) -> bool:
+def _is_odd_depthwise(node: Node, _: Facts) -> bool:
     """Of a depthwise convolution of images: a kernel that has no shader of its own, and is more than a line of pixels.
 
     The general shader takes equal strides and dilations only, and is wrong at the edges of padding.
@@ -158,25 +186,27 @@ def _is_odd_depthwise(node: Node, _: Constants) -> bool:
     return stride != dilation or (any(padding) and min(kernel) > 1)
 
 
-def _is_over_outer_dims(node: Node, _: Constants) -> bool:
+def _is_over_outer_dims(node: Node, _: Facts) -> bool:
     """Of an operator that reduces dimensions, or a softmax: over those of images, or of channels of several images."""
     value, dims = _value(node.args[0]), node.args[1]
     over = {dim % value.dim() for dim in pytree.tree_leaves(dims) if dim is not None}
     return bool(value.dim() == 4 and (0 in over or (1 in over and value.shape[0] != 1)))
 
 
-def _keeps_dim(node: Node, _: Constants) -> bool:
+def _keeps_dim(node: Node, _: Facts) -> bool:
     return len(node.args) > 2 and bool(node.args[2])
 
 
-def _rounds_wrongly(node: Node, _: Constants) -> bool:
+def _rounds_wrongly(node: Node, _: Facts) -> bool:
     """The runtime divides numbers down, and integers towards zero, whatever it is asked for."""
     return bool(node.kwargs.get("rounding_mode") != ("floor" if _value(node).is_floating_point() else "trunc"))
 
 
-def _makes_bools(node: Node, _: Constants) -> bool:
+def _makes_bools(node: Node, _: Facts) -> bool:
     return bool(_value(node).dtype == torch.bool != _value(node.args[0]).dtype)
 
+
+_EXPONENTS = (2, 3, 0.5, -0.5)  # which are written out
 
 _BINARY = tuple(
     f"aten.{name}"
@@ -194,19 +224,19 @@ _WEIGHTS = {
 """Positions of the arguments that the runtime lays out when it loads a payload."""
 
 
-def _computes_weights(node: Node, constants: Constants) -> bool:
+def _computes_weights(node: Node, facts: Facts) -> bool:
     places = [node.args[place] for place in _WEIGHTS[_name(node)]]
-    return any(given not in constants for given in places if isinstance(given, Node))
+    return any(given not in facts.constants for given in places if isinstance(given, Node))
 
 
-def _lacks_weights(node: Node, _: Constants) -> bool:
+def _lacks_weights(node: Node, _: Facts) -> bool:
     return None in (node.args[place] for place in _WEIGHTS[_name(node)])
 
 
-def _becomes_computed_weight(node: Node, constants: Constants) -> bool:
+def _becomes_computed_weight(node: Node, facts: Facts) -> bool:
     """Of a transposition: upstream makes a linear layer of it and a product, where weight or bias are no constants."""
     products = (user for user in node.users if _name(user) in ("aten.mm", "aten.addmm") and user.args[-1] is node)
-    return any(given not in constants for product in products for given in (node.args[0], *product.args[:-2]))
+    return any(given not in facts.constants for product in products for given in (node.args[0], *product.args[:-2]))
 
 
 LIMITS = (
@@ -225,6 +255,19 @@ LIMITS = (
     ),
     Limit([], _is_not_contiguous, "channels-last values are taken for others: `relu(x).to(channels_last)` -1.9 dB"),
     Limit([], _holds_int64, "64-bit integers are computed in 32 bits: `x + 1` at 2 ** 40"),
+    Limit(
+        [
+            "aten.add.Tensor",
+            "aten.sub.Tensor",
+            "aten.clamp",
+            "aten.div.Tensor_mode",
+            "aten.full",
+            "aten.arange.start_step",
+        ],
+        _is_rounded,
+        "integers are computed as floating point numbers: `x + 1` at 2 ** 24",
+        ["vulkan"],
+    ),
     Limit(
         _BINARY,
         _has_no_dims,
@@ -281,6 +324,16 @@ LIMITS = (
         _always,
         "numbers within 1e-5 are taken for equal; for integers the runtime throws: `x == y`",
     ),
+    Limit(
+        ["aten.pow.Tensor_Tensor", "aten.pow.Tensor_Scalar"],
+        lambda node, _: node.args[1] not in _EXPONENTS,
+        "`x ** y` of negative numbers is NaN, and `x ** -1` of 0 is 0",
+    ),
+    Limit(
+        ["aten._log_softmax"],
+        lambda node, facts: _may_be_masked(node.args[0], facts.finite.__contains__),
+        "of masked values, the logarithm is 0 in place of -inf: `log_softmax(x)` with -inf in it",
+    ),
     Limit(["aten.index.Tensor"], _always, "negative indices are taken for others: 3.5 dB"),
     Limit(
         ["aten._to_copy", "dim_order_ops._to_dim_order_copy"],
@@ -292,7 +345,7 @@ LIMITS = (
         [
             "aten.logical_not",
             "aten.t_copy",
-            *("torchao.quantize_affine", "torchao.dequantize_affine"),
+            *("torchao.choose_qparams_affine", "torchao.quantize_affine", "torchao.dequantize_affine"),
             *(
                 f"quantized_decomposed.{name}"
                 for name in (
@@ -363,11 +416,11 @@ _SIZES = "the runtime takes no dynamic sizes: of 14 cases 2 were right"
 _IDLE = "the runtime is wrong or throws where a part takes no input, or gives no output: `x[:, [0, 2]]` -0.9 dB"
 
 
-def _why_not(node: Node, constants: Constants, target: str) -> str:
+def _why_not(node: Node, facts: Facts, target: str) -> str:
     """Why a call is left to the CPU; empty if it is not."""
     if not (hasattr(node.target, "_schema") and any(map(torch.is_tensor, pytree.tree_leaves(_value(node))))):
         return ""  # it takes a result apart, or computes a size
-    return next((limit.why for limit in LIMITS if limit.refuses(node, constants, target)), "")
+    return next((limit.why for limit in LIMITS if limit.refuses(node, facts, target)), "")
 
 
 def _constants(program: ExportedProgram) -> set[Node]:
@@ -381,8 +434,76 @@ def _constants(program: ExportedProgram) -> set[Node]:
     return {node for node in program.graph.nodes if node.op == "placeholder" and node.name in targets}
 
 
-def _drop_idle(result: PartitionResult, constants: Constants) -> None:
-    """Takes partitions back that compute with constants only, or whose results are not used."""
+def _facts(program: ExportedProgram) -> Facts:
+    largest: dict[Node, float] = {}
+    for node in program.graph.nodes:
+        dtypes = {leaf.dtype for leaf in pytree.tree_leaves(_value(node)) if torch.is_tensor(leaf)}
+        if most := max((_LARGEST[dtype] for dtype in dtypes & _LARGEST.keys()), default=0):
+            largest[node] = min(most, _largest(node, largest))
+    constants = _constants(program)
+    return Facts(constants, largest, {node for node in constants if _is_finite(program, node)})
+
+
+_LARGEST = {torch.bool: 1, torch.uint8: 255, torch.int8: 128, torch.int16: 1 << 15, torch.int32: 1 << 31}
+_LARGEST[torch.int64] = 1 << 63
+_MOVING = frozenset(
+    f"aten.{name}"
+    for name in (
+        *(
+            "view_copy",
+            "unsqueeze_copy",
+            "squeeze_copy.dims",
+            "permute_copy",
+            "t_copy",
+            "expand_copy",
+            "repeat",
+            "flip",
+        ),
+        *("slice_copy.Tensor", "select_copy.int", "split_with_sizes_copy", "cat", "clone", "alias_copy", "neg", "abs"),
+        *("minimum", "maximum", "where.self", "index_select", "gather"),
+    )
+) | {"dim_order_ops._clone_dim_order", "dim_order_ops._to_dim_order_copy", "aten._to_copy"}
+
+
+def _largest(node: Node, known: Mapping[Node, float]) -> float:
+    """The largest absolute value of the integers that a call returns, by those that it takes."""
+
+    def most(given: Any) -> float:
+        if not isinstance(given, Node):
+            return abs(given) if isinstance(given, int | float) else inf
+        value = _value(given)
+        if isinstance(value, torch.SymInt):
+            value = value.node.shape_env.bound_sympy(value.node.expr).upper
+        return known.get(given, inf) if torch.is_tensor(value) else float(value)
+
+    name = _name(node)
+    if name in _MOVING or node.target is getitem:
+        tensors = [given for given in node.all_input_nodes if torch.is_tensor(_value(given))]
+        return max((known.get(given, inf) for given in tensors), default=inf)
+    match name, node.args:
+        case "aten.add.Tensor" | "aten.sub.Tensor", (one, other):
+            return most(one) + most(node.kwargs.get("alpha", 1)) * most(other)
+        case "aten.mul.Tensor", (one, other):
+            return most(one) * most(other)
+        case "aten.div.Tensor_mode", (one, _):
+            return most(one)
+        case "aten.clamp", (one, least, greatest):
+            return min(most(one), max(most(least), most(greatest)))
+        case "aten.full" | "aten.full_like", (_, number):
+            return most(number)
+        case "aten.scalar_tensor", (number,):
+            return most(number)
+        case "aten.arange.start_step", (start, end, *step):
+            return min(max(most(start), most(end)), most(start) + max(map(most, step), default=1) * _MOST_ELEMENTS)
+        case (("aten.argmax" | "aten.argmin" | "aten.max_pool2d_with_indices"), _):
+            return _MOST_ELEMENTS
+    if node.op == "placeholder" and getattr(_value(node), "constant", None) is not None:
+        return float(_value(node).constant.abs().max())
+    return inf
+
+
+def _drop_idle(result: PartitionResult, constants: Collection[Node]) -> None:
+    """Takes partitions back that compute with constants or sizes only, or whose results are not used."""
     parts: dict[str, list[Node]] = {}
     for node in result.tagged_exported_program.graph.nodes:
         if tag := node.meta.get("delegation_tag"):
@@ -390,12 +511,13 @@ def _drop_idle(result: PartitionResult, constants: Constants) -> None:
     for tag, nodes in parts.items():
         calls = {node for node in nodes if node.op == "call_function"}
         taken = {given for node in calls for given in node.all_input_nodes} - calls
-        users = {user for node in calls for user in node.users} - calls
-        if calls and not (taken - set(constants) and users):
+        used = {node for node in calls if node.users.keys() - calls and not isinstance(_value(node), torch.SymInt)}
+        if calls and not (taken - set(constants) and used):
             for node in nodes:
                 node.meta.pop("delegation_tag")
             for node in calls:
-                node.meta[KEPT] = _IDLE
+                if not isinstance(_value(node), torch.SymInt):
+                    node.meta[KEPT] = _IDLE
             result.partition_tags.pop(tag)
 
 
@@ -425,12 +547,12 @@ def _write_gelu_out(program: ExportedProgram) -> ExportedProgram:
     return program.run_decompositions({gelu: _exact_gelu})
 
 
-def _leaving(constants: Constants, target: str) -> Callable[[Any, Node], bool]:
+def _leaving(facts: Facts, target: str) -> Callable[[Any, Node], bool]:
     """What upstream asks for each node. What it fuses into one operator is not looked at."""
     supported = VulkanSupportedOperators._is_node_supported  # noqa: SLF001 - there is no other place to ask
 
     def check(operators: Any, node: Node) -> bool:
-        if node not in operators.fusable_nodes and (why := _why_not(node, constants, target)):
+        if node not in operators.fusable_nodes and (why := _why_not(node, facts, target)):
             node.meta[KEPT] = why
             return False
         return bool(supported(operators, node))
@@ -446,9 +568,9 @@ def _within_limits(upstream: type, target: str) -> type:
             return _write_gelu_out(program)
 
         def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool]]:
-            constants = _constants(ep)
+            facts = _facts(ep)
             operators, keeps = super().ops_to_not_decompose(ep)
-            return operators, lambda node: keeps(node) and not _why_not(node, constants, target)
+            return operators, lambda node: keeps(node) and not _why_not(node, facts, target)
 
         def partition(self, exported_program: ExportedProgram) -> PartitionResult:
             if target in _STATIC and any(map(_is_dynamic, exported_program.graph.nodes)):
@@ -456,10 +578,10 @@ def _within_limits(upstream: type, target: str) -> type:
                     if hasattr(node.target, "_schema"):
                         node.meta[KEPT] = _SIZES
                 return PartitionResult(tagged_exported_program=exported_program, partition_tags={})
-            constants = _constants(exported_program)
-            with patch.object(VulkanSupportedOperators, "_is_node_supported", _leaving(constants, target)):
+            facts = _facts(exported_program)
+            with patch.object(VulkanSupportedOperators, "_is_node_supported", _leaving(facts, target)):
                 result = super().partition(exported_program)
-            _drop_idle(result, constants)
+            _drop_idle(result, facts.constants)
             vulkans: Any = getattr(self, "_vulkan_partitioner", self)
             if not vulkans.options.get("alias_buffer_mutations"):
                 # The runtime takes changed state for an output, which no call passes, and throws.
@@ -468,6 +590,130 @@ def _within_limits(upstream: type, target: str) -> type:
 
     Limited.__name__ = upstream.__name__
     return Limited
+
+
+class _WriteOut(ExportPass):  # type: ignore[misc]  # executorch is untyped here
+    """Writes operators of a delegate out whose shaders are wrong for some values, by those that are right for all."""
+
+    _exported_program: ExportedProgram | None = None  # set by `apply_passes`
+
+    def call_operator(self, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        write = _WRITTEN_OUT.get(op)
+        call = partial(super().call_operator, kwargs={}, meta=meta)
+        made = write(call, self._exported_program, *args) if write else None
+        return super().call_operator(op, args, kwargs, meta) if made is None else made
+
+
+_ATEN = ops.edge.aten
+
+
+def _write_total(operator: Any) -> Callable[..., Any]:
+    """Of a total over the last dimension that does not keep it.
+
+    Its shader holds results to the range of fp16, since `#if T == float16_t` (convert.glslh) compares two names that
+    are not defined: `(x * x).sum(-1)` 1.3 dB above 65504. That of totals that keep their dimension does not.
+    """
+
+    def write(
+        call: Callable[..., Any], _: ExportedProgram, x: Any, dims: Any = (), keep: bool = False, *_more: Any
+    ) -> Any:  # noqa: FBT001, FBT002 - the operator's
+        if keep or [dim % x.data.dim() for dim in dims or ()] != [x.data.dim() - 1]:
+            return None
+        return call(_ATEN.select_copy.int, (call(operator, (x, dims, True)), -1, 0))
+
+    return write
+
+
+def _write_power(call: Callable[..., Any], _: ExportedProgram, x: Any, exponent: Any) -> Any:
+    """Of a power with the exponents for which eager has functions of their own, too."""
+    match exponent:
+        case 2 | 3:
+            square = call(_ATEN.mul.Tensor, (x, x))
+            return square if exponent == 2 else call(_ATEN.mul.Tensor, (square, x))  # noqa: PLR2004
+        case 0.5:
+            return call(_ATEN.sqrt.default, (x,))
+        case -0.5:
+            return call(_ATEN.rsqrt.default, (x,))
+    return None
+
+
+def _write_softmax(call: Callable[..., Any], program: ExportedProgram, x: Any, dim: int, *_: Any) -> Any:
+    """Of a softmax of masked values.
+
+    Its shader makes zeros of a row that is all `finfo.min`, where eager has equal parts, and of NaN.
+    """
+    if not _may_be_masked(x.node, partial(_is_finite, program)):
+        return None
+    numerators = call(_ATEN.exp.default, (call(_ATEN.sub.Tensor, (x, call(_ATEN.amax.default, (x, [dim], True)))),))
+    return call(_ATEN.div.Tensor, (numerators, call(_ATEN.sum.dim_IntList, (numerators, [dim], True))))
+
+
+_WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
+    _ATEN.pow.Tensor_Scalar: _write_power,
+    _ATEN._softmax.default: _write_softmax,  # noqa: SLF001 - the operator's name
+    **{
+        operator: _write_total(operator)
+        for operator in (_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default)
+    },
+}
+_ARITHMETIC = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
+_MASK = 1e38
+
+
+def _may_be_masked(node: Node, is_finite: Callable[[Node], bool]) -> bool:
+    """Whether values may be infinite or as good as: a mask was added to them, or they are inputs that may have one."""
+    left, seen = [node], {node}
+    while left:
+        node = left.pop()
+        name = _name(node)
+        if node.op == "placeholder":
+            if not is_finite(node):
+                return True
+        elif name == "aten.full":
+            if abs(node.args[1]) > _MASK:
+                return True
+        elif name in _MOVING | _ARITHMETIC or node.target is getitem:
+            new = {given for given in node.all_input_nodes if torch.is_tensor(_value(given))} - seen
+            left += (given for given in new if _value(given).is_floating_point())
+            seen |= new
+    return False
+
+
+def _is_finite(program: ExportedProgram, placeholder: Node) -> bool:
+    """Whether a value of a program is a constant without masks."""
+    signature = program.graph_signature
+    if placeholder.name in signature.inputs_to_parameters:
+        return True
+    owners = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    value = getattr(_value(placeholder), "constant", None)
+    if value is None and (name := owners.get(placeholder.name)):
+        found = program.state_dict.get(name, program.constants.get(name))
+        value = None if isinstance(found, FakeTensor) else found
+    return value is not None and bool((value.abs() < _MASK).all())
+
+
+_preprocess = VulkanBackend.preprocess
+
+
+def write_operators_out() -> None:
+    """Has the backend write operators out, see `_WriteOut`; again changes nothing."""
+
+    def preprocess(program: ExportedProgram, specs: list[Any]) -> Any:
+        if any(node.target in _WRITTEN_OUT for node in program.graph.nodes):
+            program = apply_passes(program, [_WriteOut()])
+        return _preprocess(program, specs)
+
+    VulkanBackend.preprocess = staticmethod(preprocess)
+    for operator in (_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default):
+        get_op_features(operator).pick_io_storage_fn = _texture_of_total
+
+
+def _texture_of_total(node: Node) -> Any:
+    """Storage of a total: textures, as those over buffers are held to the range of fp16."""
+    inputs, outputs = pick_storage_for_reduce(node)
+    if is_reduce_node_supported_by_per_row_impl(node):
+        return ANY_TEXTURE, ANY_TEXTURE
+    return inputs, outputs
 
 
 def trace_patterns_once() -> None:
@@ -498,12 +744,34 @@ _CONSTANT_NAMES = ("p_", "b_", "c_", "_lifted_tensor_constant")  # of placeholde
 
 
 def _has_no_shader(match: Any) -> bool:
-    """Of a quantized linear layer: its input has one scale, found at run time; or one row meets weights of 4 bits."""
-    if match.dequantize_input_node is not None:
-        return _name(match.dequantize_input_node) == "quantized_decomposed.dequantize_per_tensor.tensor"
+    """Of a quantized linear layer: its input has one scale, found at run time; or one row meets weights of 4 bits.
+
+    Of those of torchao whose inputs are quantized, there is one for weights of 4 bits in groups.
+    """
+    given = match.dequantize_input_node
+    if given is not None and _name(given) == "torchao.dequantize_affine":
+        return not _is_of_groups(match)
+    if given is not None:
+        return _name(given) == "quantized_decomposed.dequantize_per_tensor.tensor"
     by_channel = _name(match.dequantize_weight_node) == "quantized_decomposed.dequantize_per_channel"
     row = _value(match.anchor_node).shape[-2] == 1
     return by_channel and row and match.dequantize_weight_node.args[4] == _INT4_MIN
+
+
+def _is_of_groups(match: Any) -> bool:
+    """Of a layer of torchao: the inputs' rows and groups of weights have scales. What quantizes the inputs goes, too."""
+    quantize, given = match.quantize_input_node, match.dequantize_input_node
+    if (
+        quantize is None
+        or {*quantize.users} != {given}
+        or {*given.users} - {*match.all_nodes}
+        or not (match.is_input_dynamic_perchannel_quantized() and match.is_weight_pergroup_quantized())
+        or match.dequantize_weight_node.args[5] != _INT4_MIN
+    ):
+        return False
+    chosen = match.input_scales_node.args[0]
+    match.all_nodes += [quantize, chosen, *chosen.users]
+    return True
 
 
 _INT4_MIN = -8

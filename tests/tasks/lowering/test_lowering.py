@@ -32,8 +32,9 @@ LADDER = {**XNNPACK, "verify": {"ladder": True}}
 class Recorder:
     """A runner that runs nothing: it notes the calls, and answers with made-up artifacts that depend on the work."""
 
-    def __init__(self, store, methods, failing, loop, norms):
+    def __init__(self, store, methods, failing, loop, norms, idle):
         self.store = store
+        self.idle = idle  # targets to which nothing is delegated
         self.norms = norms  # whether the model has batch norms
         self.calls = {}
         self.failing = failing
@@ -54,7 +55,9 @@ class Recorder:
         made = {
             role: ArtifactRef(ref.kind, ref.root, digest_json([key.digest(), role]))
             for role, ref in unknown_roles(call.stage.Outputs).items()
-            if role not in ("weights", "metadata") and (role != "batch_norms" or self.norms)
+            if role not in ("weights", "metadata")
+            and (role != "batch_norms" or self.norms)
+            and (role != "delegated" or call.params.target.name not in self.idle)
         }
         return Done(call, key, {**made, **({"methods": self._methods} if call.stage.name == "export" else {})}, False)
 
@@ -81,6 +84,7 @@ def lower(tmp_path):
         lowering=lower_model,
         loop=False,
         norms=False,
+        idle=(),
         model=None,
         **recipes,
     ):
@@ -96,7 +100,7 @@ def lower(tmp_path):
         place = {"source": config.source, "python_path": (tmp_path,), "folder": tmp_path}
         planned = PlannedModel.of_config("model", config, tuple(planned), 2, **place)
         with open_store(str(tmp_path / "store")) as store:
-            runner = Recorder(store, methods, failing, loop, norms)
+            runner = Recorder(store, methods, failing, loop, norms, idle)
             model_run = ModelRun(runner, planned.ending_with(until) if until else planned)
             runner.results = (asyncio.run if loop else run_without_loop)(lowering(model_run))
             runner.run = model_run
@@ -174,6 +178,19 @@ def test_a_specialization_that_is_not_required(lower):
     made = lower(failing={"partition/forward/f.vulkan"}, f=recipe("vulkan", "xnnpack", "portable"), p=PORTABLE)
     assert made.run.recipes["f"].step_of(made.results["f"]) == "partition/forward/f.vulkan"
     assert "compile/f.xnnpack" in made.calls  # its siblings went on to their payloads
+    assert isinstance(made.results["p"], Report.Outputs)
+
+
+@pytest.mark.parametrize("idle", ["vulkan", "xnnpack"])
+def test_a_payload_without_delegates(lower, idle):
+    """It would run on every device, in place of those after it: a fat file is without it unless it comes last."""
+    made = lower(("forward", "encode"), f=recipe("vulkan", "xnnpack", "portable"), idle={idle})
+    packed = [payload.name for payload in made.calls["pack/f"].params.payloads]
+    assert packed == [name for name in ("vulkan", "xnnpack", "portable") if name != idle]
+    assert made.calls["report/f"].params.left_out == (idle,)
+    assert "nothing of the model is delegated" in made.run.recipes["f"].why_left_out([idle])[idle]
+    made = lower(f=recipe("vulkan", "xnnpack"), p=XNNPACK, idle={"xnnpack"})
+    assert [payload.name for payload in made.calls["pack/f"].params.payloads] == ["vulkan", "xnnpack"]
     assert isinstance(made.results["p"], Report.Outputs)
 
 
