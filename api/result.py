@@ -370,6 +370,8 @@ class Exported:
             reached = "exact" if drawn.sqnr_db is None else f"{drawn.sqnr_db:.1f} dB"
             advice = "" if self.figures.on_samples else ": give `calibration` samples"
             yield "verified on", f"{self.figures.verified_on}; random inputs reach {reached}{advice}"
+        for part in self.figures.parts:
+            yield "worst part", str(part)
         for note in self.figures.notes:
             yield "note", note
         yield "max abs error", f"{overall.max_abs_error:.2g}"
