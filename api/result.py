@@ -389,6 +389,8 @@ class Exported:
             yield "equal integers", f"{100 * overall.agreement:.1f} %"
         for method, observed in self.figures.calibration.items():
             yield "calibrated on", f"{observed} ({method})"
+        for part in self.figures.parts:
+            yield "worst part", str(part)
         if self.figures.drawn and self.figures.on_samples:
             yield "note", calibration_text(self.figures)
         for warning in self.warnings:

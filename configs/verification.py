@@ -46,6 +46,12 @@ class VerifyBounds(FrozenModel):
         description="Smallest share of integers and booleans in an output that equal eager's, over all its cases: they "
         "have no SQNR. null: 0.99, or 0.5 where min_sqnr_db is below 60, as where a recipe quantizes.",
     )
+    min_part_sqnr_db: Number | None = Field(
+        3.0,
+        description="Smallest signal-to-quantization-noise ratio, in decibels, of a part of an output (columns, "
+        "channels) whose values are much smaller than all others, as scores are next to boxes in pixels. A part that "
+        "is constant in the file and varies in eager fails, too. null: not checked, as where min_sqnr_db is null.",
+    )
     drawn_inputs: Annotated[int, Strict()] = Field(
         2,
         ge=0,

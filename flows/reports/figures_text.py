@@ -134,6 +134,7 @@ def notes(result: Delivered) -> Iterator[Note]:
         )
     if figures:
         yield from (Note(f"{result.model}: {note}", telling=True) for note in figures.notes)
+        yield from (Note(f"{name}: {part}", telling=part.lost, listed=not part.lost) for part in figures.parts)
         observed = ", ".join(dict.fromkeys(figures.calibration.values()))
         if figures.drawn:
             yield Note(f"{name} is {calibration_text(figures)}", telling=not figures.on_samples)

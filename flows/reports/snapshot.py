@@ -111,6 +111,9 @@ def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
             yield from _numerics(worst, f"method {name}: ")
         for name, worst in measured.payloads.items():
             yield from _numerics(worst, f"{name}: ")
+        for part in measured.parts:
+            prefix = f"{part.payload}: " if part.payload else ""
+            yield Item("numerics", f"{prefix}{part.method} output {part.output}: worst part, dB"), part.sqnr_db
         for payload, places in result.proven.items():
             yield Item("numerics", f"{payload}: proven on" if payload else "proven on"), proven_text(places)
     yield from _memory(result)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ...configs.model import ModelDefinition
 from ...configs.verification import VerifyBounds
-from ...errors import SourceError
+from ...errors import SourceError, first_line
 from ..results.figures import disagreements, violations
 from ..usercode.inputs import (
     DRAWS,
@@ -24,11 +24,13 @@ from ..usercode.inputs import (
     draw_inputs,
     input_shapes,
     prepend_mutated_inputs,
+    same_shapes,
 )
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module, copy_modules, for_inference
 from ..usercode.weights import weights_on_use
 from ..verify.compare import compare_all
+from .state import Change, changes, is_same
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -40,18 +42,22 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
     Returns:
         ``inputs`` and ``outputs``, the examples first; ``drawn``, the number of random inputs; ``dynamic``, whether
         sizes may vary; ``rounding``, where the program computes in a 16-bit dtype, and then ``exact``, the outputs in
-        float32, where there are any; ``random``, operators that draw numbers, where there are any; ``sequences`` with
-        the first method of a model that has any.
+        float32, where there are any; ``random``, operators that draw numbers, where there are any; ``sequences``, with
+        the first method those of the model, and `dependent_calls` of a method that they do not call, if there are any.
 
     Raises:
-        SourceError: an input does not fit the program, or eager fails on it.
+        SourceError: an input does not fit the program, eager fails on it, or the program lacks state that eager keeps.
     """
     method = model.definition.methods[name]
     calls: list[Call] = [(example, dict(model.keyword_inputs or {})) for example in method.example_inputs]
     for number, call in enumerate(calls):
         check_fits(program, pytree.tree_leaves(call), f"example {number} of method {name!r}")
+    called = copy_module(method.module)
     cases = [
-        (pytree.tree_leaves(call), run_eager(method.module, call, f"example {number} of method {name!r}"))
+        (
+            pytree.tree_leaves(call),
+            run_eager(method.module, call, f"example {number} of method {name!r}", on=None if number else called),
+        )
         for number, call in enumerate(calls)
     ]
     dynamic = any(expression.free_symbols for shape in input_shapes(program) for expression in shape or ())
@@ -75,15 +81,88 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
         stored["rounding"] = rounding
         if exact := outputs_in_float32(method.module, [pytree.tree_unflatten(inputs, spec) for inputs, _ in cases]):
             stored["exact"] = exact
+    own = model.definition.sequences and name == next(iter(model.definition.methods))
+    sequences = run_sequences_in_eager(model.definition) if own else []
     if drawing := sorted({str(node.target) for node in _calls(program) if _draws(node)}):
         stored["random"] = drawing
-    if model.definition.sequences and name == next(iter(model.definition.methods)):
-        stored["sequences"] = run_sequences_in_eager(model.definition)
-    return stored
+    else:
+        examples, drawn = cases[: len(calls)], cases[len(calls) :]
+        row = dependent_calls(name, (method.module, called), program, examples, drawn, spec)
+        is_called = any(call.method == name for sequence in model.definition.sequences for call in sequence)
+        sequences += [row] if row and not is_called else []
+    return {**stored, **({"sequences": sequences} if sequences else {})}
 
 
 Flat = tuple[list[Any], list[Any]]
 """Flat inputs, and eager's flat outputs."""
+_IN_A_ROW = 5  # calls at most
+
+
+def dependent_calls(
+    name: str,
+    modules: tuple[torch.nn.Module, torch.nn.Module],
+    program: ExportedProgram,
+    examples: Sequence[Flat],
+    drawn: Sequence[Flat],
+    spec: pytree.TreeSpec,
+) -> list[tuple[str, list[Any], list[Any]]]:
+    """Calls in a row, where the second of two equal ones returns something else than the first; else nothing.
+
+    Takes the module as it was built, and a copy that was called with the first example; and inputs with the outputs of
+    a first call, the examples and those that were drawn. Returns method, flat inputs and eager's outputs of each call.
+
+    Raises SourceError where the program does not return what eager returns: it keeps buffers, and no other state.
+    """
+    first, called = examples[0], modules[1]
+
+    def call(flat: list[Any]) -> list[Any]:
+        return call_module(called, pytree.tree_unflatten(flat, spec))
+
+    row = [first]
+    try:
+        row.append((first[0], call(first[0])))
+        changed, depends = changes(*modules), not _returns_same(*row)
+        if not depends and all(change.is_buffer for change in changed):
+            return []
+        others = [made for made in [*examples[1:], *([] if depends else drawn)] if same_shapes(made[0], first[0])]
+        alone = [first, first, *others[: _IN_A_ROW - 3], first]
+        for flat, _ in alone[2:]:
+            row.append((flat, call(flat)))
+    except Exception as error:
+        raised = f"call {len(row) + 1} raises {type(error).__name__}: {first_line(error)}"
+        raise SourceError(f"{_kept_elsewhere(name, changes(*modules))}: {raised}") from error
+    if all(map(_returns_same, row, alone)):
+        return []
+    ours, rounding = with_own_buffers(program), _rounding_of(program)
+
+    def is_wrong(made: Flat) -> bool:
+        try:
+            outputs = call_module(ours, pytree.tree_unflatten(made[0], spec))
+            return not agrees_with_eager(outputs, *made, rounding)
+        except Exception:  # noqa: BLE001 - outputs of other shapes, or an assertion of the program
+            return True
+
+    wrong = [number for number, made in enumerate(row, 1) if is_wrong(made)]
+    if wrong and (wrong[0] > 1 or not changed):
+        raise SourceError(f"{_kept_elsewhere(name, changed)}: call {wrong[0]} is the first that is not eager's")
+    return [(name, *made) for made in row] if depends and not wrong else []
+
+
+def _returns_same(one: Flat, other: Flat) -> bool:
+    return len(one[1]) == len(other[1]) and all(map(is_same, one[1], other[1]))
+
+
+def _kept_elsewhere(name: str, changed: Sequence[Change]) -> str:
+    """Where a method keeps state that its program does not keep, by what calls change."""
+    names = dict.fromkeys(change.name for change in changed if not change.is_buffer)
+    kept = ", ".join([*names][:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    where = f"in attributes of Python ({kept})" if names else "in what is no attribute of it, such as a global variable"
+    if changed and not names:
+        where = f"in buffers, in a way that torch.export does not see ({', '.join(change.name for change in changed)})"
+    return f"method {name!r} keeps state {where}, and its program has only what operators write to buffers"
+
+
+_NAMED = 6
 
 
 def _drawn_cases(
@@ -234,14 +313,23 @@ def refusal(
 
 def _run_program(program: ExportedProgram, call: Call) -> list[Any]:
     """Flat outputs of a program, whose state stays as it is."""
-    module = program.module(check_guards=False)
+    return call_module(with_own_buffers(program), call)
+
+
+def with_own_buffers(program: ExportedProgram) -> torch.nn.Module:
+    """A program as a module, whose calls leave the program's state as it is."""
+    module: torch.nn.Module = program.module(check_guards=False)
     for part in module.modules():
         part._buffers.update({name: value.clone() for name, value in part._buffers.items() if value is not None})  # noqa: SLF001 - `setattr` asks for their names
+    return module
+
+
+def call_module(module: torch.nn.Module, call: Call) -> list[Any]:
+    """Flat outputs, preceded by the inputs that the module writes to; the arguments stay as they are."""
     args, kwargs = copy.deepcopy(call)
     with as_traced():
-        return prepend_mutated_inputs(
-            pytree.tree_leaves((args, kwargs)), lambda: pytree.tree_leaves(module(*args, **kwargs))
-        )
+        leaves = pytree.tree_leaves((args, kwargs))
+        return prepend_mutated_inputs(leaves, lambda: _kept(module(*args, **kwargs)))
 
 
 _EXACT = VerifyBounds(min_sqnr_db=60, max_relative_error=0.01)  # of the same kernels in the same order
@@ -285,21 +373,18 @@ def _widened(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype in _SIXTEEN_BITS else value
 
 
-def run_eager(module: torch.nn.Module, call: Call, what: str) -> list[Any]:
+def run_eager(module: torch.nn.Module, call: Call, what: str, *, on: torch.nn.Module | None = None) -> list[Any]:
     """Flat outputs, preceded by the inputs that the module writes to; neither it nor the arguments are changed.
+
+    Calls a copy, which is `on` if that is given.
 
     Raises SourceError if the module raises; `what` says on which inputs.
     """
-    args, kwargs = copy.deepcopy(call)
-    fresh = copy_module(module)  # the module's state must stay what it was built with
     try:
-        with as_traced():
-            leaves = pytree.tree_leaves((args, kwargs))
-            outputs = prepend_mutated_inputs(leaves, lambda: pytree.tree_leaves(fresh(*args, **kwargs)))
+        return call_module(on or copy_module(module), call)  # the module's state must stay what it was built with
     except Exception as error:
         shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(call)]
         raise SourceError(f"the model does not take {what}: {shapes}: {type(error).__name__}: {error}") from error
-    return outputs
 
 
 def run_sequences_in_eager(definition: ModelDefinition) -> list[list[tuple[str, list[Any], list[Any]]]]:
@@ -319,19 +404,14 @@ def _run(definition: ModelDefinition, number: int) -> list[tuple[str, list[Any],
         if call.method not in fresh:
             raise SourceError(f"sequence {number} calls {call.method!r}; the model's methods are {list(modules)}")
         try:
-            with as_traced():
-                outputs = _called(fresh[call.method], copy.deepcopy(call.inputs))
+            outputs = call_module(fresh[call.method], (call.inputs, {}))
         except Exception as error:
             raise SourceError(
                 f"sequence {number}, call {position}: method {call.method!r} does not take its inputs: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        calls.append((call.method, pytree.tree_leaves(call.inputs), _kept(outputs)))
+        calls.append((call.method, pytree.tree_leaves(call.inputs), outputs))
     return calls
-
-
-def _called(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
-    return prepend_mutated_inputs(pytree.tree_leaves(inputs), lambda: pytree.tree_leaves(module(*inputs)))
 
 
 def _kept(outputs: Any) -> list[Any]:

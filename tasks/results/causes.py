@@ -99,6 +99,22 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         ("export",),
+        r"keeps state in attributes of Python \((?P<names>[^)]+)\)",
+        "the model keeps {names} from one call to the next; a file has only the values of its first call, and returns "
+        "what eager returns after a first call again and again",
+        "call `register_buffer` for it where the model is built: a list of tensors is one buffer, "
+        "`self.past = torch.cat([self.past[1:], x])`, and a number is a tensor, also where it chooses between values",
+        "or make it an input and an output, which the app passes on from call to call",
+    ),
+    _cause(
+        ("export",),
+        r"keeps state in (what is no attribute|buffers, in a way)",
+        "the model keeps something from one call to the next that torch.export takes for a constant",
+        "keep it in a buffer of the module, and write to that with operators: `self.h.copy_(...)`, not `self.h.data`",
+        "where nothing is kept, and random numbers of Python or NumPy are drawn, give the model these as inputs",
+    ),
+    _cause(
+        ("export",),
         r"Exporting a ScriptModule is not supported|torch\.jit\.\w*Script\w*",
         "the model is a TorchScript module, or has one in it",
         "build it from its Python class; torch.export does not trace torch.jit.script or torch.jit.trace",
@@ -295,6 +311,18 @@ CAUSES: tuple[Cause, ...] = (
         "of the model's buffers, so none sees what another one writes",
         "let the methods share them, in the recipe: `compile: {{share_mutable_buffers: true}}`",
         when="own state",
+    ),
+    _cause(
+        ("verify",),
+        r"output (?P<output>\d+), dimension [^:]+: \S+ dB(, all \S+)?; eager's are up to (?P<largest>[^,]+), those of "
+        r"the whole output up to (?P<most>[^;\s]+)",
+        "a part of output {output} has values up to {largest} next to others up to {most}, and is lost: integers of 8 "
+        "bits have one scale for all of it",
+        "return the parts as outputs of their own, and join them in the app",
+        "or scale them to the same range in the model, such as boxes to shares of the image",
+        "or leave the layer that makes the output in floating point: `quantize: {{exclude: [...]}}` in the recipe",
+        "where the part does not matter, `verify: {{min_part_sqnr_db: null}}` in the recipe or the model",
+        when="quantized",
     ),
     _cause(
         ("verify",),

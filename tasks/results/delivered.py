@@ -358,6 +358,7 @@ class Delivered(Record):
             "timings": [timing.to_json() for timing in self.timings],
             "drawn_sqnr_db": figures and figures.drawn and figures.drawn.sqnr_db,
             "calibration": dict(figures.calibration) if figures else {},
+            "parts": [part.to_json() for part in figures.parts] if figures else [],
             "notes": list(figures.notes) if figures else [],
             **numerics,
         }

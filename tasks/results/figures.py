@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from ...artifacts.records import Record
 from ...configs.verification import VerifyBounds
@@ -51,6 +53,8 @@ class Case:
     # by how much its noise is above that of eager's own output, both against eager in float32, in dB; None if that is
     # not known or there is none
     lost_db: float | None = None
+    # sums over its slices, `tasks.verify.parts.Slices`, for the figures of parts; not stored
+    slices: Annotated[tuple[Any, ...], Field(exclude=True)] = field(default=(), compare=False, repr=False)
 
     @property
     def where(self) -> str:
@@ -77,6 +81,37 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True)
+class Part(Record):
+    """The worst entries of an output along one of its dimensions, over all its cases."""
+
+    method: str
+    output: int
+    payload: str = ""  # of a fat file; empty for a plain file
+    dimension: int = 0
+    of: int = 0  # entries that the dimension has
+    entries: tuple[tuple[int, int], ...] = ()  # the first and the last of each run of them
+    sqnr_db: float = 0.0
+    largest: float = 0.0  # magnitude in eager
+    largest_of_output: float = 0.0
+    constant: float | None = None  # what all of it is in the file, where it varies in eager
+    lost: bool = False  # whether nothing is left of how eager's values vary
+    own_range: bool = False  # whether it is lost, and has much smaller values than all of the rest
+
+    def __str__(self) -> str:
+        runs = [str(first) if first == last else f"{first} to {last}" for first, last in self.entries]
+        named = ", ".join(runs[:_RUNS]) + (", ..." if len(runs) > _RUNS else "")
+        constant = "" if self.constant is None else f", all {f'{self.constant:.3g}' if self.constant else 'zeros'}"
+        return (
+            f"{_named(self.method, self.payload)}, output {self.output}, dimension {self.dimension}, {named} of "
+            f"{self.of}: {self.sqnr_db:.1f} dB{constant}; eager's are up to {self.largest:.3g}, those of the whole "
+            f"output up to {self.largest_of_output:.3g}"
+        )
+
+
+_RUNS = 4  # of entries that a text names
+
+
+@dataclass(frozen=True, slots=True)
 class Figures(Record):
     """All cases of a file and the worst of them: overall, by method, and by payload of a fat file."""
 
@@ -90,6 +125,7 @@ class Figures(Record):
     drawn: Worst | None = None
     calibration: dict[str, str] = field(default_factory=dict)  # method -> what quantizers observed, as ``8 samples``
     notes: tuple[str, ...] = ()  # what else is to be known of the file, such as sizes that it was to take and does not
+    parts: tuple[Part, ...] = ()  # the worst of each output, where it has less SQNR than outputs need, or is lost
 
     @property
     def of_file(self) -> bool:
@@ -232,7 +268,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summarize(
-    cases: Sequence[Case], not_run: Mapping[str, str] | None = None, *, on_examples: Collection[str] = ()
+    cases: Sequence[Case],
+    not_run: Mapping[str, str] | None = None,
+    *,
+    on_examples: Collection[str] = (),
+    parts: Iterable[Part] = (),
 ) -> Figures:
     """Figures of at least one case; random inputs of the methods `on_examples` count apart from the others."""
     every, cases = tuple(cases), judged(cases, on_examples)
@@ -246,6 +286,7 @@ def summarize(
         dict(not_run or {}),
         every,
         worst_of(apart) if apart else None,
+        parts=tuple(parts),
     )
 
 
@@ -265,7 +306,7 @@ def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:
         yield f"max relative error {figures.max_relative_error:.3g} > {bounds.max_relative_error:.3g}"
     if bounds.min_sqnr_db is not None and figures.sqnr_db is not None:
         least = least_sqnr(bounds.min_sqnr_db, figures.rounded_to)
-        if figures.sqnr_db < least and not (isinstance(figures, Case) and _is_as_good(figures, bounds)):
+        if figures.sqnr_db < least and not (isinstance(figures, Case) and is_as_good(figures, bounds)):
             yield f"SQNR {figures.sqnr_db:.1f} dB < {least:.1f} dB"
 
 
@@ -278,11 +319,17 @@ _MOST_LOST_DB = 3.0
 """Kernels round elsewhere than eager: noise may be twice that of eager's."""
 
 
-def _is_as_good(case: Case, bounds: VerifyBounds) -> bool:
+def is_as_good(case: Case, bounds: VerifyBounds) -> bool:
     """Whether an output is right whatever its SQNR."""
     if case.lost_db is not None and case.lost_db <= _MOST_LOST_DB:
         return True
     return bool(case.counted) and case.equal / case.counted >= (bounds.least_agreement or 0.0)
+
+
+def lost_parts(parts: Iterable[Part], bounds: VerifyBounds) -> Iterator[str]:
+    """Yields a message for each part that is lost and has a range of its own, where the bounds apply to parts."""
+    if bounds.min_sqnr_db is not None and bounds.min_part_sqnr_db is not None:
+        yield from (str(part) for part in parts if part.own_range)
 
 
 def disagreements(cases: Sequence[Case], bounds: VerifyBounds) -> Iterator[str]:

@@ -86,6 +86,15 @@ _KEEPING_ZEROS = {  # what makes zeros of zeros
     )
 }
 
+_CONCATENATIONS = {_ATEN.cat, _ATEN.concat, _ATEN.concatenate, _ATEN.stack, _ATEN.hstack, _ATEN.vstack}
+_REARRANGING = {  # what returns the values of a tensor elsewhere
+    getattr(_ATEN, name)
+    for name in (
+        *("alias", "clone", "contiguous", "detach", "expand", "flatten", "permute", "reshape", "select", "slice"),
+        *("squeeze", "t", "transpose", "unflatten", "unsqueeze", "view"),
+    )
+}
+
 
 class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # executorch is untyped here
     """Takes padding with zeros, more convolutions with dynamic scales, small values, and layers that are called twice.
@@ -159,6 +168,33 @@ def _kept_in_float(model: GraphModule) -> Iterator[Node]:
     yield from _sums_and_products(ahead, _KEEPING_ZEROS)
     masked = [node.args[0] for node in model.graph.nodes if _packet(node) in _SOFTMAX]
     yield from _sums_and_products(masked, _KEEPING_ZEROS | _SUMS_AND_PRODUCTS)
+    joined = list(_joined_for_outputs(model.graph))
+    others = (node for node in model.graph.nodes if node not in joined)
+    if any(node.target in _WITH_BIAS or _packet(node) in _SUMS_AND_PRODUCTS for node in others):  # there has to be some
+        yield from joined
+
+
+def _joined_for_outputs(graph: Graph) -> Iterator[Node]:
+    """Concatenations that only outputs have, and what scales or moves them by constants.
+
+    With one scale for boxes from 0 to 640 and scores from 0 to 1, all scores become zero. In floating point, each part
+    keeps its own scale, and XNNPACK joins them as fast.
+    """
+    constant, joined, returned = set[Node](), set[Node](), set[Node]()
+    for node in graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op == "get_attr" or (inputs and constant.issuperset(inputs)):
+            constant.add(node)
+        scales = _packet(node) in _SUMS_AND_PRODUCTS and not constant.isdisjoint(inputs)
+        keeps = (scales or _packet(node) in _REARRANGING) and not joined.isdisjoint(inputs)
+        if keeps or _packet(node) in _CONCATENATIONS:
+            joined.add(node)
+    for node in reversed(graph.nodes):
+        moves = node in joined or _packet(node) in _REARRANGING
+        if node.op == "output" or (moves and node.users and returned.issuperset(node.users)):
+            returned.add(node)
+            if node in joined and _packet(node) not in _REARRANGING:
+                yield node
 
 
 def _sums_and_products(ahead: list[Any], passing: Collection[Any]) -> Iterator[Node]:

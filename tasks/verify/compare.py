@@ -12,6 +12,7 @@ import torch
 from ...errors import VerificationFailed
 from ..results.figures import Case
 from ..usercode.inputs import StoredCase
+from .parts import slices_of
 
 _COARSE = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _ORDER = ("bfloat16", "int8", "float16")  # the coarsest first
@@ -33,7 +34,7 @@ def compare_all(outputs: Sequence[Any], stored: StoredCase, *, method: str, roun
         case = compare(output, reference, method=method, label=label, output_position=position)
         rounded_to = next((name for name in _ORDER if name in (case.rounded_to, rounding)), "")
         lost = _lost(output, reference, wide) if rounded_to in _COARSE.values() else None
-        yield replace(case, rounded_to=rounded_to, lost_db=lost)
+        yield replace(case, rounded_to=rounded_to, lost_db=lost, slices=slices_of(output, reference))
 
 
 def _lost(output: Any, reference: Any, exact: Any) -> float | None:

@@ -22,6 +22,7 @@ from ...configs.verification import VerifyBounds
 from ...errors import InputError, PteforgeError, VerificationFailed, printable
 from ..results.figures import Figures, summarize
 from .measure import Sample
+from .parts import worst_parts
 from .running import ExpectedCall, Loadable
 from .verification import run_cases
 
@@ -54,7 +55,8 @@ def verify_on_device(
 
 def verify_program(program: DeviceProgram, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> Figures:
     """As `verify_on_device`, for a program that is there already."""
-    return summarize([replace(case, payload=program.payload) for case in run_cases(program, examples, bounds)])
+    cases = [replace(case, payload=program.payload) for case in run_cases(program, examples, bounds)]
+    return summarize(cases, parts=worst_parts(cases, bounds))
 
 
 @contextmanager

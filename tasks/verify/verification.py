@@ -20,10 +20,21 @@ from ...configs.verification import ERROR_BOUNDS, VerifyBounds
 from ...errors import VerificationFailed
 from ...formats.pte.contents import PteFile, TensorSpec, shape_problem
 from ..codecs.program import load_program
-from ..results.figures import WHOLE_FILE, Case, Figures, disagreements, judged, summarize, violations, worst_of
+from ..results.figures import (
+    WHOLE_FILE,
+    Case,
+    Figures,
+    disagreements,
+    judged,
+    lost_parts,
+    summarize,
+    violations,
+    worst_of,
+)
 from ..usercode.inputs import StoredCase, same_shapes, stored_cases
 from .adversarial import Found, Judge
 from .compare import compare_all
+from .parts import worst_parts
 from .running import Runnable, StoredProgram, run_method, run_sequences, runnable_payloads
 
 
@@ -52,7 +63,8 @@ def verify_file(
                 f"payload {payload!r}: {problem}; devices would pass over it: `output: {{self_check: ...}}` in the "
                 "recipe needs a larger `tolerance`, or `repeats: 1` where results may vary"
             )
-    return summarize(cases, not_run, on_examples=on_examples)
+    parts = worst_parts(judged(cases, on_examples), bounds)
+    return summarize(cases, not_run, on_examples=on_examples, parts=parts)
 
 
 def verify_found(
@@ -209,7 +221,9 @@ def verify_programs(
             outputs = program.run(case.inputs)
             cases += compare_all(outputs, case, method=method, rounding=stored.get("rounding", ""))
     _check(judged(cases, on_examples), bounds, "the edge program does")
-    return summarize(cases, {WHOLE_FILE: f"{missing}; its edge program ran instead"}, on_examples=on_examples)
+    instead = {WHOLE_FILE: f"{missing}; its edge program ran instead"}
+    parts = worst_parts(judged(cases, on_examples), bounds)
+    return summarize(cases, instead, on_examples=on_examples, parts=parts)
 
 
 def _run_program(
@@ -248,7 +262,7 @@ def run_cases(
 
 def _check(cases: Sequence[Case], bounds: VerifyBounds, what: str, reference: str = "eager") -> None:
     outside = [(case, line) for case in cases for line in violations(case, bounds)]
-    shared = list(disagreements(cases, bounds))
+    shared = [*disagreements(cases, bounds), *lost_parts(worst_parts(cases, bounds), bounds)]
     if problems := [*(f"{case.where}: {line}" for case, line in outside), *shared]:
         worst, passing = worst_of(cases), [case for case in cases if not case.is_drawn]
         if passing and not shared and all(case.is_drawn for case, _ in outside):

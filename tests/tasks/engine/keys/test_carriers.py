@@ -61,7 +61,7 @@ def test_params():
         f'{{"edge":{edge_text},"takes_weights":"","target":{{"name":"x","options":{{}}}}}}'
     )
     assert dumped(Verify.Params(bounds=VerifyBounds(max_abs_error=0.1), host="avx2")) == (
-        '{"bounds":{"drawn_inputs":2,"max_abs_error":0.1,"max_relative_error":null,"min_agreement":null,"min_sqnr_db":80.0},"host":"avx2","on_examples":[],"runtime":null}'
+        '{"bounds":{"drawn_inputs":2,"max_abs_error":0.1,"max_relative_error":null,"min_agreement":null,"min_part_sqnr_db":3.0,"min_sqnr_db":80.0},"host":"avx2","on_examples":[],"runtime":null}'
     )
     assert dumped(Export.Params(source={"kwargs": {"width": 3}}, dynamic_shapes={"forward": [{"0": {"min": 1}}]})) == (
         '{"drawn_inputs":2,"dynamic_shapes":{"forward":[{"0":{"min":1}}]},"host":"","method":null,"seed":0,'

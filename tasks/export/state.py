@@ -1,0 +1,81 @@
+"""What calls of a module change in it: buffers, and what it keeps in attributes of Python, which no program has."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule
+
+
+class Change(NamedTuple):
+    """A part of a module that has another value after calls."""
+
+    name: str
+    is_buffer: bool
+
+
+def changes(before: torch.nn.Module, after: torch.nn.Module) -> list[Change]:
+    """What differs between a module and a copy of it, but for parameters."""
+    old, new = _values(before), _values(after)
+    keys = (key for key in {**old, **new} if key not in old or key not in new or not is_same(old[key], new[key]))
+    return list(dict.fromkeys(change for change, _ in keys))
+
+
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+_VALUES = (int, float, complex, str, bytes, bytearray, set, frozenset, torch.Tensor, torch.dtype, type(None))
+
+
+def _values(module: torch.nn.Module) -> dict[tuple[Change, tuple[Any, ...]], Any]:
+    """Values of buffers and attributes, also those inside of containers and plain objects, by where they are."""
+    found: dict[tuple[Change, tuple[Any, ...]], Any] = {}
+    seen = set[int]()
+    ahead: list[tuple[Change, tuple[Any, ...], Any]] = [(Change("", is_buffer=False), (), module)]
+    while ahead:
+        place, inside, value = ahead.pop()
+        if isinstance(value, _VALUES) or hasattr(value, "__array__"):
+            found[place, inside] = value
+        elif isinstance(value, itertools.count):
+            found[place, inside] = repr(value)
+        elif id(value) in seen or isinstance(value, type | ModuleType):
+            continue
+        elif isinstance(value, Mapping | list | tuple | deque):
+            found[place, (*inside, "length")] = len(value)
+            entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+            ahead += [(place, (*inside, str(key)), entry) for key, entry in entries]
+        else:
+            ahead += [(part, (), own) for part, own in _parts(place.name, value)]
+        seen.add(id(value))
+    return found
+
+
+def _parts(name: str, value: Any) -> list[tuple[Change, Any]]:
+    """Attributes of a module or a plain object, with a module's buffers and submodules."""
+    prefix, attributes = f"{name}." if name else "", dict(getattr(value, "__dict__", {}))
+    if not isinstance(value, torch.nn.Module):
+        return [(Change(prefix + own, is_buffer=False), part) for own, part in attributes.items()]
+    of_python = {} if isinstance(value, GraphModule) else attributes
+    parts = {own: part for own, part in of_python.items() if own not in _OF_TORCH} | attributes["_modules"]
+    return [
+        *((Change(prefix + own, is_buffer=False), part) for own, part in parts.items()),
+        *((Change(prefix + own, is_buffer=True), part) for own, part in attributes["_buffers"].items()),
+    ]
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, or cannot be compared."""
+    if type(one) is not type(other):
+        return False
+    try:
+        one, other = (torch.as_tensor(each) if hasattr(each, "__array__") else each for each in (one, other))
+        if not isinstance(one, torch.Tensor):
+            return bool(one == other or one != one)  # noqa: PLR0124 - NaN
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return False
+        return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - as above
+    except Exception:  # noqa: BLE001 - whatever the classes of values raise
+        return True
