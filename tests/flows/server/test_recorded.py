@@ -151,7 +151,7 @@ def test_parameters_are_recorded(warm, on_server, recorded):
 
 # A flow whose first attempt fails, since its builder does, and how it ended: state, attempts, stages that ran.
 RETRIED = """
-import asyncio, json, sys
+import asyncio, json, pathlib, sys
 from pteforge.flows.prefect import zoo_flow
 attempts, lower = [], zoo_flow.find_models
 zoo_flow.find_models = lambda session: attempts.append(lower(session))
@@ -189,19 +189,19 @@ def once():
 """
 
 
-# The first call leaves no space in the store.
+# The first call leaves no space in the store; each attempt of a run makes room before it.
 FILLS = """
 import pathlib, torch
 
 def fills():
-    filler = pathlib.Path("store/filler")
-    if filler.exists():
-        filler.unlink()
+    if pathlib.Path("filled").exists():
         return torch.nn.Linear(5, 2), (torch.ones(1, 5),)
-    with filler.open("wb", buffering=0) as file:
+    pathlib.Path("filled").touch()
+    with open("store/filler", "wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
 """
+MAKES_ROOM = RETRIED.replace("lambda session: ", "lambda session: pathlib.Path('store/filler').unlink(True) or ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
@@ -211,7 +211,7 @@ def test_full_disks(project, on_server):
     project.write_zoo({"full": "full:fills", "steady": "nets:linear"}, ("portable-fp32",))
     project.store.mkdir(mode=0o700)
     with small_disk(project.store, 24 << 20):
-        ((name, attempts, stages),) = run_python(project.folder, RETRIED, parameters(project, jobs=1), on_server)
+        ((name, attempts, stages),) = run_python(project.folder, MAKES_ROOM, parameters(project, jobs=1), on_server)
         assert (name, attempts, stages["ran"] + stages["cached"]) == ("Completed", 2, 12)
         runs = project.run("runs", "--json").json["runs"]
         assert [(run["attempt"], run["status"]) for run in runs] == [(2, "completed"), (1, "failed")]
