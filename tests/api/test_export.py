@@ -222,9 +222,7 @@ def test_methods_to_quantize(builders, store):
     assert [stage.step for stage in result.stages if stage.stage == "quantize"] == ["quantize/decode/xnnpack-own"]
     assert "quantize" in str(result.artifact("edge", method="decode").graph)
     assert result.figures.methods["encode"].max_abs_error == 0
-    with pytest.raises(
-        SourceError, match=r"`quantize.methods` of recipe 'xnnpack-own' names the methods \['decod'\]"
-    ):
+    with pytest.raises(SourceError, match=r"`quantize.methods` of recipe 'xnnpack-own' names the methods \['decod'\]"):
         quantized(methods=["decod"])
     result = quantized(options={"dynamic": True})
     assert "quantize" in str(result.artifact("edge", method="decode").graph)

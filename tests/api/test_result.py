@@ -92,7 +92,7 @@ class Named(torch.nn.Module):
 
 
 def test_structure_of_outputs(exported, example, store):
-    """`run` returns what the model does, also for NumPy arrays; a recipe that is a mapping is named by what it extends."""
+    """`run` returns what the model does, also for NumPy arrays; a recipe in a mapping is named by what it extends."""
     recipe = {"extends": "portable-fp32", "verify": {"min_sqnr_db": 70}}
     made = pteforge.export(Named(), example, recipe=recipe, store=store)
     assert made.recipe == "portable-fp32-own"

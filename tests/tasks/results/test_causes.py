@@ -73,14 +73,12 @@ def test_inexact_outputs(found, problem):
     [
         (
             "verify",
-            "Attempted to change the tensor rank which is immutable: old=2, new=1; KernelCall failed at instruction 0:2 "
-            "in operator aten::squeeze_copy.dims_out: 0x12: method 'forward' fails on drawn 0",
+            "change the tensor rank which is immutable: KernelCall failed in operator aten::squeeze_copy.dims_out: 0x12",
             "x.squeeze(-1)",
         ),
         (
             "export",
-            "AttributeError: __torch__.torch.classes.quantized.LinearPackedParamsBase (of Python compilation unit at: 0) "
-            "does not have a field with name '__obj_flatten__'",
+            "torch.classes.quantized.LinearPackedParamsBase does not have a field with name '__obj_flatten__'",
             "xnnpack-int8-dynamic",
         ),
         *(
