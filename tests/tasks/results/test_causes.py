@@ -73,7 +73,7 @@ def test_inexact_outputs(found, problem):
     [
         (
             "verify",
-            "change the tensor rank which is immutable: KernelCall failed in operator aten::squeeze_copy.dims_out: 0x12",
+            "the tensor rank which is immutable: KernelCall failed in operator aten::squeeze_copy.dims_out: 0x12",
             "x.squeeze(-1)",
         ),
         (
