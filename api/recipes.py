@@ -61,8 +61,7 @@ def find_recipe(given: RecipeLike) -> FoundRecipe:
         case Recipe():
             return _named(FoundRecipe(_planned(_UNNAMED, given, _error_at)))
         case Mapping():
-            found = _loaded(recipe_of_fields(_UNNAMED, given))
-            return _named(found, str(given.get("extends", "")))
+            return _named(_loaded(recipe_of_fields(_UNNAMED, given)), str(given.get("extends", "")))
         case Path():
             return _loaded(load_recipe(given))
         case str() if ":" in given:
