@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..artifacts.digest import digest_json
 from ..configs.nodes import FieldPath, format_field
 from ..configs.places import HOST
 from ..configs.recipe import Recipe
@@ -60,10 +59,9 @@ def find_recipe(given: RecipeLike) -> FoundRecipe:
         given = Path(given)
     match given:
         case Recipe():
-            return _named_by_content(FoundRecipe(_planned(_UNNAMED, given, _error_at)))
+            return _named(FoundRecipe(_planned(_UNNAMED, given, _error_at)))
         case Mapping():
-            found = _loaded(recipe_of_fields(_UNNAMED, given))
-            return _named_by_content(found, str(given.get("extends", "")))
+            return _named(_loaded(recipe_of_fields(_UNNAMED, given)), str(given.get("extends", "")))
         case Path():
             return _loaded(load_recipe(given))
         case str() if ":" in given:
@@ -79,12 +77,13 @@ def find_recipe(given: RecipeLike) -> FoundRecipe:
     return FoundRecipe(planned, found.strict, found.calibration)
 
 
-def _named_by_content(found: FoundRecipe, extends: str = "") -> FoundRecipe:
-    """The recipe with a name that other recipes for the same model do not have, such as ``xnnpack-fp32-1a2b3c``."""
-    recipe = found.planned.recipe
-    base = extends or "-".join(payload.target for payload in recipe.specializations)
-    name = f"{base}-{digest_json(recipe.model_dump(mode='json'))[:6]}"
-    return replace(found, planned=replace(found.planned, name=name))
+def _named(found: FoundRecipe, extends: str = "") -> FoundRecipe:
+    """The recipe, named by what it extends, or by its targets.
+
+    Two of them for one model have one name, so that `Exported.why` says what changed from one to the other.
+    """
+    base = extends or "-".join(payload.target for payload in found.planned.recipe.specializations)
+    return replace(found, planned=replace(found.planned, name=f"{base}-own"))
 
 
 def _error_at(problem: str, where: FieldPath) -> ConfigError:

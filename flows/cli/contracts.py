@@ -31,7 +31,10 @@ def print_contract(
     ] = False,
     as_cmake: Annotated[bool, typer.Option("--cmake", help="Print CMake for ExecuTorch's selective build.")] = False,
     as_header: Annotated[
-        bool, typer.Option("--header", help="Print a C++ header with the memory that methods take.")
+        bool,
+        typer.Option(
+            "--header", help="Print a C++ header with the memory that methods take: planned, and what places measured."
+        ),
     ] = False,
     diff: Annotated[
         bool, typer.Option("--diff", help="Of two paths, OLD and NEW: what NEW needs besides; exit with 1 if anything.")

@@ -44,7 +44,7 @@ NOT_FOR_NETS = checked_recipe("portable", not_for={"net*": "no kernels"})
         ({"name": "a/b"}, "'a/b' cannot be a model's name"),
         (
             {"recipe": NOT_FOR_NETS, "name": "net1"},
-            "the recipe 'portable-[0-9a-f]{6}' does not apply to 'net1': no kernels",
+            "the recipe 'portable-own' does not apply to 'net1': no kernels",
         ),
         ({"example_inputs": "x"}, "example_inputs of method 'forward' is a str; give a tuple"),
         ({"example_inputs": {"encode": ()}}, r"example_inputs names the methods \['encode'\]; the model has"),

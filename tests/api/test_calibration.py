@@ -95,7 +95,7 @@ def test_never_all_in_memory(quantize, ramps):
     ("given", "more", "problem"),
     [
         ([], {"recipe": "xnnpack-fp32"}, "calibration is given, but the recipe 'xnnpack-fp32' has no `quantize`"),
-        ([], {"recipe": OTHERS_ONLY}, "calibration of method 'forward': the recipe 'recipe' does not quantize it"),
+        ([], {"recipe": OTHERS_ONLY}, "calibration of method 'forward': the recipe '.*-own' does not quantize it"),
         ({"encode": []}, {}, r"calibration names the methods \['encode'\]; the model has \['forward'\]"),
         (3, {}, "calibration of method 'forward' is a int; give a tuple of positional inputs"),
         ("nowhere:samples", {}, "calibration of method 'forward': builder 'nowhere:samples': "),

@@ -68,6 +68,39 @@ def test_inexact_outputs(found, problem):
     assert f"{found} dB of 130.0 dB" in finding.problem
 
 
+@pytest.mark.parametrize(
+    ("stage", "message", "remedy"),
+    [
+        (
+            "verify",
+            "the tensor rank which is immutable: KernelCall failed in operator aten::squeeze_copy.dims_out: 0x12",
+            "x.squeeze(-1)",
+        ),
+        (
+            "export",
+            "torch.classes.quantized.LinearPackedParamsBase does not have a field with name '__obj_flatten__'",
+            "xnnpack-int8-dynamic",
+        ),
+        *(
+            ("edge", f"SpecViolationError: Operator torch._ops.aten.{name} is not in Core ATen opset", remedy)
+            for name, remedy in {
+                "randn_like.default": "as an input",
+                "normal_functional.default": "as an input",
+                "multinomial.default": "as an input",
+                "sort.default": "core_aten_ops_exception_list",
+            }.items()
+        ),
+        ("partition", "ValueError: pad must be non-negative integer, got -1 at index 6", "slices"),
+        ("export", "UnsupportedOperatorException: aten.some_op.default", "let the application do the rest"),
+        ("export", "UnsupportedOperatorException: mylib.some_op.default", "register_fake"),
+    ],
+)
+def test_first_mistakes(stage, message, remedy):
+    """What often fails in a first model has a way out that can be followed."""
+    (finding,) = known_causes(stage, message)
+    assert any(remedy in each for each in finding.remedies)
+
+
 def test_searched_inputs():
     """What a search has found is not taken for a loss of quality, which `bisect` would look for in the examples."""
     problem = (
