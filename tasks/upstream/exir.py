@@ -221,7 +221,7 @@ def _one_layout() -> AbstractContextManager[object]:
     legalize = LegalizePortableDimOrderPass.call_operator
 
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        value = meta["val"] if "val" in meta else None  # noqa: SIM401 - it has no `get`; what writes state back has no value
+        value: Any = meta["val"] if "val" in meta else None  # noqa: SIM401 - it has no `get`; what writes state back has no value
         if _is_copy(op) and kwargs.get("dim_order") and _is_in_both_layouts(value):
             kwargs = {**kwargs, "dim_order": list(range(value.dim()))}
         if op in self._target_ops or not _has_several_layouts(op, args, value):
