@@ -223,9 +223,10 @@ def _one_layout() -> AbstractContextManager[object]:
     legalize = LegalizePortableDimOrderPass.call_operator
 
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        if _is_copy(op) and kwargs.get("dim_order") and _is_in_both_layouts(meta["val"]):
-            kwargs = {**kwargs, "dim_order": list(range(meta["val"].dim()))}
-        if op in self._target_ops or not _has_several_layouts(op, args, meta["val"]):
+        value: Any = meta["val"] if "val" in meta else None  # noqa: SIM401 - it has no `get`; what writes state back has no value
+        if _is_copy(op) and kwargs.get("dim_order") and _is_in_both_layouts(value):
+            kwargs = {**kwargs, "dim_order": list(range(value.dim()))}
+        if op in self._target_ops or not _has_several_layouts(op, args, value):
             return legalize(self, op, args, kwargs, meta)
 
         def copy(given: Any) -> Any:
@@ -252,8 +253,9 @@ def _is_copy(op: Any) -> bool:
     return getattr(op, "namespace", "") == "dim_order_ops"
 
 
-def _is_in_both_layouts(value: torch.Tensor) -> bool:
-    return all(type(size) is int for size in value.shape) and value.is_contiguous() and not _is_contiguous(value)
+def _is_in_both_layouts(value: Any) -> bool:
+    known = isinstance(value, torch.Tensor) and all(type(size) is int for size in value.shape)
+    return known and value.is_contiguous() and not _is_contiguous(value)
 
 
 def _tensor_of(value: Any) -> Any:
@@ -429,7 +431,7 @@ def _is_of_one_type(node: Node) -> bool:
 
 def _is_in_default_order(node: Node) -> bool:
     """Whether an operator that needs its input's dimensions in the default order, if it is one, has that."""
-    if _is_copy(node.target) and _is_in_both_layouts(node.meta["val"]):
+    if _is_copy(node.target) and _is_in_both_layouts(node.meta.get("val")):
         return False
     if _has_several_layouts(node.target, (node.args, node.kwargs), node.meta.get("val")):
         return False
