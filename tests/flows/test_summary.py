@@ -272,3 +272,12 @@ def test_many_ladders():
         ["other/fat.b", "exact", "140.0", "dB", "139.0", "dB"],
         ["other/fat.b", "encode", "exact", "130.0", "dB", "129.0", "dB"],
     ]
+
+
+@pytest.mark.parametrize(("size", "advised"), [(1100, False), (2000, True)])
+def test_what_fat_costs(size, advised, tmp_path):
+    """A line says how many times its largest payload a fat file is, with advice where that is much."""
+    sizes = {"vulkan": 1000, "xnnpack": 900}
+    (note,) = notes(Delivered("net", "fat", "made", path=tmp_path / "fat.pte", size=size, payload_sizes=sizes))
+    assert f"{size / 1000:.2f} times its largest payload (vulkan, 1000 B)" in note.text
+    assert ("ship plain files" in note.text) == advised
