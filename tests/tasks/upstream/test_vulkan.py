@@ -234,14 +234,6 @@ def test_layers_of_torchao(outputs, dtype, taken):
     assert not (taken and found)
 
 
-def test_sizes_alone_are_no_part():
-    """Where the CPU has all that computes with a size, no delegate is made of it: upstream fails on one."""
-    from executorch.exir.delegate import executorch_call_delegate
-
-    program = lowered(Function(lambda x: x.double() * x.shape[1]), (TOKENS,), LENGTH)
-    assert executorch_call_delegate not in {node.target for node in program.exported_program().graph.nodes}
-
-
 @pytest.mark.parametrize(
     ("function", "calls"),
     [
