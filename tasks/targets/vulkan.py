@@ -100,10 +100,9 @@ class Vulkan(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
-        from ..upstream.vulkan import LimitedVulkanPartitioner, decline_fusions, trace_patterns_once, write_operators_out
+        from ..upstream.vulkan import LimitedVulkanPartitioner, mend_vulkan, trace_patterns_once
 
-        decline_fusions()
-        write_operators_out()
+        mend_vulkan()
         if saves_time():
             trace_patterns_once()
         partitioner = LimitedVulkanPartitioner if self.options.limits else VulkanPartitioner

@@ -41,10 +41,9 @@ class WebGpu(Vulkan):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 
-        from ..upstream.vulkan import LimitedWebGpuPartitioner, decline_fusions, trace_patterns_once, write_operators_out
+        from ..upstream.vulkan import LimitedWebGpuPartitioner, mend_vulkan, trace_patterns_once
 
-        decline_fusions()
-        write_operators_out()
+        mend_vulkan()
         if saves_time():
             trace_patterns_once()
         partitioner = LimitedWebGpuPartitioner if self.options.limits else WebGPUPartitioner

@@ -30,7 +30,7 @@ from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
 from executorch.exir.dialects._ops import ops
 from executorch.exir.pass_base import ExportPass
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -44,7 +44,7 @@ class Facts:
 
     constants: Collection[Node]  # placeholders of weights and of buffers that nothing changes
     largest: Mapping[Node, float]  # the largest absolute value of integers
-    finite: Collection[Node]  # placeholders of constants without masks
+    is_finite: Callable[[Node], bool]  # whether a placeholder is a constant without masks
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ LIMITS = (
     ),
     Limit(
         ["aten._log_softmax"],
-        lambda node, facts: _may_be_masked(node.args[0], facts.finite.__contains__),
+        lambda node, facts: _may_be_masked(node.args[0], facts.is_finite),
         "of masked values, the logarithm is 0 in place of -inf: `log_softmax(x)` with -inf in it",
     ),
     Limit(["aten.index.Tensor"], _always, "negative indices are taken for others: 3.5 dB"),
@@ -394,6 +394,12 @@ LIMITS = (
         ["vulkan"],
     ),
     Limit(
+        ["aten.embedding"],
+        lambda node, facts: node.args[0] not in facts.constants,
+        "a table that is no constant of the file makes the runtime throw: `embedding(x, table)`",
+        ["vulkan"],
+    ),
+    Limit(
         _WEIGHTS,
         _computes_weights,
         "weights that are no constants of the file make the runtime throw: `conv2d(x, w)`",
@@ -440,8 +446,7 @@ def _facts(program: ExportedProgram) -> Facts:
         dtypes = {leaf.dtype for leaf in pytree.tree_leaves(_value(node)) if torch.is_tensor(leaf)}
         if most := max((_LARGEST[dtype] for dtype in dtypes & _LARGEST.keys()), default=0):
             largest[node] = min(most, _largest(node, largest))
-    constants = _constants(program)
-    return Facts(constants, largest, {node for node in constants if _is_finite(program, node)})
+    return Facts(_constants(program), largest, partial(_is_finite, program))
 
 
 _LARGEST = {torch.bool: 1, torch.uint8: 255, torch.int8: 128, torch.int16: 1 << 15, torch.int32: 1 << 31}
@@ -473,33 +478,46 @@ def _largest(node: Node, known: Mapping[Node, float]) -> float:
             return abs(given) if isinstance(given, int | float) else inf
         value = _value(given)
         if isinstance(value, torch.SymInt):
-            value = value.node.shape_env.bound_sympy(value.node.expr).upper
-        return known.get(given, inf) if torch.is_tensor(value) else float(value)
+            bound = value.node.shape_env.bound_sympy(value.node.expr)
+            is_known = bound.lower > -(1 << 63) and bound.upper < 1 << 63
+            return float(max(bound.upper, -bound.lower)) if is_known else inf
+        return known.get(given, inf)
 
     name = _name(node)
     if name in _MOVING or node.target is getitem:
         tensors = [given for given in node.all_input_nodes if torch.is_tensor(_value(given))]
         return max((known.get(given, inf) for given in tensors), default=inf)
-    match name, node.args:
-        case "aten.add.Tensor" | "aten.sub.Tensor", (one, other):
-            return most(one) + most(node.kwargs.get("alpha", 1)) * most(other)
-        case "aten.mul.Tensor", (one, other):
-            return most(one) * most(other)
-        case "aten.div.Tensor_mode", (one, _):
-            return most(one)
-        case "aten.clamp", (one, least, greatest):
-            return min(most(one), max(most(least), most(greatest)))
-        case "aten.full" | "aten.full_like", (_, number):
-            return most(number)
-        case "aten.scalar_tensor", (number,):
-            return most(number)
-        case "aten.arange.start_step", (start, end, *step):
-            return min(max(most(start), most(end)), most(start) + max(map(most, step), default=1) * _MOST_ELEMENTS)
-        case (("aten.argmax" | "aten.argmin" | "aten.max_pool2d_with_indices"), _):
-            return _MOST_ELEMENTS
-    if node.op == "placeholder" and getattr(_value(node), "constant", None) is not None:
-        return float(_value(node).constant.abs().max())
+    if name in _RANGES:
+        return _RANGES[name](most, node, *node.args)
+    if node.op == "placeholder" and getattr(_value(node), "constant", None) is not None and _value(node).numel():
+        return float(_value(node).constant.double().abs().max())
     return inf
+
+
+def _largest_sum(most: Callable[[Any], float], node: Node, one: Any, other: Any) -> float:
+    return most(one) + most(node.kwargs.get("alpha", 1)) * most(other)
+
+
+def _largest_bound(most: Callable[[Any], float], _: Node, one: Any, least: Any = None, greatest: Any = None) -> float:
+    return min(most(one), max(most(least), most(greatest)))
+
+
+def _largest_position(most: Callable[[Any], float], _: Node, start: Any, end: Any, step: Any = 1) -> float:
+    return min(max(most(start), most(end)), most(start) + most(step) * _MOST_ELEMENTS)
+
+
+_RANGES: dict[str, Callable[..., float]] = {
+    "aten.add.Tensor": _largest_sum,
+    "aten.sub.Tensor": _largest_sum,
+    "aten.mul.Tensor": lambda most, _, one, other: most(one) * most(other),
+    "aten.div.Tensor_mode": lambda most, _, one, other: most(one),  # noqa: ARG005 - integers
+    "aten.clamp": _largest_bound,
+    "aten.full": lambda most, _, size, number: most(number),  # noqa: ARG005 - as above
+    "aten.full_like": lambda most, _, like, number: most(number),  # noqa: ARG005 - as above
+    "aten.scalar_tensor": lambda most, _, number: most(number),
+    "aten.arange.start_step": _largest_position,
+    **dict.fromkeys(("aten.argmax", "aten.argmin", "aten.max_pool2d_with_indices"), lambda *_: _MOST_ELEMENTS),
+}
 
 
 def _drop_idle(result: PartitionResult, constants: Collection[Node]) -> None:
@@ -600,8 +618,14 @@ class _WriteOut(ExportPass):  # type: ignore[misc]  # executorch is untyped here
     def call_operator(self, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
         write = _WRITTEN_OUT.get(op)
         call = partial(super().call_operator, kwargs={}, meta=meta)
-        made = write(call, self._exported_program, *args) if write else None
-        return super().call_operator(op, args, kwargs, meta) if made is None else made
+        if write and (made := write(call, self._exported_program, *args)) is not None:
+            return made
+        result = super().call_operator(op, args, kwargs, meta)
+        if op in _CLAMPS and _is_given(args[0].node, self._exported_program):
+            zeros = call(_ATEN.sigmoid.default, (args[0],))
+            zeros = call(_ATEN.sub.Tensor, (zeros, zeros))
+            return call(_ATEN.add.Tensor, (result, zeros))
+        return result
 
 
 _ATEN = ops.edge.aten
@@ -616,7 +640,7 @@ def _write_total(operator: Any) -> Callable[..., Any]:
 
     def write(
         call: Callable[..., Any], _: ExportedProgram, x: Any, dims: Any = (), keep: bool = False, *_more: Any
-    ) -> Any:  # noqa: FBT001, FBT002 - the operator's
+    ) -> Any:
         if keep or [dim % x.data.dim() for dim in dims or ()] != [x.data.dim() - 1]:
             return None
         return call(_ATEN.select_copy.int, (call(operator, (x, dims, True)), -1, 0))
@@ -629,7 +653,7 @@ def _write_power(call: Callable[..., Any], _: ExportedProgram, x: Any, exponent:
     match exponent:
         case 2 | 3:
             square = call(_ATEN.mul.Tensor, (x, x))
-            return square if exponent == 2 else call(_ATEN.mul.Tensor, (square, x))  # noqa: PLR2004
+            return square if exponent == 2 else call(_ATEN.mul.Tensor, (square, x))
         case 0.5:
             return call(_ATEN.sqrt.default, (x,))
         case -0.5:
@@ -656,6 +680,9 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
         for operator in (_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default)
     },
 }
+_CLAMPS = {_ATEN.clamp.default, _ATEN.hardtanh.default, _ATEN.relu.default, _ATEN.tanh.default}
+"""Whose shaders lose NaN: `relu(x)`. What a program is given may have some, so zeros are added to these, or NaN."""
+
 _ARITHMETIC = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
 _MASK = 1e38
 
@@ -679,6 +706,23 @@ def _may_be_masked(node: Node, is_finite: Callable[[Node], bool]) -> bool:
     return False
 
 
+def _is_given(node: Node, program: ExportedProgram) -> bool:
+    """Whether floating point numbers are inputs of a program, or moved and computed of them and constants alone."""
+    signature = program.graph_signature
+    constants = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    constants |= signature.inputs_to_lifted_tensor_constants
+    left, found = [node], {node}
+    for value in left:
+        if value.op != "placeholder" and not (_name(value) in _MOVING | _ARITHMETIC or value.target is getitem):
+            return False
+        new = {given for given in value.all_input_nodes if torch.is_tensor(_value(given))} - found
+        left += (given for given in new if _value(given).is_floating_point())
+        found |= new
+    return _value(node).is_floating_point() and any(
+        value.op == "placeholder" and value.name not in constants for value in left
+    )
+
+
 def _is_finite(program: ExportedProgram, placeholder: Node) -> bool:
     """Whether a value of a program is a constant without masks."""
     signature = program.graph_signature
@@ -689,7 +733,8 @@ def _is_finite(program: ExportedProgram, placeholder: Node) -> bool:
     if value is None and (name := owners.get(placeholder.name)):
         found = program.state_dict.get(name, program.constants.get(name))
         value = None if isinstance(found, FakeTensor) else found
-    return value is not None and bool((value.abs() < _MASK).all())
+    with unset_fake_temporarily():  # passes run in a mode of fake tensors
+        return value is not None and bool((value.abs() < _MASK).all())
 
 
 _preprocess = VulkanBackend.preprocess
@@ -699,7 +744,7 @@ def write_operators_out() -> None:
     """Has the backend write operators out, see `_WriteOut`; again changes nothing."""
 
     def preprocess(program: ExportedProgram, specs: list[Any]) -> Any:
-        if any(node.target in _WRITTEN_OUT for node in program.graph.nodes):
+        if any(node.target in _WRITTEN_OUT.keys() | _CLAMPS for node in program.graph.nodes):
             program = apply_passes(program, [_WriteOut()])
         return _preprocess(program, specs)
 
@@ -749,6 +794,8 @@ def _has_no_shader(match: Any) -> bool:
     Of those of torchao whose inputs are quantized, there is one for weights of 4 bits in groups.
     """
     given = match.dequantize_input_node
+    if match.is_weight_pergroup_quantized() and _value(match.weight_node).shape[0] % 4:
+        return True  # upstream pads the scales, and then fails
     if given is not None and _name(given) == "torchao.dequantize_affine":
         return not _is_of_groups(match)
     if given is not None:
@@ -759,13 +806,14 @@ def _has_no_shader(match: Any) -> bool:
 
 
 def _is_of_groups(match: Any) -> bool:
-    """Of a layer of torchao: the inputs' rows and groups of weights have scales. What quantizes the inputs goes, too."""
+    """Of a layer of torchao: rows of its input and groups of weights have scales. What quantizes the input goes too."""
     quantize, given = match.quantize_input_node, match.dequantize_input_node
     if (
         quantize is None
         or {*quantize.users} != {given}
         or {*given.users} - {*match.all_nodes}
         or not (match.is_input_dynamic_perchannel_quantized() and match.is_weight_pergroup_quantized())
+        or any(size != 1 for size in _value(match.pattern_input_node).shape[:-2])  # scales are found for one matrix
         or match.dequantize_weight_node.args[5] != _INT4_MIN
     ):
         return False
@@ -774,8 +822,24 @@ def _is_of_groups(match: Any) -> bool:
     return True
 
 
+def _is_odd_image(match: Any) -> bool:
+    """Of a quantized convolution: of several images, along lines, or of groups of channels that fill no texels."""
+    given, weight, groups = _value(match.anchor_node.args[0]), _value(match.weight_node), match.groups
+    if given.dim() != weight.dim() or given.dim() != 4 or given.shape[0] != 1:
+        return True
+    if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
+        return bool(groups % 4)
+    return groups > 1 and bool(given.shape[1] // groups % 4)
+
+
 _INT4_MIN = -8
-_DECLINED = {"rms_norm": _lacks_constants, "quantized_linear": _has_no_shader}
+_DECLINED = {"rms_norm": _lacks_constants, "quantized_linear": _has_no_shader, "quantized_convolution": _is_odd_image}
+
+
+def mend_vulkan() -> None:
+    """Applies all patches of this file that change no payload but wrong ones."""
+    decline_fusions()
+    write_operators_out()
 
 
 def decline_fusions() -> None:
@@ -792,7 +856,10 @@ def decline_fusions() -> None:
 def _declining(detect: Callable[[Node], Any], declines: Callable[[Any], bool]) -> Callable[[Node], Any]:
     @wraps(detect)
     def detected(node: Node) -> Any:
-        match = detect(node)
+        try:
+            match = detect(node)
+        except AssertionError:  # weights with one scale, which is no tensor
+            return None
         return None if match is None or declines(match) else match
 
     return detected
