@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ def _values(module: torch.nn.Module) -> dict[tuple[Change, tuple[Any, ...]], Any
             continue
         elif isinstance(value, Mapping | list | tuple | deque):
             found[place, (*inside, "length")] = len(value)
-            entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+            entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
             ahead += [(place, (*inside, str(key)), entry) for key, entry in entries]
         else:
             ahead += [(part, (), own) for part, own in _parts(place.name, value)]

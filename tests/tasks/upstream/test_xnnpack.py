@@ -342,6 +342,32 @@ def test_calls_of_a_layer_have_biases_of_their_own():
     assert worst_sqnr(lower_quantized(network, x), network, x) > 30
 
 
+class Detector(torch.nn.Module):
+    """Boxes from 0 to 640 and scores from 0 to 1 in each output: joined, joined twice, and scaled after that."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Conv2d(3, 6, 1)
+        self.register_buffer("scale", torch.tensor([640.0, 640.0, 640.0, 640.0, 1.0, 1.0])[None, :, None])
+
+    def forward(self, x):
+        shares, scores = self.head(x).flatten(2).sigmoid().split([4, 2], 1)
+        joined = torch.cat([shares * 640, scores], 1)
+        return joined, torch.cat([joined, joined], 2).transpose(1, 2), torch.cat([shares, scores], 1) * self.scale
+
+
+@pytest.mark.slow
+def test_parts_of_outputs_keep_their_scales():
+    """Concatenations that only outputs have are in floating point, and so is what scales them by constants."""
+    torch.manual_seed(0)
+    network, x = Detector().eval(), torch.randn(1, 3, 8, 8)
+    made, wanted = outputs_of(lower_quantized(network, x), x), network(x)
+    for output, eager in zip(made, wanted, strict=True):
+        dimension = list(eager.shape).index(6)
+        ours, scores = (value.narrow(dimension, 4, 2) for value in (output, eager))
+        assert (scores - ours).square().mean() < scores.square().mean() / 1000
+
+
 def _rows(value):
     return value.reshape(-1, 16)
 
