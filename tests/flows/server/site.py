@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pwd
+import secrets
 import shutil
 import subprocess
 import sys
@@ -198,14 +199,21 @@ class Site:
         return self.entry("deploy", zoo, "--name", name, *publish, "--out", str(self.project.out), *args)
 
     def read(self, path: str, **wanted: Any) -> Any:
-        """Asks Prefect's API."""
-        url = self._environment["PREFECT_API_URL"]
-        return httpx.post(f"{url}/{path}", json=wanted, timeout=60).raise_for_status().json()
+        """Asks Prefect's API, again where a busy machine does not answer: what is asked can be repeated."""
+        url = f"{self._environment['PREFECT_API_URL']}/{path}"
+
+        def ask() -> Any:
+            with contextlib.suppress(httpx.TransportError):
+                answer = httpx.post(url, json=wanted, timeout=60)
+                return answer if answer.status_code < 500 else None
+
+        return eventually(ask, 600).raise_for_status().json()
 
     def start_night(self, name: str = "nightly", **parameters: Any) -> str:
         """Runs the deployment; the id of the run."""
         (deployment,) = self.read("deployments/filter", deployments={"name": {"any_": [name]}})
-        made = self.read(f"deployments/{deployment['id']}/create_flow_run", parameters=parameters)
+        path = f"deployments/{deployment['id']}/create_flow_run"
+        made = self.read(path, parameters=parameters, idempotency_key=secrets.token_hex(8))
         run: str = made["id"]
         return run
 

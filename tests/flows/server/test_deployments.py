@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import uuid
 
 import httpx
 import psutil
@@ -199,6 +200,31 @@ def test_serve(project, prefect, server, on_server, recorded):
 
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (0, 130)
+
+
+_RUN = """
+import asyncio
+from pteforge.flows.prefect.zoo_flow import export_zoo
+asyncio.run(export_zoo(zoo="zoo.yaml", out="out", store="store", return_state=True))
+"""
+
+
+def test_cancelled_without_a_worker(project, server, on_server):
+    """A run that is cancelled, and that no worker ends, ends by itself within half a minute, with its processes."""
+    project.write_zoo({"patient": "waiting:patient"}, ("portable-fp32",))
+    project.make_pipes()
+    environment = project.environment(on_server)
+    with subprocess.Popen([sys.executable, "-c", _RUN], cwd=project.folder, env=environment) as process:
+        builder = psutil.Process(int((project.folder / "running").read_text()))
+        (recorded,) = project.run("runs", "--json").json["runs"]
+        assert recorded["status"] == "running"
+        run = f"{server}/flow_runs/{uuid.UUID(recorded['id'])}"
+        cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+        assert httpx.post(f"{run}/set_state", json=cancelling).json()["status"] == "ACCEPT"
+        process.wait(180)
+    assert not builder.is_running()
+    assert httpx.get(run).json()["state"]["type"] == "CANCELLED"
+    assert project.run("runs", "--json").json["runs"][0]["status"] == "interrupted"
 
 
 def test_what_a_failed_deployment_prints(project, prefect, on_server):

@@ -179,7 +179,7 @@ def test_cancelled_after_the_server_was_away(site):
     """A run whose worker does not listen for cancellations any more ends by itself, and so does that of a model."""
     site.write_zoo(seconds=600, count=1)
     night = site.start_night()
-    eventually((site.project.folder / "built").exists)
+    eventually((site.project.folder / "built").exists, 900)
     site.stop_server()
     time.sleep(AWAY)  # Prefect's worker gives up after 25 s
     site.start_server()
