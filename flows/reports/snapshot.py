@@ -104,24 +104,29 @@ def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
     """What its provenance says of a file."""
     for name, text in result.toolchain.items():
         yield Item("toolchain", name), text
-    if measured := result.figures:
-        if result.measured:
-            yield from _numerics(result.measured, "")
-        for name, worst in measured.methods.items() if measured.of_file and len(measured.methods) > 1 else ():
-            yield from _numerics(worst, f"method {name}: ")
-        for name, worst in measured.payloads.items():
-            yield from _numerics(worst, f"{name}: ")
-        for part in measured.parts:
-            prefix = f"{part.payload}: " if part.payload else ""
-            yield Item("numerics", f"{prefix}{part.method} output {part.output}: worst part, dB"), part.sqnr_db
-        for payload, places in result.proven.items():
-            yield Item("numerics", f"{payload}: proven on" if payload else "proven on"), proven_text(places)
+    yield from _figures(result)
     yield from _memory(result)
     if result.accuracy:
         yield Item("accuracy", "score"), result.accuracy.worst
         for score in result.accuracy.file.scores:
             if score.payload:
                 yield Item("accuracy", score.payload), score.score
+
+
+def _figures(result: Delivered) -> Iterator[tuple[Item, Value]]:
+    if not (measured := result.figures):
+        return
+    if result.measured:
+        yield from _numerics(result.measured, "")
+    for name, worst in measured.methods.items() if measured.of_file and len(measured.methods) > 1 else ():
+        yield from _numerics(worst, f"method {name}: ")
+    for name, worst in measured.payloads.items():
+        yield from _numerics(worst, f"{name}: ")
+    for part in measured.parts:
+        prefix = f"{part.payload}: " if part.payload else ""
+        yield Item("numerics", f"{prefix}{part.method} output {part.output}: worst part, dB"), part.sqnr_db
+    for payload, places in result.proven.items():
+        yield Item("numerics", f"{payload}: proven on" if payload else "proven on"), proven_text(places)
 
 
 def _memory(result: Delivered) -> Iterator[tuple[Item, Value]]:

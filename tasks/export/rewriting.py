@@ -315,7 +315,7 @@ def _is_weight(node: Node) -> bool:
 
 def _bytes(node: Node) -> int:
     value = node.meta["val"]
-    return math.prod(value.shape) * value.element_size()
+    return int(math.prod(value.shape) * value.element_size())
 
 
 def _has_no_kernel(node: Node) -> bool:

@@ -183,7 +183,7 @@ def test_a_specialization_that_is_not_required(lower):
 
 @pytest.mark.parametrize("idle", ["vulkan", "xnnpack"])
 def test_a_payload_without_delegates(lower, idle):
-    """It would run on every device, in place of those after it: a fat file is without it; a plain one has nothing else."""
+    """Every device would run it in place of those after it: a fat file leaves it out; a plain one has nothing else."""
     made = lower(("forward", "encode"), f=recipe("vulkan", "xnnpack", "portable"), idle={idle})
     packed = [payload.name for payload in made.calls["pack/f"].params.payloads]
     assert packed == [name for name in ("vulkan", "xnnpack", "portable") if name != idle]
