@@ -188,7 +188,7 @@ def _mean(x: Tensor, dims: list[int] | None = None, keep: bool = False, dtype: t
     """A mean over images that keeps their dimensions, which it then drops: XNNPACK has that."""
     if keep or dtype or x.dim() != 4 or sorted(dim % 4 for dim in dims or ()) != [2, 3]:
         return NotImplemented
-    return x.mean(dims, keepdim=True).squeeze(3).squeeze(2)
+    return x.mean(dims, keepdim=True).flatten(1)
 
 
 _WRITTEN: dict[Any, _Written] = {
