@@ -136,7 +136,7 @@ def check(site: Site, runs: list[str], met: Met) -> None:
     for run in runs:
         state = site.run(run)["state"]
         assert recorded[run.replace("-", "")] in _REACHED[state["type"]], (state, recorded)
-    # Without its server, a worker cannot begin the runs that it has taken: those did crash, and others take their place.
+    # Without its server, a worker cannot begin the runs that it has taken: they did crash, and others take their place.
     begun = [run for run in site.runs_of_models(runs[0]) if run["run_count"]]
     ended = Counter(run["state"]["type"] for run in begun)
     if not (met.lost or met.dead):
