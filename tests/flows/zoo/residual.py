@@ -23,7 +23,7 @@ class Residual(nn.Module):
         """[batch, 3, 8, 8] to [batch, 4]."""
         kept = torch.relu(self.norm(self.first(image)))
         total = kept + self.second(kept)
-        return self.classes(torch.relu(total).mean((2, 3)))
+        return self.classes(torch.relu(total).sum((2, 3)))
 
 
 def residual() -> tuple[nn.Module, list[tuple[torch.Tensor]]]:
