@@ -90,7 +90,6 @@ def test_inexact_outputs(found, problem):
                 "sort.default": "core_aten_ops_exception_list",
             }.items()
         ),
-        ("partition", "ValueError: pad must be non-negative integer, got -1 at index 6", "slices"),
         ("export", "UnsupportedOperatorException: aten.some_op.default", "let the application do the rest"),
         ("export", "UnsupportedOperatorException: mylib.some_op.default", "register_fake"),
     ],
