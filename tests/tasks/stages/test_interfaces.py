@@ -24,7 +24,7 @@ def test_program_files_lower(recipe, lower, tmp_path):
     ("builder", "cases"),
     [
         *(("mixed_inputs", 6), ("mixed_outputs", 15), ("optional_input", 3), ("size_output", 8), ("other_types", 9)),
-        *(("hands_out_state", 12), ("smoothing", 4)),
+        *(("hands_out_state", 24), ("smoothing", 8)),  # half of them in a row of calls
     ],
 )
 def test_unusual_inputs_and_outputs_lower(builder, cases, recipe, lower):
