@@ -214,7 +214,10 @@ class Stages:
 
 
 def lower_upstream(builder: str, recipe: Mapping[str, Any]) -> Any:
-    """The ExecutorchProgramManager of a builder's model, lowered with ExecuTorch's public functions alone."""
+    """The ExecutorchProgramManager of a builder's model, lowered with ExecuTorch's public functions alone.
+
+    Its programs are rewritten as `export` rewrites them: what ExecuTorch lacks or mistakes is not what is compared.
+    """
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
     from pteforge.tasks.lower.graphs import find_operators
@@ -247,6 +250,7 @@ def lower_upstream(builder: str, recipe: Mapping[str, Any]) -> Any:
 def _export_upstream(builder: str) -> tuple[dict[str, Any], dict[str, Any]]:
     import torch
     from pteforge.configs.model import ModelDefinition
+    from pteforge.tasks.export.rewriting import rewrite
 
     torch.manual_seed(0)
     module, _, name = builder.partition(":")
@@ -259,10 +263,13 @@ def _export_upstream(builder: str) -> tuple[dict[str, Any], dict[str, Any]]:
         methods, constants = {"forward": (model, inputs if isinstance(inputs, tuple) else inputs[0], None)}, {}
     else:
         methods, constants = {"forward": (made.get_eager_model(), made.get_example_inputs(), None)}, {}
-    return {
+    programs = {
         key: torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
         for key, (model, inputs, shapes) in methods.items()
-    }, constants
+    }
+    for program in programs.values():
+        rewrite(program, alone=len(programs) == 1)
+    return programs, constants
 
 
 def lower_directly(program: Any, target: str, **options: Any) -> bytes:

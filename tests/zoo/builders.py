@@ -343,7 +343,7 @@ def two_partitions():
 
 def shuffle():
     """An operator that is decomposed unless it is kept, and that the portable kernels have."""
-    return Function(lambda image: torch.pixel_shuffle(image, 2) + 1), (torch.randn(1, 8, 2, 2),)
+    return Function(lambda image: torch.pixel_shuffle(image, 2) + 1.0), (torch.randn(1, 8, 2, 2),)
 
 
 def hardswish():
@@ -353,7 +353,7 @@ def hardswish():
 
 def to_double():
     """A conversion, which is another operator with dim order than without."""
-    return Function(lambda values: (values * 2).double()), (torch.randn(2, 4),)
+    return Function(lambda values: (values * 2.0).double()), (torch.randn(2, 4),)
 
 
 def inverse():
@@ -582,7 +582,7 @@ def elementwise_branches():
     """`torch.cond` with branches of operators that XNNPACK takes, between others that it takes."""
 
     def compute(values):
-        values = values * 2
+        values = values * 2.0
         return torch.sigmoid(torch.cond(values.sum() > 0, lambda v: v + v, lambda v: v * v, (values,)))
 
     return Function(compute), [POSITIVE, NEGATIVE]

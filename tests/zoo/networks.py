@@ -270,7 +270,7 @@ class Counter(nn.Module):
         self.register_buffer("total", torch.full((2, 4), 0.5))
 
     def forward(self, values):
-        self.calls.add_(1)
+        self.calls.add_(1.0)  # an integer would be a cast, which pteforge folds
         self.total.add_(values)
         return self.linear(self.total) * self.calls
 
@@ -337,7 +337,7 @@ class Branches(nn.Module):
     def forward(self, values):
         chosen = values.sum() > 0
         values = self.before(values)
-        return torch.cond(chosen, lambda v: self.left(v).relu(), lambda v: self.right(v) * 2, (values,))
+        return torch.cond(chosen, lambda v: self.left(v).relu(), lambda v: self.right(v) * 2.0, (values,))
 
 
 class NestedBranches(nn.Module):
