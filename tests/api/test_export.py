@@ -13,7 +13,7 @@ import pteforge.runtime
 import pytest
 import torch
 from pteforge.configs.verification import Verification
-from pteforge.errors import InputError, SourceError, StageFailed
+from pteforge.errors import InputError, SourceError, StageFailed, VerificationFailed
 from pteforge.tests.lowering import checked_recipe
 
 FAT = checked_recipe("xnnpack", "portable")
@@ -150,15 +150,15 @@ def test_a_fat_file(net, example, store):
 
 
 def test_places(net, example, store, tmp_path):
-    """A command is one; libraries, which may crash, are for other processes, and names for zoos."""
+    """A command is one, and required; libraries, which may crash, are for other processes, and names for zoos."""
     host = tmp_path / "host"
     host.write_text("#!/bin/sh\ntest $1 = --about && echo backend: XnnpackBackend && exit\necho no phone >&2\nexit 1\n")
     host.chmod(0o700)
     with pytest.raises(StageFailed, match="no phone"):
         pteforge.export(net, example, recipe=FAT, store=store, places=[f"command:{host}"])
     host.write_text("#!/bin/sh\necho no phone >&2\nexit 1\n")
-    result = pteforge.export(net, example, recipe=FAT, store=store, places=[f"command:{host}"])
-    assert all("no phone" in proof.not_run for proof in result.delivered.proofs)
+    with pytest.raises(VerificationFailed, match=r"place 'host' is required, and cannot be reached: .*: no phone"):
+        pteforge.export(net, example, recipe=FAT, store=store, places=[f"command:{host}"])
     with pytest.raises(InputError, match="libraries are loaded by"):
         pteforge.export(net, example, recipe=FAT, store=store, places=["library:gpu.so"])
     with pytest.raises(InputError, match=r"recipe.verify.on: 'gpu' is a place of a zoo"):
