@@ -322,8 +322,8 @@ def _has_no_kernel(node: Node) -> bool:
     """Whether an operator is none of ATen's core, and none that is decomposed into those; or is one of `_LACKING`."""
     if node.target is operator.getitem or torch.Tag.core in node.target.tags:
         return _packet(node) in _LACKING
-    if node.target in _core_aten_decompositions_post_autograd():
-        return False
+    if _packet(node) is _ATEN.lift_fresh_copy or node.target in _core_aten_decompositions_post_autograd():
+        return False  # what `torch.tensor` returns is a constant already
     if not node.target._can_decompose():  # noqa: SLF001 - has no public name
         return True
     calls = [each for each in traced(node, node.target, pre_dispatch=False)[0].nodes if each.op == "call_function"]
