@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 
 import pteforge
 import pytest
 import torch
-from pteforge.errors import ConfigError, SourceError, StageFailed
+from pteforge.errors import CodeChanged, ConfigError, SourceError, StageFailed
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tests.lowering import ZOO, checked_recipe
 
@@ -41,7 +42,7 @@ def operators(program):
 
 
 def test_functions_of_quantization(lower, tmp_path, monkeypatch):
-    """They get their arguments and change the quantized program; `quantize` runs again when their code changes."""
+    """They get their arguments and change the quantized program; `quantize` runs again when changed code is loaded."""
     shutil.copy(ZOO / f"{NAMED}.py", tmp_path / "own_functions.py")
     monkeypatch.syspath_prepend(tmp_path)
     passes = [{"callable": "own_functions:tanh_for_relu", "kwargs": {"activation": "sigmoid"}}]
@@ -50,6 +51,9 @@ def test_functions_of_quantization(lower, tmp_path, monkeypatch):
     assert "aten.sigmoid.default" in operators(result.artifact("quantize"))
     path = tmp_path / "own_functions.py"
     path.write_text(path.read_text() + "\nUNUSED = 1\n")
+    with pytest.raises(CodeChanged, match=r"own_functions.py changed after it was loaded.*reload the module"):
+        lower("quantize", quantize=quantize)
+    importlib.reload(sys.modules["own_functions"])
     (again,) = (stage for stage in lower("quantize", quantize=quantize).stages if stage.stage == "quantize")
     assert {change.field for change in again.differs} == {"params.post_prepare_passes", "params.pre_convert_passes"}
     sys.modules.pop("own_functions", None)
