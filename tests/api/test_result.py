@@ -66,14 +66,14 @@ def test_what_is_printed(exported):
 
 def test_warnings(net, example, store):
     """Without calibration samples, Python warns at the caller's line of what the command line prints."""
-    with pytest.warns(FileWarning, match=r"^net/xnnpack-int8-static: .*random inputs reach .*`calibration`") as caught:
-        made = pteforge.export(net, example, recipe="xnnpack-int8-static", name="net", store=store)
+    with pytest.warns(FileWarning, match=r"^told/xnnpack-int8-static: .*random inputs reach .*`calibration`") as caught:
+        made = pteforge.export(net, example, recipe="xnnpack-int8-static", name="told", store=store)
     assert [warning.filename for warning in caught] == [__file__] * len(made.warnings)
     assert all(warning in str(made) for warning in made.warnings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bounded = {"extends": "xnnpack-int8-static", "verify": {"drawn_inputs": 0}}
-        pteforge.export(net, example, recipe=bounded, calibration=[example], name="net", store=store)
+        pteforge.export(net, example, recipe=bounded, calibration=[example], name="told", store=store)
 
 
 def test_pickled(exported):

@@ -845,7 +845,7 @@ def nested_waves():
     """Sines inside of branches and outside."""
 
     def compute(values):
-        chosen = torch.cond(values.sum() > 0, lambda v: torch.sin(v) + 1, lambda v: torch.sin(v) * 2, (values,))
+        chosen = torch.cond(values.sum() > 0, lambda v: torch.sin(v) + 1.0, lambda v: torch.sin(v) * 2.0, (values,))
         return torch.sin(chosen)
 
     return Function(compute), (torch.randn(2, 3),)

@@ -77,7 +77,9 @@ def test_provenance(stages, lowered, tmp_path):
     assert made == again
     assert str(tmp_path).encode() not in made
     found = json.loads(made)
-    assert set(found.pop("artifacts")) == {"file", "figures", "examples/forward", "examples/encode"}
+    delegation = {"delegation//forward", "delegation//encode"}
+    assert set(found.pop("artifacts")) == {"file", "figures", "examples/forward", "examples/encode", *delegation}
+    assert {work["method"] for work in found.pop("delegation")} == {"forward", "encode"}
     verification = found.pop("verification")
     assert verification["bounds"]["min_sqnr_db"] == 70.0
     assert set(verification["figures"]["methods"]) == {"forward", "encode"}
