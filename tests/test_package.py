@@ -12,6 +12,7 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,7 +121,7 @@ def test_public_names():
     assert expected == pteforge.__all__
     assert all(hasattr(pteforge, name) for name in pteforge.__all__)
     assert set(expected) <= set(dir(pteforge)) <= {*expected, "evaluators", "native", "runtime"}
-    for module in (pteforge.configs, pteforge.evaluators, pteforge.runtime):
+    for module in map(import_module, ("pteforge.configs", "pteforge.evaluators", "pteforge.runtime")):
         assert dir(module) == sorted(module.__all__)
 
 
