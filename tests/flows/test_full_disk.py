@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 from pteforge.tests.faults.faulty_files import small_disk
@@ -67,6 +68,11 @@ def test_nothing_fits(project):
         kept = project.run("store", "gc")
         assert kept.code == 0
         assert "removed 0 objects" in kept.out
-        # of which kind they are depends on how far a stage came
-    why = ("needed by no stage, written within the grace period (--keep-newer-than)", "needed by finished stages that")
-    assert any(reason in kept.out for reason in why)
+        (objects,) = map(int, re.findall(r"; kept (\d+) objects", kept.out))
+        reasons = {
+            "needed by no stage, written within the grace period (--keep-newer-than)",
+            "needed by finished stages that no option forgets",
+        }  # which of them depends on how far a stage came
+        explained = re.findall(r"^ +(\d+) objects +[\d.]+ \w+  (.*)$", kept.out, re.MULTILINE)
+        assert objects == sum(int(count) for count, _ in explained) > 0
+        assert {reason for _, reason in explained} <= reasons
