@@ -160,17 +160,18 @@ def check_own_modules(carries: Callable[[str], bool]) -> None:
 
 def check_distributions(names: Iterable[str]) -> None:
     """Raises CodeChanged if one of these distributions was replaced since this process started."""
-    wanted = {_normalised(name) for name in names}
+    wanted = {normalised(name) for name in names}
     for path, state in _metadata_at_start.items():
         name = Path(path).name.removesuffix(".dist-info").removesuffix(".egg-info").partition("-")[0]
-        if _normalised(name) in wanted and file_state(path) != state:
+        if normalised(name) in wanted and file_state(path) != state:
             raise CodeChanged(
                 f"the package {name} was changed since this process started, so nothing more is recorded; run again, "
                 "and restart workers that live longer than a run"
             )
 
 
-def _normalised(name: str) -> str:
+def normalised(name: str) -> str:
+    """https://packaging.python.org/specifications/name-normalization/."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ....artifacts.digest import digest_bytes
+from .loaded import normalised
 
 SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _STDLIB = tuple(
@@ -182,7 +183,7 @@ def _named_version(folder: Path) -> tuple[str, str]:
 @cache
 def _distributions_of(top: str, path: tuple[str, ...]) -> tuple[Path, ...]:
     folders = _metadata_folders(path)
-    namesakes = [folder for folder in folders if _normalised(folder.name.partition("-")[0]) == _normalised(top)]
+    namesakes = [folder for folder in folders if normalised(folder.name.partition("-")[0]) == normalised(top)]
     # Most distributions are named after their module. If its files confirm that, the others need not be read.
     providers = [folder for folder in namesakes if _provides(folder, top)]
     if not providers:
@@ -236,11 +237,6 @@ def _wheel_digest(folder: Path) -> str:
         line for line in lines if not line.startswith(b"..") and not line.endswith(b",,") and b".dist-info/" not in line
     ]
     return digest_bytes(b"\n".join(sorted(shipped)))[:16]
-
-
-def _normalised(name: str) -> str:
-    """https://packaging.python.org/specifications/name-normalization/."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @cache
