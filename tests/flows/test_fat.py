@@ -87,7 +87,8 @@ GROUPED = """
 import torch
 
 def grouped():
-    return torch.nn.Conv2d(4, 4, 1, groups=2), (torch.ones(1, 4, 2, 2),)
+    layers = torch.nn.Conv2d(4, 4, 1, groups=2), torch.nn.Conv2d(4, 4, 1)
+    return torch.nn.Sequential(*layers), (torch.ones(1, 4, 2, 2),)
 """
 
 

@@ -837,7 +837,7 @@ def cached(*, one_cache: bool = True):
 
 def waves():
     """Two methods of sines and cosines, with something between that no test backend takes, and one without."""
-    wave = Function(lambda values: torch.cos(torch.sin(torch.sin(values) + 1) * 2))
+    wave = Function(lambda values: torch.cos(torch.sin(torch.sin(values) + 1.0) * 2.0))
     return methods(torch.randn(2, 3), forward=wave, encode=wave, plain=nn.ReLU())
 
 

@@ -49,7 +49,7 @@ def with_public_functions(builder: str) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("builder", ["conv_net", pytest.param("two_partitions", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("builder", ["shared_input", "two_partitions"])
 def test_as_public_functions(builder, stages):
     """The file is the one that PT2E and ExecuTorch's public functions give, called one after another."""
     assert stages.lower(f"builders:{builder}", int8()).file == with_public_functions(builder)
