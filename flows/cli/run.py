@@ -237,10 +237,13 @@ def verify_files(
     if place:
         if device:
             raise InputError("--device and --place both say where files run; leave one of them out")
-        command = _reach(place)
+        with quiet():
+            command = _reach(place)
     several = len(files) > 1 or files[0].is_dir()
     made = [_read_made(file) for file in _expanded(files)]
-    _check_devices([] if command else made, place)
+    if place and not command:
+        with quiet():
+            _check_devices(made, place)
     with open_existing_store(store) as opened:
         for each in made:
             _fetch(each, opened)
@@ -277,7 +280,7 @@ def _check_devices(made: Iterable[_Made], place: str) -> None:
     from ...formats.pte.reader import open_pte
     from ...tasks.verify.running import without_device
 
-    for each in made if place else ():
+    for each in made:
         pte = open_pte(each.file)
         payloads = open_fat(each.file, each.data_files).container.payloads if is_fat(pte) else ()
         needed = [*pte.backends, *(name for payload in payloads for name in payload.description.backends)]
