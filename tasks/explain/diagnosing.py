@@ -33,7 +33,7 @@ from ..export.eager import run_eager
 from ..export.method import Shapes, dynamic_shapes_of, export_method, export_sized
 from ..export.sizes import asked_sizes
 from ..results.causes import known_causes
-from ..results.diagnosis import Attempt, Diagnosis, Finding, Mode, without_advice
+from ..results.diagnosis import Attempt, Diagnosis, Explanation, Mode, without_advice
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module
 from ..usercode.weights import weights_on_use
@@ -179,7 +179,7 @@ class Frames:
                 return f"{self._name(path)}:{number} in {resumed[1] if resumed else function}", text.strip()
         return "", ""
 
-    def without_edits(self, finding: Finding) -> Finding:
+    def without_edits(self, finding: Explanation) -> Explanation:
         """A finding with other ways out than edits of its line, where that is in an installed package."""
         file, package = Path(finding.where.partition(":")[0]), finding.where.partition("/")[0]
         if finding.kind not in _EDITS or not any((folder / file).is_file() for folder in self._folders[-2:]):
@@ -222,14 +222,14 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {said}"[:_LENGTH].removesuffix(": ")
 
 
-def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Finding]:
+def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Explanation]:
     """Whether the other mode is a way out."""
     asked, other = attempts[strict], attempts[not strict]
     if asked.exported or not other.exported:
         return
     problem = "torch.export refuses this method {}, and exports it {}"
     ways = ("without strict mode", "in strict mode")
-    yield Finding(
+    yield Explanation(
         "mode",
         problem.format(ways[strict], ways[not strict]),
         (f"set `strict: {str(not strict).lower()}` for the model",),
@@ -237,11 +237,11 @@ def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Finding]:
     )
 
 
-def _explained(attempt: Attempt, found: Sequence[Finding]) -> bool:
+def _explained(attempt: Attempt, found: Sequence[Explanation]) -> bool:
     return attempt.exported or any(each.kind != "mode" and each.only in (None, attempt.mode) for each in found)
 
 
-def _known(attempts: Sequence[Attempt]) -> Iterator[Finding]:
+def _known(attempts: Sequence[Attempt]) -> Iterator[Explanation]:
     """What the table of causes says of errors that nothing else explains."""
     causes = [(attempt, cause) for attempt in attempts for cause in known_causes("export", attempt.problem)]
     for attempt, cause in causes:
@@ -249,7 +249,7 @@ def _known(attempts: Sequence[Attempt]) -> Iterator[Finding]:
         yield replace(cause, where=attempt.where, code=attempt.code, only=None if both else attempt.mode)
 
 
-def _distinct(found: Iterable[Finding]) -> Iterator[Finding]:
+def _distinct(found: Iterable[Explanation]) -> Iterator[Explanation]:
     """Each cause once: what one line does is the same in both modes."""
     seen: set[tuple[str, ...]] = set()
     for finding in found:
@@ -269,7 +269,7 @@ def _drafted(
     fixes: Sequence[str],
     *,
     recurrent: bool,
-) -> Iterator[Finding]:
+) -> Iterator[Explanation]:
     """What draft export found; `error` and `attempt` are of the export without strict mode.
 
     A model that is `recurrent` has an LSTM, a GRU or an RNN: its steps are taken apart with `unbind`.
@@ -302,8 +302,8 @@ def _drafted(
                 )
 
 
-def _unrolled(needed: str, where: str, code: str) -> Finding:
-    return Finding(
+def _unrolled(needed: str, where: str, code: str) -> Explanation:
+    return Explanation(
         "dynamic dimension",
         "this line calls a recurrent layer (LSTM, GRU, RNN), which torch.export unrolls over the steps of the example: "
         f"the program is for `{needed}` only",
@@ -336,7 +336,9 @@ def _operator(failure: FailureReport) -> str:
     return f"{namespace}::{name.removesuffix('.default')}"
 
 
-def _missing_kernel(operator: str, report: DraftExportReport, failure: FailureReport, where: str, code: str) -> Finding:
+def _missing_kernel(
+    operator: str, report: DraftExportReport, failure: FailureReport, where: str, code: str
+) -> Explanation:
     made = {
         f"{str(profile.out_profile.dtype).removeprefix('torch.')} of {profile.out_profile.rank} dimensions"
         for profile in report.op_profiles.get(failure.data["op"], ())
@@ -347,7 +349,7 @@ def _missing_kernel(operator: str, report: DraftExportReport, failure: FailureRe
         f"register one where the operator is defined: a function under `@torch.library.register_fake({operator!r})` "
         f"that takes its arguments and returns an empty tensor of the right shape and dtype{example}"
     )
-    return Finding(
+    return Explanation(
         "missing fake kernel",
         f"the operator {operator} has no fake kernel, which says what shape and dtype it returns",
         (register, "ExecuTorch's runtime needs an out variant and a kernel of the operator, too"),
@@ -356,8 +358,8 @@ def _missing_kernel(operator: str, report: DraftExportReport, failure: FailureRe
     )
 
 
-def _mismatched_kernel(operator: str, reason: str) -> Finding:
-    return Finding(
+def _mismatched_kernel(operator: str, reason: str) -> Explanation:
+    return Explanation(
         "mismatched fake kernel",
         f"the fake kernel of the operator {operator} says other than what the operator returns: {reason.rstrip('!.')}",
         (
@@ -442,7 +444,7 @@ def _limits(bounds: re.Match[str], step: int = 1) -> str:
     return ", ".join(f"{name}: {size}" for name, size in (sizes | ({"multiple_of": step} if step > 1 else {})).items())
 
 
-def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) -> Iterator[Finding]:
+def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) -> Iterator[Explanation]:
     """What strict mode cannot trace: the first break, which is the error, and those that `explain` finds after it."""
     yield _graph_break(str(error), *frames.of_error(error))
     with contextlib.suppress(Exception):  # it goes on after breaks, into code that may not stand it
@@ -458,14 +460,14 @@ _UNHELPFUL = re.compile(
 )
 
 
-def _graph_break(reason: str, where: str, code: str) -> Finding:
+def _graph_break(reason: str, where: str, code: str) -> Explanation:
     if "Data-dependent branching" in reason or reason.startswith("generic_jump"):
         return replace(branch_finding(code, "", "", {}), where=where, code=code, only="strict")
     said = _ADVICE.split(reason)[0]
     explained = re.search(r"Explanation: (.+?)(?=\n\s*\n|\n *Hint:|\Z)", said, re.DOTALL)
     what = " ".join((explained[1] if explained else said.partition("\n")[0]).split())
     hints = [" ".join(hint.split()) for hint in re.findall(r"Hint: (.+)", said)]
-    return Finding(
+    return Explanation(
         "graph break",
         f"strict mode cannot trace this line: {what.rstrip('.')}",
         (

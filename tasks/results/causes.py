@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...errors import CodeChanged, PteforgeError, SourceError, StageError, StageFailed
-from .diagnosis import Finding, add_findings
+from .diagnosis import Explanation, add_findings
 
 Circumstance = Literal[
     "quantized",  # the recipe quantizes
@@ -437,7 +437,9 @@ CAUSES: tuple[Cause, ...] = (
 )
 
 
-def known_causes(stage: str, message: str, log: str = "", circumstances: Collection[str] = ()) -> tuple[Finding, ...]:
+def known_causes(
+    stage: str, message: str, log: str = "", circumstances: Collection[str] = ()
+) -> tuple[Explanation, ...]:
     """What the table says of a stage's error message and the end of its log: the first entry that applies, if any."""
     for cause in CAUSES:
         if (cause.stages and stage not in cause.stages) or not (cause.when is None or cause.when in circumstances):
@@ -445,7 +447,7 @@ def known_causes(stage: str, message: str, log: str = "", circumstances: Collect
         if found := re.search(cause.pattern, message) or (cause.in_log and re.search(cause.pattern, log)):
             groups = {name: text or "" for name, text in found.groupdict().items()}
             remedies = tuple(remedy.format(**groups) for remedy in cause.remedies)
-            return (Finding("known cause", cause.problem.format(**groups), remedies),)
+            return (Explanation("known cause", cause.problem.format(**groups), remedies),)
     return ()
 
 

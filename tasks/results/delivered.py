@@ -21,7 +21,7 @@ from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, is_bad_input
 from ...formats.contract import Contract
 from .delegation import MethodWork, delegated_share
-from .diagnosis import Finding
+from .diagnosis import Explanation
 from .figures import WHOLE_FILE, AccuracyReport, Figures, MemoryUse, Proof, Searched, Timing, Worst
 from .numerics import FoundLayers, Ladder
 from .quantization import Quantization
@@ -51,7 +51,7 @@ class Failure(Record):
     problem: str
     log_tail: str
     bad_input: bool
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Explanation, ...] = ()
     user_code: bool = False
 
     @classmethod

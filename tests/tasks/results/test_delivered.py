@@ -11,7 +11,7 @@ from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
 from pteforge.tasks.results.delegation import MethodWork, OutsideCalls, format_share
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, KeptCalls, MethodCalls, delivered_by
-from pteforge.tasks.results.diagnosis import Finding
+from pteforge.tasks.results.diagnosis import Explanation
 from pteforge.tasks.results.figures import (
     WHOLE_FILE,
     AccuracyReport,
@@ -73,7 +73,7 @@ FAILED = Delivered(
     "net",
     "fat",
     "failed",
-    failure=Failure("export", "no", "log", bad_input=True, findings=(Finding("mode", "no", ("yes",)),)),
+    failure=Failure("export", "no", "log", bad_input=True, findings=(Explanation("mode", "no", ("yes",)),)),
     rejected=Path("out/net/fat.rejected.pte"),
 )
 EVERY = (
