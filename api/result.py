@@ -32,13 +32,12 @@ from ..tasks.engine.runner import Done, StageId
 from ..tasks.engine.stage import from_roles
 from ..tasks.lowering.bisection import Bisection, bisect
 from ..tasks.lowering.graph import check_stage
-from ..tasks.lowering.quality import timings_of
 from ..tasks.lowering.runs import RecipeRun, run_without_loop
 from ..tasks.results.delivered import Delivered
-from ..tasks.results.figures import WHOLE_FILE, Figures
+from ..tasks.results.figures import Figures
 from ..tasks.results.numerics import DROP_DB
 from ..tasks.results.quantization import Quantization
-from ..tasks.results.tables import Table, calibration_text, format_db, format_error, in_html
+from ..tasks.results.tables import Table, in_html
 from ..tasks.stages.compile import Compile, emit, linked_manager
 from ..tasks.stages.edge import Edge
 from ..tasks.stages.export import Export
@@ -324,14 +323,15 @@ class Exported:
 
     @property
     def delivered(self) -> Delivered:
-        """What came out, in one record: digests, sizes, figures, scores and what was left out."""
+        """What came out, in one record: digests, sizes, findings and what was left out."""
         made = Delivered.of_provenance(self.provenance)
-        return replace(made, left_out=self._run.why_left_out(made.left_out), timings=timings_of(self._run))
+        left_out = self._run.why_left_out(made.left_out)
+        return replace(made, left_out=left_out, findings=(*made.findings, *self._run.found_since()))
 
     @property
     def quantization(self) -> dict[str, Quantization]:
         """By method that PT2E quantized, how much of its weights became integers, and which did not."""
-        return dict(self.delivered.quantization)
+        return {reached.method: reached for reached in self.delivered.every(Quantization)}
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -341,12 +341,7 @@ class Exported:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is to be known of the file, as the command line prints it; `pteforge.export` warns of it."""
-        made, figures = self.delivered, self.figures
-        of_samples = [] if figures.on_samples else [calibration_text(figures)]
-        little = [f"method {name!r}: {found}" for name, found in made.quantization.items() if found.is_little]
-        left_out = [f"without {name}: {reason}" for name, reason in made.left_out.items()]
-        not_run = [f"not run: it {reason}" for name, reason in figures.not_run.items() if name == WHOLE_FILE]
-        return tuple(filter(None, (*figures.notes, *of_samples, *little, *left_out, *not_run)))
+        return tuple(fact.note for fact in self.delivered.notes if fact.telling and not fact.listed)
 
     def why(self) -> Shown[StageOutcome]:
         """Whether each stage ran, and which fields of its key had changed since: shows itself as a table."""
@@ -381,23 +376,12 @@ class Exported:
             made = self.delivered
         except InputError:
             return
-        yield "size", f"{made.size:,} bytes"
         yield "backends", ", ".join(made.backends) or "portable kernels only"
-        overall = made.measured
-        yield "SQNR", "not run" if overall is None else format_db(overall.sqnr_db)
-        if overall and overall.agreement is not None:
-            yield "equal integers", f"{100 * overall.agreement:.1f} %"
-        for method, observed in self.figures.calibration.items():
-            yield "calibrated on", f"{observed} ({method})"
-        for part in self.figures.parts:
-            yield "worst part", str(part)
-        if self.figures.drawn and self.figures.on_samples:
-            yield "note", calibration_text(self.figures)
-        for warning in self.warnings:
-            yield "warning", warning
-        if overall:
-            yield "max abs error", format_error(overall.max_abs_error)
-        yield "SHA-256", made.sha256
+        for fact in made.facts():
+            if fact.column or fact.area == "file":
+                yield fact.name, fact.text
+        for fact in made.notes:
+            yield "warning" if fact.telling and not fact.listed else fact.area, fact.note
 
     def _check_method(self, method: str) -> None:
         if method not in self.methods:

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from measuring import HERE, SCRIPTS, exporting, markdown, output_of, temporary_folder
-from pteforge.flows.reports.figures_text import format_seconds, format_size
-from pteforge.tasks.results.tables import format_db
+from pteforge.tasks.results.tables import format_db, format_seconds, format_size
 
 PAGE = HERE.parent / "docs" / "gallery.md"
 ZOO = HERE / "gallery.yaml"

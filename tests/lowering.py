@@ -107,7 +107,12 @@ class Lowered:
     @property
     def figures(self) -> dict[str, Any]:
         """What `verify` says of the file."""
-        return self.provenance["verification"]["figures"]
+        return self.findings["figures"]
+
+    @property
+    def findings(self) -> dict[str, Any]:
+        """What all stages found out, by name."""
+        return self.provenance["findings"]
 
     def json(self, step: str, role: str) -> Any:
         """An output that is JSON."""

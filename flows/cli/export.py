@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from ...errors import InputError, PteforgeError, convert_os_errors, printable
+from ...tasks.results.tables import format_size
 from ..prefect.settings import quiet_console, server_configured
-from ..reports.figures_text import format_size
 from ..run.interrupt import leave, leave_interrupted
 from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import FileFormatError, InputError, convert_os_errors, printable
-from ..reports.figures_text import fat_cost, format_size
+from ...tasks.results.tables import fat_cost, format_size
 from . import completion
 from .options import (
     AS_JSON,
@@ -99,7 +99,7 @@ def merge_files(
     if as_json:
         print_json({"file": str(out), "payloads": names, "size": size, "sum": total})
         return
-    cost, _ = fat_cost(size, {source.name: len(source.content) for source in sources})
+    cost = fat_cost(size, {source.name: len(source.content) for source in sources})
     summary = f"{format_size(size)}, payloads {', '.join(names)}; separately they have {format_size(total)}; {cost}"
     typer.echo(f"{printable(str(out))}: {summary}")
 

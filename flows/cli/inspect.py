@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import FileFormatError, InputError, printable
-from ..reports.figures_text import (
-    fat_cost,
-    format_runtimes,
-    format_size,
-    memory_text,
-    open_table,
-    proven_text,
-)
+from ...tasks.results.tables import fat_cost, format_size
+from ..reports.figures_text import format_runtimes, open_table
 from .options import AS_JSON, DATA, argument, data_files, open_fat_file
 from .terminal import open_console, print_json
 
@@ -77,8 +71,8 @@ def inspect_file(
     else:
         _print_file(console, file, description)
     console.print(format_runtimes(contract.runtimes if contract else None), soft_wrap=True)
-    for line in _recorded(known):
-        console.print(printable(line), soft_wrap=True)
+    for fact in (fact for fact in known.notes if fact.area != "payloads"):  # said above
+        console.print(printable(fact.note, keep="\n"), soft_wrap=True)
     told = {key: value for key, value in metadata.items() if not key.startswith((SIZES, BUCKETS))}
     for line in metadata_lines(told, limit=_MAX_LENGTH):
         console.print(line, soft_wrap=True)
@@ -107,24 +101,13 @@ def known_of(file: Path, weights: Sequence[Path]) -> Delivered:
     from ...artifacts.digest import digest_file
     from ...formats.describe import planned_memory
     from ...tasks.results.delivered import Delivered
-    from ...tasks.results.figures import MemoryUse
+    from ...tasks.results.memory import MemoryUse
 
     made = Delivered.next_to(file)
     if made is None:
         made = Delivered(file.absolute().parent.name, file.stem, "made", digests={"pte": digest_file(file)})
-    planned = () if made.memory else starmap(MemoryUse, planned_memory(file, weights))
-    return replace(made, memory=(*made.memory, *planned))
-
-
-def _recorded(delivered: Delivered) -> Iterator[str]:
-    """What only the provenance says."""
-    for payload, places in delivered.proven.items() if delivered.figures else ():
-        yield f"{payload}: proven on: {proven_text(places)}" if payload else f"proven on: {proven_text(places)}"
-    for method, share in delivered.quantization.items():
-        yield f"method {method}: {share}" if len(delivered.quantization) > 1 else str(share)
-    yield from delivered.on_cpu
-    yield from (line for work in delivered.delegation for line in work.lines())
-    yield from (memory_text(use) for use in delivered.memory if use.place)
+    planned = () if made.every(MemoryUse) else starmap(MemoryUse, planned_memory(file, weights))
+    return replace(made, findings=(*made.findings, *planned))
 
 
 def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
@@ -134,10 +117,8 @@ def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
     nfat = f"NFAT version {container['version']} with {_count(len(payloads), 'payload')}"
     yield f"{printable(str(file))}: {format_size(description['size'])}, {nfat}"
     ratio = f", {total / container['sum']:.2f} of that" if container["sum"] else ""
-    cost, advice = fat_cost(total, {payload["name"]: payload["size"] for payload in payloads}) if payloads else ("", "")
+    cost = fat_cost(total, {payload["name"]: payload["size"] for payload in payloads}) if payloads else ""
     yield f"separately they have {format_size(container['sum'])}; together {format_size(total)}{ratio}, {cost}"
-    if advice:
-        yield advice
     if external["count"]:
         yield f"external, in .ptd files: {_count(external['count'], 'blob')}, {format_size(external['bytes'])}"
     yield "to link: libnfat_backend, and for payloads that are to run, their backends and kernels"

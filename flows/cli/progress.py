@@ -27,9 +27,10 @@ from ...tasks.engine.runner import Done, StageCall
 from ...tasks.results.causes import awaits_diagnosis
 from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.results.diagnosis import as_text, without_advice
+from ...tasks.results.finding import AREAS
 from ..releases.records import Published
 from ..reports.changes import Compared, State, compare
-from ..reports.figures_text import cells, column_choices, ladders_table, notes, open_table, places_of, relative
+from ..reports.figures_text import ladders_table, open_table, places_of, relative
 from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..run.pace import PAUSE, Pace, Throttle, samples_done
 from ..run.session import Session, ZooObserver
@@ -83,22 +84,26 @@ def _print_files(files: Sequence[Compared], outcome: ZooOutcome, console: Consol
     lines = [*_notes(outcome, shown)]
     for line in lines[:most]:
         console.print(line, soft_wrap=True)
-    telling = sum(note.telling for file in rest for note in notes(file.result))
+    telling = sum(note.telling and not note.listed for file in rest for note in file.result.notes)
     if others := telling + len(lines[most:] if most else ()):
         console.print(Text(f"{others} more notes are on the page about the run", "yellow"))
 
 
 def _table(rows: Sequence[Compared], console: Console) -> Table:
-    """A row per file, without the figures that matter least where all of them would not fit."""
+    """A row per file, with the columns that say something; without those that matter least where not all would fit."""
     since = ("last run",) if any(file.change for file in rows) else ()
-    for numbers in column_choices(file.result for file in rows):
-        table = open_table(("model", "recipe", "status", *since), numbers)
-        for file in rows:
-            recipe, said = file.result, cells(file.result)
+    cells = [file.result.columns for file in rows]
+    columns = {name: fact for of_file in cells for name, fact in of_file.items()}
+    names = sorted(columns, key=lambda name: AREAS.index(columns[name].area))
+    for left_out in [None, *sorted(columns, key=lambda name: -columns[name].column)[:-2]]:
+        names = [name for name in names if name != left_out]
+        table = open_table(("model", "recipe", "status", *since), names)
+        for file, said in zip(rows, cells, strict=True):
+            recipe = file.result
             style = "yellow" if recipe.path and not recipe.verified else _STYLES[recipe.status]
             status = Text(recipe.standing, style, overflow="fold")
-            change = [file.change] if since else []
-            table.add_row(recipe.model, recipe.recipe, status, *change, *(said.get(name, "") for name in numbers))
+            figures = (said[name].text if name in said else "" for name in names)
+            table.add_row(recipe.model, recipe.recipe, status, *([file.change] if since else []), *figures)
         if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
             break
     return table
@@ -113,9 +118,13 @@ def _notes(outcome: ZooOutcome, shown: Sequence[Delivered]) -> Iterator[Text]:
         assets = dict.fromkeys(name for recipe in model.recipes for name in recipe.assets)
         if assets and model.model in models:
             yield Text(f"next to the files of {model.model}: {', '.join(assets)}", "dim")
-    for note in dict.fromkeys(note for recipe in shown for note in notes(recipe)):
-        if not note.listed:
-            yield Text(note.text, "yellow" if note.telling else "dim")
+    recipes: dict[tuple[str, str, bool], list[str]] = {}  # that a note is about
+    for made in shown:
+        for fact in made.notes:
+            if not fact.listed:
+                recipes.setdefault((made.model, fact.note, fact.telling), []).append(made.recipe)
+    for (model_name, text, telling), names in recipes.items():
+        yield Text(f"{model_name}/{', '.join(names)}: {text}", "yellow" if telling else "dim")
     for line in places_of(outcome.recipes):
         yield Text(line, "dim")
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError, printable
-from ..reports.figures_text import format_size, markdown, markdown_table, open_table
+from ...tasks.results.tables import format_size
+from ..reports.figures_text import markdown, markdown_table, open_table
 from ..run.interrupt import leave_interrupted
 from . import completion
 from .options import AS_JSON, FOLDER, JOBS, STORE, argument, open_existing_store, option

@@ -17,7 +17,6 @@ import typer
 
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
 from ...tasks.results.tables import format_sqnr
-from ..reports.figures_text import timing_text
 from . import completion
 from .options import (
     AS_JSON,
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
     from ...configs.verification import VerifyBounds
     from ...formats.pte.contents import Method, ValueSpec
     from ...tasks.results.delivered import Delivered
-    from ...tasks.results.figures import Figures, Timing
+    from ...tasks.results.figures import Figures
+    from ...tasks.results.timings import Timing
     from ...tasks.stages.prove import PlaceParams
 
 
@@ -340,7 +340,7 @@ def bench_files(
         return
     delivered = {file: Delivered.next_to(file) for file in dict.fromkeys(file for file, _ in timings)}
     for file, timing in timings:
-        typer.echo(f"{printable(str(file))}: {printable(timing_text(timing))}")
+        typer.echo(f"{printable(str(file))}: {printable(str(timing))}")
         for line in _shares(file, timing, delivered[file]):
             typer.echo(f"  {printable(line)}")
     for ratio in ratios:
@@ -414,8 +414,10 @@ _SHARES = 8  # lines
 def _shares(file: Path, timing: Timing, delivered: Delivered | None) -> Iterator[str]:
     """What the time of a method goes to, with the lines of the model if the file was made in debug mode.
 
-    And why limits of a target have left an operator to the CPU, if its provenance says so.
+    And why an operator is outside of delegates, if its provenance says so.
     """
+    from ...tasks.results.delegation import MethodWork
+
     if timing.untraced:
         yield timing.untraced
     try:
@@ -424,8 +426,9 @@ def _shares(file: Path, timing: Timing, delivered: Delivered | None) -> Iterator
         handles, sources = (maps[role][timing.method] for role in ("debug_handles", "debug_sources"))
     except (OSError, ValueError, LookupError, TypeError):
         handles, sources = {}, {}
-    kept = [each for each in delivered.kept_on_cpu if each.payload == timing.payload] if delivered else []
-    reasons = {_base(each.operator): each.why for each in kept if each.method == timing.method}
+    works = delivered.every(MethodWork) if delivered else ()
+    of_method = (work for work in works if (work.payload, work.method) == (timing.payload, timing.method))
+    reasons = {_base(calls.operator): calls.why for work in of_method for calls in work.outside if calls.kept_on_cpu}
     for share in timing.shares[:_SHARES]:
         of = [handles.get(str(instruction), ()) for instruction in share.instructions]
         flat = [handle for each in of for handle in (each if isinstance(each, list) else [each])]
@@ -557,12 +560,13 @@ def _provenance(file: Path) -> tuple[VerifyBounds, Mapping[str, ArtifactRef], st
     from ...artifacts.files import read_sidecar
     from ...artifacts.ref import ArtifactRef
     from ...configs.verification import VerifyBounds
+    from ...tasks.results.format_1 import upgraded
 
     path = file.with_suffix(".json")
     try:
-        written = json.loads(read_sidecar(path))
-        bounds = VerifyBounds.model_validate(written["verification"]["bounds"])
-        if written["verification"].get("figures", {}).get("drawn"):  # they were measured, and not held to the bounds
+        written = upgraded(json.loads(read_sidecar(path)))
+        bounds = VerifyBounds.model_validate(written["bounds"])
+        if written["findings"].get("figures", {}).get("drawn"):  # they were measured, and not held to the bounds
             bounds = bounds.model_copy(update={"drawn_inputs": 0})
         examples = {
             role.removeprefix("examples/"): ArtifactRef.from_json(value)

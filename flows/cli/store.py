@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError, StoreError, first_line, printable
-from ..reports.figures_text import format_size
+from ...tasks.results.tables import format_size
 from . import completion
 from .options import AS_JSON, STORE, argument, open_existing_store, option
 from .terminal import open_console, print_json
@@ -60,13 +60,12 @@ def why(
     stages = _stages_of(run, model, recipe)
     delivered = {name: made for name, made in delivered_by(run).get(model, {}).items() if recipe in ("", name)}
     if as_json:
-        kept = {name: [asdict(calls) for calls in made.kept_on_cpu] for name, made in delivered.items()}
         about = {
             "run": run.id,
             "attempt": run_name.attempt,
             "zoo": run.zoo,
             "started": run.started,
-            "kept_on_cpu": kept,
+            "files": {name: made.described() for name, made in delivered.items()},
         }
         print_json({**about, "stages": [asdict(stage) for stage in stages]})
         return
@@ -75,8 +74,8 @@ def why(
     for stage in stages:
         _print_stage(console, stage)
     for made in delivered.values():
-        for line in made.on_cpu:
-            console.print(printable(f"{made.name}: {line}"), soft_wrap=True)
+        for fact in (fact for fact in made.notes if not fact.listed):
+            console.print(printable(f"{made.name}: {fact.note}", keep="\n"), soft_wrap=True)
 
 
 def runs(

@@ -9,9 +9,9 @@ import re
 import threading
 import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect import flow, get_client, get_run_logger
 from prefect.artifacts import (
@@ -31,8 +31,9 @@ from ...errors import first_line, printable
 from ...tasks.lowering.bisection import Bisection
 from ...tasks.results.delivered import Failure
 from ...tasks.results.diagnosis import as_text
+from ...tasks.results.tables import rungs_of
 from ..reports.changes import Compared, compare
-from ..reports.figures_text import cells, markdown, markdown_table, model_tables, relative
+from ..reports.figures_text import markdown, markdown_table, relative
 from ..reports.page import NAME
 from ..run.outcome import ModelOutcome
 from ..run.session import Session, ZooObserver
@@ -88,8 +89,23 @@ async def show_findings(outcome: ModelOutcome) -> None:
 
 
 async def show_tables(outcome: ModelOutcome) -> None:
-    """Adds the tables about a model to the current run, those that have rows."""
-    for kind, about, rows in model_tables(outcome.recipes):
+    """Adds tables about a model to the current run: what is known of its files, and each program against eager."""
+    facts = [
+        {"recipe": made.recipe, "about": fact.area, "name": fact.name, "value": fact.text, "note": fact.note}
+        for made in outcome.recipes
+        for fact in made.facts()
+    ]
+    rungs = [
+        {"recipe": made.recipe} | dict(zip(shown.titles, row, strict=True))
+        for made in outcome.recipes
+        if made.ladder
+        for shown in [rungs_of(made.ladder)]
+        for row in shown.rows
+    ]
+    for kind, about, rows in (
+        ("facts", "The files of {}", facts),
+        ("numerics", "{}: each program against eager", rungs),
+    ):
         if rows:
             key, description = artifact_key(kind, outcome.model), about.format(markdown(outcome.model))
             await acreate_table_artifact(rows, key=key, description=description)
@@ -168,8 +184,8 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
 
 def _cell(session: Session, file: Compared) -> str:
     """What came of a recipe and, in parentheses, how that differs from the last run."""
-    result, said = file.result, cells(file.result)
-    text = ", ".join((result.standing, *(said[name] for name in ("size", "SQNR") if said.get(name))))
+    result = file.result
+    text = ", ".join((result.standing, *(fact.text for fact in result.columns.values() if fact.column <= _FEW)))
     change = file.change or ("new" if session.previous and file.state == "new" else "")
     return f"{text} ({change})" if change else text
 
@@ -184,12 +200,7 @@ def _page(bisection: Bisection) -> Iterator[str]:
             yield ""
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    names = list(rows[0]) if rows else []
-    shown = (["" if value is None else markdown(str(value)) for value in row.values()] for row in rows)
-    yield from markdown_table(list(map(markdown, names)), shown)
-
-
+_FEW = 2  # the highest rank of columns that stand in a cell
 _PAUSE = 5.0  # seconds between updates
 _PATIENCE = 10.0  # seconds for the last update
 

@@ -37,7 +37,7 @@ from ...tasks.engine.keys.loaded import changed_files
 from ...tasks.engine.runner import DepthFirst, Done, Observer, StageCall
 from ...tasks.engine.stage import Progressed
 from ...tasks.engine.workers import Workers
-from ..reports.figures_text import format_size
+from ...tasks.results.tables import format_size
 from ..run.pace import Throttle, samples_done
 from ..run.session import Session, stage_memory
 

@@ -17,10 +17,8 @@ from ...configs.base import NAME_PATTERN
 from ...errors import InputError, convert_os_errors
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered
-from ...tasks.results.tables import format_error
-from ..reports.changes import format_sqnr
 from ..reports.comparison import compared, read_delivered
-from ..reports.figures_text import format_score, format_seconds, markdown_table, proven_text
+from ..reports.figures_text import markdown, markdown_table
 from .records import Content, ReleasedFile, ReleasedModel, files_of
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
@@ -120,19 +118,19 @@ def merge_results(folders: Sequence[Found]) -> Found:
 
 def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets: Mapping[str, Content]) -> str:
     """A model card in Markdown. It says nothing about the release, so that equal files have equal cards."""
-    names = ("recipe", "backends", "methods", "size", "SQNR", "max abs error", "accuracy")
-    timed = any(released.result.timings for released in recipes.values())
-    cells = (_cells(recipe, released)[: len(names) + timed] for recipe, released in recipes.items())
-    rows = markdown_table((*names, *(["latency"] if timed else [])), cells)
+    facts = {name: fact for released in recipes.values() for name, fact in released.result.columns.items()}
+    names = sorted(facts, key=lambda name: facts[name].column)
+    rows = markdown_table(
+        ("recipe", "backends", "methods", *names),
+        (_cells(recipe, released.result, names) for recipe, released in recipes.items()),
+    )
     ran = all(released.result.measured for released in recipes.values())
     verified = "Each file" if ran else "Each file with figures"
     notes = []
     for recipe, released in recipes.items():
         notes.append(_listed(f"{recipe}.pte", released.file))
         notes += [_listed(f"{recipe}.ptd", released.data)] if released.data else []
-        notes += [f"  - without the payload `{name}`" for name in released.result.left_out]
-        proven = released.result.proven.items() if released.result.figures else ()
-        notes += [f"  - {_payload(payload)}proven on: {proven_text(places)}" for payload, places in proven]
+        notes += [f"  - {markdown(fact.note)}" for fact in released.result.notes]
     notes += [_listed(name, content) for name, content in assets.items()]
     toolchain = next(iter(recipes.values())).result.toolchain
     versions = "\n".join(f"- {name} {version}" for name, version in sorted(toolchain.items()))
@@ -153,22 +151,14 @@ the model in PyTorch; figures are the worst over all inputs.
 """
 
 
-def _payload(name: str) -> str:
-    return f"payload `{name}`, " if name else ""
-
-
 def _listed(name: str, content: Content) -> str:
     return f"- `{name}`: {content.size} bytes, SHA-256 `{content.sha256}`"
 
 
-def _cells(recipe: str, released: ReleasedFile) -> list[str]:
-    result = released.result
-    error = format_error(result.measured.max_abs_error) if result.measured else ""
-    score = "" if result.score is None else format_score(result.score)
+def _cells(recipe: str, result: Delivered, names: Iterable[str]) -> list[str]:
     backends, methods = ", ".join(result.backends) or "portable kernels", ", ".join(result.methods)
-    latency = "" if result.latency is None else f"{format_seconds(result.latency)} on {result.timings[0].place}"
-    size = f"{released.size} bytes"
-    return [f"`{recipe}`", backends, methods, size, format_sqnr(result), error, score, latency]
+    figures = (result.columns[name].text if name in result.columns else "" for name in names)
+    return [f"`{recipe}`", backends, methods, *figures]
 
 
 def _read_file(path: Path) -> ReleasedFile:

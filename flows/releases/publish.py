@@ -23,8 +23,7 @@ from ...configs.zoo import PublishConfig
 from ...errors import InputError, StoreUnusable, convert_os_errors
 from ...tasks.codecs.payload import asset_blobs, payload_sha256, write_payload
 from ...tasks.results.delivered import Delivered
-from ...tasks.results.numerics import FoundLayers
-from ..reports.figures_text import FOUND
+from ...tasks.results.search import FOUND, FoundLayers
 
 if TYPE_CHECKING:  # these import fsspec and readers of files, which runs without a release do without
     from ..reports.comparison import Limit
@@ -76,8 +75,8 @@ class ResultsFolder:
             _write_provenance(path.with_suffix(".json"), provenance)
             self.known.note(path.with_suffix(".json"), digests["json"])
             without_search = folder / f"{recipe}{FOUND}"
-            if result.search:
-                content = found_recipe(result, result.search)
+            if search := result.get(FoundLayers):
+                content = found_recipe(result, search)
                 digests[FOUND[1:]] = digest_bytes(content)
                 if self.known.sha256(without_search) != digests[FOUND[1:]]:
                     replace_file(without_search, content, folder)
@@ -181,7 +180,7 @@ def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
         with open_input(path) as file:
             written = json.loads(file.read())
         same = written["run"].keys() == provenance["run"].keys()
-        same = same and written["run"].get("timings") == provenance["run"].get("timings")
+        same = same and written["run"].get("findings") == provenance["run"].get("findings")
         same = same and written | {"run": provenance["run"]} == provenance
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # no file, or not what a run has written
         same = False

@@ -51,7 +51,7 @@ class Compared:
                 if before.failure
                 else "made before"
             )
-        changes = {"size": size_change(result, before), "SQNR": sqnr_change(result, before)}
+        changes = changes_since(result, before)
         said = ", ".join(f"{name} {change.text}" for name, change in changes.items() if change.tone != "same")
         return said or ("other bytes" if state == "changed" else "")
 
@@ -67,7 +67,7 @@ def compare(results: Iterable[Delivered], before: RunRecord | None) -> list[Comp
 def _content(result: Delivered) -> tuple[Any, ...]:
     """What has to be equal of equal files; their provenance may differ."""
     digests = {ending: digest for ending, digest in result.digests.items() if ending != "json"}
-    return digests, dict(result.assets), format_sqnr(result), result.score
+    return digests, dict(result.assets), format_sqnr(result), result.value("score")
 
 
 def format_sqnr(result: Delivered) -> str:
@@ -76,7 +76,12 @@ def format_sqnr(result: Delivered) -> str:
     return "not run" if result.figures else "not measured"
 
 
-def size_change(result: Delivered, last: Delivered) -> Change:
+def changes_since(result: Delivered, last: Delivered) -> dict[str, Change]:
+    """By column, how a file differs from the one of an earlier run."""
+    return {"size": _size_change(result, last), "SQNR": _sqnr_change(result, last)}
+
+
+def _size_change(result: Delivered, last: Delivered) -> Change:
     size, before = result.size, last.size
     if size == before:
         return Change("=", "same")
@@ -85,7 +90,7 @@ def size_change(result: Delivered, last: Delivered) -> Change:
     return Change(text, "better" if size < before else "worse")
 
 
-def sqnr_change(result: Delivered, last: Delivered) -> Change:
+def _sqnr_change(result: Delivered, last: Delivered) -> Change:
     now, before = result.sqnr_db, last.sqnr_db
     if now is None or before is None:
         was = format_sqnr(last)

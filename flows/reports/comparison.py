@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,9 +18,7 @@ from ...formats.nfat.contents import Payload
 from ...formats.pte.contents import PteFile
 from ...formats.pte.reader import naming, open_pte
 from ...tasks.results.delivered import Delivered, MethodCalls
-from ...tasks.results.figures import Worst
-from ...tasks.results.tables import format_db
-from .figures_text import format_seconds
+from ...tasks.results.finding import Fact
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +57,8 @@ def compared(result: Delivered) -> dict[str, Any]:
         "size": result.size,
         "sqnr_db": result.sqnr_db,
         "max_abs_error": result.measured and result.measured.max_abs_error,
-        "score": result.score,
-        "latency": result.latency,
+        "score": result.value("score"),
+        "latency": result.value("latency"),
         "delegated": [asdict(method) for method in result.delegated],
         "toolchain": dict(result.toolchain),
     }
@@ -94,14 +92,6 @@ class PayloadMap:
     @classmethod
     def of(cls, name: str, pte: PteFile) -> PayloadMap:
         return cls(name, tuple(method for method in describe(pte)["methods"] if not method["constant"]))
-
-    @property
-    def delegated(self) -> float | None:
-        """The share of calls that go to delegates; None where nothing is called."""
-        calls = [method["instructions"] for method in self.methods]
-        delegated = sum(each["delegate_calls"] for each in calls)
-        total = delegated + sum(each["kernel_calls"] for each in calls)
-        return delegated / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +182,9 @@ def regressions(before: Delivered, after: Delivered, limits: Sequence[Limit]) ->
     A score is compared if there was one before, and the methods of a payload if both files have them.
     """
     return [
-        f"{after.name}: {problem}" for limit in limits for problem in _CHECKS[limit.kind](before, after, limit.most)
+        f"{after.name}: {problem}"
+        for limit in limits
+        for problem in _CHECKS.get(limit.kind, _worse)(before, after, limit)
     ]
 
 
@@ -222,66 +214,44 @@ def _parse_limit(part: str) -> Limit:
     raise InputError(f"{part!r} is not a limit; write one or more of {LIMITS}, separated by commas")
 
 
-def _growth(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
-    growth = after.size / before.size - 1
-    if _exceeds(growth, limit):
-        yield (
-            f"the file grew by {100 * growth:.3g} %, from {before.size} to {after.size} bytes; "
-            f"at most {100 * limit:g} % is allowed"
-        )
+_FIGURES = {
+    "growth": ("file", "size", 1, "the file grew by {}"),
+    "sqnr": ("numerics", "(edge programs: )?SQNR", -1, "SQNR fell by {}"),
+    "score": ("accuracy", "score", -1, "the score fell by {}"),
+    "latency": ("times", "latency of .*", 1, "{name} is {} longer"),
+}
+"""By limit: area and names of the facts that it holds, whether more is worse, and what is worse, in words."""
 
 
-def _sqnr(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
-    if unknown := [side for side, file in (("earlier", before), ("new", after)) if file.figures is None]:
-        yield f"SQNR cannot be compared: the {unknown[0]} file has no provenance with figures next to it"
-        return
-    if bool(before.measured) != bool(after.measured):  # that of edge programs is no figure of what was run
-        if before.measured:
-            yield "SQNR cannot be compared: nothing has run the new file"
-        return
-    was, now = (measured.sqnr_db if (measured := _measured(file)) else None for file in (before, after))
-    loss = _decibels(was) - _decibels(now) if was != now else 0.0
-    if _exceeds(loss, limit):
-        fell = "SQNR fell" + (f" by {loss:.3g} dB," if math.isfinite(loss) else "")
-        yield f"{fell} from {format_db(was)} to {format_db(now)}; at most {limit:g} dB is allowed"
+def _worse(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
+    """Compares facts by name; at least one of those that the earlier file had has to be there."""
+    area, names, sign, words = _FIGURES[limit.kind]
 
+    def held(file: Delivered) -> dict[str, Fact]:
+        facts = (fact for fact in file.facts() if fact.area == area and fact.value is not None)
+        return {fact.name: fact for fact in facts if re.fullmatch(names, fact.name)}
 
-def _measured(file: Delivered) -> Worst | None:
-    """The figures of a file, or of its edge programs where nothing has run it."""
-    return file.measured or (file.figures.overall if file.figures else None)
-
-
-def _decibels(sqnr_db: float | None) -> float:
-    return math.inf if sqnr_db is None else sqnr_db
-
-
-def _score(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
-    if before.score is None:
-        return
-    if after.score is None:
-        yield f"the score cannot be compared: it was {before.score:.6g}, and the file has none now"
-    elif _exceeds(drop := before.score - after.score, limit):
-        yield (
-            f"the score fell by {drop:.3g}, from {before.score:.6g} to {after.score:.6g}; at most {limit:g} is allowed"
-        )
-
-
-def _latency(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
-    known = {timing.key: timing for timing in before.timings}
-    found = {timing.key: timing for timing in after.timings}
-    if known and not known.keys() & found.keys():
-        yield "latency cannot be compared: the new file was not timed where the earlier one was"
-    for key, timing in found.items():
-        earlier = known.get(key)
-        if earlier and _exceeds(growth := timing.median / earlier.median - 1, limit):
-            took, takes = format_seconds(earlier.median), format_seconds(timing.median)
-            yield (
-                f"{timing.where} takes {100 * growth:.3g} % longer on {timing.place}, {takes} after {took}; "
-                f"at most {100 * limit:g} % is allowed"
+    known, found = held(before), held(after)
+    if known and not known.keys() & found.keys() and not (after.measured and limit.kind == "sqnr"):
+        had = ", ".join(f"{name} was {fact.exact}" for name, fact in known.items())
+        yield f"{limit.kind} cannot be compared: {had}, and the new file has no such figure"
+    elif limit.kind == "sqnr" and before.figures is None:
+        yield "sqnr cannot be compared: the earlier file has no provenance with figures next to it"
+    for name, now in found.items():
+        was = known.get(name)
+        if was is None or was.value == now.value:
+            continue
+        old, new = was.number, now.number
+        loss = sign * (new - old) / (old if now.unit in ("B", "s") else 1)
+        if _exceeds(loss, limit.most):
+            lost_by, most = (
+                (f"{100 * number:.3g} %" if now.unit in ("B", "s") else f"{number:.3g} {now.unit}".rstrip())
+                for number in (loss, limit.most)
             )
+            yield f"{words.format(lost_by, name=name)}, from {was.exact} to {now.exact}; at most {most} is allowed"
 
 
-def _delegation(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
+def _delegation(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
     del limit
     known = {(method.payload, method.method): method for method in before.delegated}
     for method in after.delegated:
@@ -296,7 +266,7 @@ def _delegation(before: Delivered, after: Delivered, limit: float) -> Iterator[s
         yield from (f"payload {payload}, which used delegates, is gone" for payload in sorted(lost - {""}))
 
 
-def _proven(before: Delivered, after: Delivered, limit: float) -> Iterator[str]:
+def _proven(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
     del limit
     for payload, places in after.proven.items():
         what = f"payload {payload}" if payload else "the file"
@@ -312,11 +282,4 @@ def _exceeds(value: float, limit: float) -> bool:
     return value > limit and not math.isclose(value, limit, rel_tol=1e-9, abs_tol=1e-12)
 
 
-_CHECKS: Mapping[str, Callable[[Delivered, Delivered, float], Iterator[str]]] = {
-    "growth": _growth,
-    "sqnr": _sqnr,
-    "score": _score,
-    "latency": _latency,
-    "delegation": _delegation,
-    "proven": _proven,
-}
+_CHECKS = {"delegation": _delegation, "proven": _proven}

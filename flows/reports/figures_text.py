@@ -5,40 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...errors import printable
-from ...tasks.results.tables import (
-    FIGURES,
-    calibration_text,
-    format_db,
-    format_error,
-    format_figures,
-    format_sqnr,
-    format_top1,
-)
+from ...tasks.results.tables import format_sqnr, format_top1
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ...tasks.results.delivered import Delivered
-    from ...tasks.results.figures import MemoryUse, Proof, Searched, Timing, Worst
+    from ...tasks.results.memory import MemoryUse
     from ...tasks.results.numerics import Ladder
+    from ...tasks.results.proofs import Proof
     from ...tasks.results.tables import Table as Columns
 
-FOUND = ".found.yaml"
-"""The ending of the name of a recipe that a search has found."""
-
 _RUNGS = ("exported", "transformed", "quantized", "edge", "payload")
-
-
-def format_size(size: int) -> str:
-    """For example 1023 B, 1.0 KiB, 3.4 MiB."""
-    from pydantic import ByteSize  # noqa: PLC0415 - imported by every command, also for completion
-
-    return ByteSize(size).human_readable(separator=" ")
 
 
 def markdown(text: str) -> str:
@@ -59,161 +42,19 @@ def format_runtimes(runtimes: Mapping[str, str] | None) -> str:
     return f"opens in ExecuTorch {', '.join(said)}" if said else "opens in no release of ExecuTorch"
 
 
-def format_score(score: float) -> str:
-    return f"{score:.4g}"
-
-
-def format_seconds(seconds: float) -> str:
-    """For example 12.3 us, 1.23 ms, 4.56 s: a time that was measured."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
-
-
-COLUMNS: Mapping[str, Callable[[Delivered, Worst | None], str]] = {
-    "size": lambda result, _: format_size(result.size),
-    "max abs error": lambda _, worst: format_error(worst.max_abs_error) if worst else "",
-    "SQNR": lambda _, worst: format_sqnr(worst) if worst else "",
-    "cases": lambda _, worst: str(worst.cases) if worst else "",
-    "accuracy": lambda result, _: format_accuracy(result),
-    "memory": lambda result, _: "" if result.largest_use is None else format_size(result.largest_use),
-    "latency": lambda result, _: "" if result.latency is None else format_seconds(result.latency),
-}
-"""What tables of files say of each, and of what was run."""
-
-_OPTIONAL = frozenset({"accuracy", "memory", "latency"})  # columns that only tables have in which they say something
-_LEAST = ("cases", "max abs error")  # columns that a narrow table leaves out, one after another
-
-
-def cells(result: Delivered) -> dict[str, str]:
-    """The `COLUMNS` of a file; nothing without one."""
-    return {name: of(result, result.measured) for name, of in COLUMNS.items()} if result.path else {}
-
-
-def column_choices(files: Iterable[Delivered]) -> Iterator[list[str]]:
-    """The columns of a table of files: all that say something, and fewer and fewer for narrow terminals."""
-    said = [cells(result) for result in files]
-    names = [name for name in COLUMNS if name not in _OPTIONAL or any(each.get(name) for each in said)]
-    yield names
-    for left_out in _LEAST:
-        names = [name for name in names if name != left_out]
-        yield names
-
-
-_DEAR = 1.5  # times its largest payload, from which on a fat file costs more than it may be worth
-
-
-def fat_cost(size: int, payloads: Mapping[str, int]) -> tuple[str, str]:
-    """What a fat file costs by its largest payload, and advice where that is much; in words."""
-    largest = max(payloads, key=lambda name: payloads[name])
-    ratio = size / max(payloads[largest], 1)
-    advice = "payloads share weights, and these are few or differ: ship plain files, or what `pteforge thin` keeps"
-    text = f"{ratio:.2f} times its largest payload ({largest}, {format_size(payloads[largest])})"
-    return text, advice if ratio >= _DEAR else ""
-
-
-class Note(NamedTuple):
-    """What else is to be known of a file; whether that asks for something to be done, or stands in a list, too."""
-
-    text: str
-    telling: bool = False
-    listed: bool = False
-
-
-def notes(result: Delivered) -> Iterator[Note]:
-    """What does not apply, was searched for, quantized, kept on the CPU, left out or not run; models' notes as such."""
-    name, figures = result.name, result.figures
-    if result.reason:
-        yield Note(f"{name} does not apply: {result.reason}")
-    if result.search and result.path:
-        share, scored = result.size / result.search.float_size, len(result.search.attempts)
-        yield Note(
-            f"{name}, in floating point: {result.search.label}; {share:.2f} of the floating-point size; "
-            f"{scored} files were scored; the recipe is in {relative(result.path.with_suffix(FOUND))}"
-        )
-    if figures:
-        yield from (Note(f"{result.model}: {note}", telling=True) for note in figures.notes)
-        yield from (Note(f"{name}: {part}", telling=part.lost, listed=not part.lost) for part in figures.parts)
-        observed = ", ".join(dict.fromkeys(figures.calibration.values()))
-        if figures.drawn:
-            yield Note(f"{name} is {calibration_text(figures)}", telling=not figures.on_samples)
-        elif observed:
-            yield Note(f"{name} is calibrated on {observed}")
-    yield from _note_of_search(name, result.searched)
-    for method, reached in result.quantization.items():
-        of_method = f", method {method}" if len(result.quantization) > 1 else ""
-        yield Note(f"{name}{of_method}: {reached}", reached.is_little)
-    yield from (Note(f"{name}: {line}") for line in result.on_cpu)
-    if len(result.payload_sizes) > 1 and result.size:
-        cost, advice = fat_cost(result.size, result.payload_sizes)
-        text = f"{name} takes {format_size(result.size)}, {cost}"
-        yield Note(f"{text}; {advice}" if advice else text)
-    for payload, reason in result.left_out.items():
-        yield Note(f"{name} is without {payload}: {reason}", telling=True)
-    yield from _proofs(result)
-    yield from (Note(f"{name}: {memory_text(use)}", listed=True) for use in result.memory if use.place)
-    for timing in result.timings:
-        yield Note(f"{name}: {timing_text(timing)}", listed=True)
-
-
-def _proofs(result: Delivered) -> Iterator[Note]:
-    """Where payloads were not run and why, and what came of them on places besides this machine's runtime."""
-    from ...configs.places import HOST  # noqa: PLC0415 - completion has no time for it
-    from ...tasks.results.figures import WHOLE_FILE  # noqa: PLC0415 - as above
-
-    for payload in result.payloads if result.figures else ():
-        proven, reasons, what = result.proven_on(payload), result.why_not_run(payload), payload or WHOLE_FILE
-        if HOST in reasons and proven:
-            here = reasons[HOST].partition("; ")[0]
-            yield Note(f"{result.name}: {what} was run on {', '.join(proven)}; not on this machine, since it {here}")
-        elif HOST in reasons:
-            instead = "" if payload or not result.figures else f": {format_sqnr(result.figures.overall)}"
-            yield Note(f"{result.name}: {what} was not run: it {reasons[HOST]}{instead}", telling=not payload)
-    for place in dict.fromkeys(proof.place for proof in result.proofs):
-        proofs = [proof for proof in result.proofs if proof.place == place]
-        about = f" ({one_line(proofs[0].about)})" if proofs[0].about else ""
-        ran = [f"{_named(result, proof)}{format_sqnr(proof.figures.overall)}" for proof in proofs if proof.figures]
-        if ran:
-            yield Note(f"{result.name} on {place}{about}: {', '.join(ran)}", listed=True)
-        for reason in dict.fromkeys(proof.not_run for proof in proofs if proof.not_run):
-            payloads = [proof.payload or WHOLE_FILE for proof in proofs if proof.not_run == reason]
-            yield Note(f"{result.name}: not run on {place}: {', '.join(payloads)}: it {reason}", listed=True)
-
-
-def memory_text(use: MemoryUse) -> str:
-    """What a method takes, in one line; in bytes, since boards have few."""
-    said = [f"planned {' + '.join(f'{size:,}' for size in use.planned) or '0'}"]
-    if use.buffer is None:
-        return f"{use.where} takes bytes: {said[0]}; no place has measured the rest"
-    said.append(f"method {use.asked:,} in {use.calls} calls (a buffer of {use.buffer:,})")
-    said.append(f"temporary {use.temporary:,}")
-    said += [] if use.heap is None else [f"heap {use.heap:,} at most and {use.heap_loaded or 0:,} after loading"]
-    shapes = f" ({use.shapes})" if use.shapes else ""
-    return f"{use.where} takes bytes: {', '.join(said)}; on {use.place}, {use.inputs} inputs{shapes}"
-
-
-def timing_text(timing: Timing) -> str:
-    """How long a method takes, in one line."""
-    load, first, usual, p95 = map(format_seconds, (timing.load, timing.first, timing.median, timing.p95))
-    of_calls = f"{usual} (median of {timing.calls}), p95 {p95}, first {first}, load {load}"
-    memory = f", peak memory {format_size(timing.peak_memory)}" if timing.peak_memory else ""
-    delegated = sum(share.share for share in timing.shares if share.delegate)
-    within = f", {delegated:.0%} of a call in delegates" if timing.shares else ""
-    return f"{timing.where} on {timing.place}: {of_calls}{memory}{within}"
-
-
 def memory_header(results: Iterable[Delivered]) -> str:
     """A C++ header with the sizes of buffers that methods need: the largest that were measured, in bytes.
 
     A namespace for each model has one for each recipe, payload of a fat file and method.
     """
+    from ...tasks.results.memory import MemoryUse  # noqa: PLC0415 - completion has no time for it
+
     lines = ["// Written by pteforge. Sizes in bytes, on a machine with pointers of 64 bits.", "#pragma once"]
     lines += ["", "#include <cstddef>", ""]
     for result in results:
         lines.append(f"// {printable(result.name)}.pte, SHA-256 {result.sha256}")
         uses: dict[tuple[str, str], list[MemoryUse]] = {}
-        for use in result.memory:
+        for use in result.every(MemoryUse):
             uses.setdefault((use.payload, use.method), []).append(use)
         for (payload, method), found in uses.items():
             parts = filter(None, (result.model, result.recipe, payload, method))
@@ -240,9 +81,11 @@ def _identifier(name: str) -> str:
 
 def places_of(results: Iterable[Delivered]) -> Iterator[str]:
     """A line for each place: how many files and payloads it ran, the worst of them, and why it did not run others."""
+    from ...tasks.results.proofs import Proof, one_line  # noqa: PLC0415 - as above
+
     proofs: dict[str, list[tuple[Delivered, Proof]]] = {}
     for result in results:
-        for proof in result.proofs:
+        for proof in result.every(Proof):
             proofs.setdefault(proof.place, []).append((result, proof))
     for place, made in proofs.items():
         ran = [(result.name, proof.figures.overall) for result, proof in made if proof.figures]
@@ -252,74 +95,6 @@ def places_of(results: Iterable[Delivered]) -> Iterator[str]:
             yield f"on {place}{about}: {len(ran)} files and payloads run, the worst {format_sqnr(worst)} ({name})"
         for reason, count in Counter(proof.not_run for _, proof in made if proof.not_run).items():
             yield f"on {place}: {count} not run: it {reason}"
-
-
-def _named(result: Delivered, proof: Proof) -> str:
-    """The payload before its figures; of a fat file as a whole, the one that was chosen there."""
-    chosen = ", ".join(proof.figures.payloads) if proof.figures else ""
-    if proof.payload or not chosen:
-        return f"{proof.payload} " if proof.payload else "" if result.payloads == ("",) else "the file "
-    return f"the file, which chooses {chosen}, "
-
-
-def one_line(about: str) -> str:
-    """What a place says of itself, shortened."""
-    line = ", ".join(about.split("\n"))
-    return line if len(line) <= _ABOUT else f"{line[: _ABOUT - 1]}…"
-
-
-_ABOUT = 100
-
-
-def proven_text(places: Sequence[str]) -> str:
-    return ", ".join(places) or "not run"
-
-
-def _note_of_search(name: str, searched: Searched | None) -> Iterator[Note]:
-    if searched and searched.cases:
-        worst = searched.worst
-        reached = (
-            f"{worst.equal} of {worst.counted} equal"
-            if worst and worst.counted
-            else format_db(worst.sqnr_db if worst else None)
-        )
-        place = f" at {worst.label.removeprefix('searched ')}" if worst else ""
-        often = f"; {searched.differing} returned other bits when they were repeated" if searched.differing else ""
-        text = f"{name}: searched {searched.cases} inputs in {searched.seconds:g} s, worst {reached}{place}{often}"
-        yield Note(text, telling=bool(often))
-
-
-def model_tables(recipes: Iterable[Delivered]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
-    """Tables about a model, each with its kind and what it is about: scores by payload, and the rungs of ladders."""
-    recipes = tuple(recipes)
-    yield (
-        "accuracy",
-        "Accuracy of {}",
-        [
-            {
-                "recipe": result.recipe,
-                "payload": score.payload,
-                "score": score.score,
-                "eager": result.accuracy.eager,
-                "floor": result.accuracy.floor,
-                "max drop": result.accuracy.max_drop,
-            }
-            for result in recipes
-            if result.accuracy
-            for score in result.accuracy.file.scores
-        ],
-    )
-    rungs = [(result, rung) for result in recipes if result.ladder for rung in result.ladder.rungs]
-    yield (
-        "numerics",
-        "{}: each program against eager",
-        [
-            {"recipe": result.recipe, "rung": rung.label, "method": rung.method}
-            | dict(zip(FIGURES, format_figures(rung.figures) if rung.figures else [None] * len(FIGURES), strict=True))
-            | {"problem": rung.problem}
-            for result, rung in rungs
-        ],
-    )
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> Iterator[str]:
@@ -373,11 +148,3 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     for name, cells in rows:
         table.add_row(name, *(cells.get(column, "") for column in columns))
     return table
-
-
-def format_accuracy(result: Delivered) -> str:
-    """The lowest score of a file's payloads, and its difference from eager's."""
-    if result.accuracy is None:
-        return ""
-    worst, eager = result.accuracy.worst, result.accuracy.eager
-    return format_score(worst) + ("" if eager is None else f" ({worst - eager:+.2g})")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -20,22 +20,18 @@ from ...artifacts.digest import digest_json
 from ...artifacts.files import open_input, replace_file
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
-from ...tasks.results.delegation import MethodWork, delegated_share, format_share
 from ...tasks.results.delivered import Delivered, delivered_by
-from ...tasks.results.tables import format_db
+from ...tasks.results.tables import format_db, format_size
 from .changes import (
     Change,
     Compared,
     State,
-    format_sqnr,
+    changes_since,
     is_of_a_part,
     runs_before,
-    size_change,
-    sqnr_change,
     with_the_rest,
 )
 from .comparison import Block, FileMap, map_of
-from .figures_text import format_accuracy, format_seconds, format_size, notes, proven_text
 
 NAME = "index.html"
 _PAGE = re.compile(r"run-[0-9]{8}T[0-9]{6}-\w+\.html", re.ASCII)
@@ -81,6 +77,7 @@ class FileReport(Compared):
         stages: those of the recipes, longest first.
         link: of the file, relative to the page; empty if there is none.
         held_back: what release gates say of the file.
+        changes: since the last run, by column.
         problem: why there is no map of the file.
     """
 
@@ -88,8 +85,7 @@ class FileReport(Compared):
     stages: tuple[StageOutcome, ...]
     link: str = ""
     held_back: tuple[str, ...] = ()
-    size_change: Change | None = None
-    sqnr_change: Change | None = None
+    changes: Mapping[str, Change] = field(default_factory=dict)
     map: FileMap | None = None
     tiles: tuple[Tile, ...] = ()
     trends: tuple[Trend, ...] = ()
@@ -108,30 +104,13 @@ class FileReport(Compared):
     @property
     def worse(self) -> bool:
         """Whether it is worse than before: it was made, or a release gate or a figure says so."""
-        tones = [change.tone for change in (self.size_change, self.sqnr_change) if change]
+        tones = [change.tone for change in self.changes.values()]
         return bool(self.held_back) or "worse" in tones or self.label == "failed"
 
     @property
     def meant(self) -> bool:
         """Whether the recipe has a target that delegates."""
         return set(self.result.targets) != {"portable"}
-
-    @property
-    def delegated(self) -> str:
-        """The share of work that delegates do, of each payload; of calls, where the work is not known."""
-        said = {}
-        for payload in self.map.payloads if self.map else ():
-            share = delegated_share(work for work in self.result.delegation if work.payload == payload.name)
-            of_calls = " of calls" if share is None and payload.delegated else ""
-            share = payload.delegated if share is None else share
-            text = "unknown" if share is None else format_share(share).replace(" ", "\u00a0")
-            said[payload.name] = f"{text}{of_calls}"
-        return ", ".join(f"{name} {share}".strip() for name, share in said.items())
-
-    def work_of(self, payload: str, method: str) -> MethodWork | None:
-        """How much of a method's work is delegated, if that is known."""
-        found = (work for work in self.result.delegation if (work.payload, work.method) == (payload, method))
-        return next(found, None)
 
     @property
     def legend(self) -> tuple[Block, ...]:
@@ -210,8 +189,8 @@ def render(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plain
     )
-    environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short, "latency": format_seconds}
-    environment.filters |= {"hash": _hash, "sqnr": format_sqnr, "score": format_accuracy}
+    environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short}
+    environment.filters |= {"hash": _hash}
     delivered = delivered_by(record)
     files = [file for model in delivered for file in _of_model(record, delivered[model], earlier, out)]
     files.sort(key=lambda file: not file.worse)
@@ -226,12 +205,17 @@ def render(
         files=files,
         groups=groups,
         few=_FEW,
-        notes=notes,
-        proven=proven_text,
+        columns=_columns(files),
         totals=_totals(record, delivered),
         width=_WIDTH,
         height=_HEIGHT,
     )
+
+
+def _columns(files: Iterable[FileReport]) -> list[str]:
+    """Names of the columns of all files, what matters most first."""
+    facts = {name: fact for file in files for name, fact in file.result.columns.items()}
+    return sorted(facts, key=lambda name: facts[name].column)
 
 
 def _of_model(
@@ -273,8 +257,7 @@ def _with_file(report: FileReport, record: RunRecord, history: Sequence[Delivere
         report,
         link="./" + quote(f"{result.name}.pte"),
         held_back=tuple(reason for reason in reasons if reason.startswith(f"{result.name}: ")),
-        size_change=size_change(result, history[0]) if history else None,
-        sqnr_change=sqnr_change(result, history[0]) if history else None,
+        changes=changes_since(result, history[0]) if history else {},
         map=mapped,
         tiles=treemap(mapped.blocks, _WIDTH, _HEIGHT) if mapped else (),
         trends=tuple(_trends([*reversed(history), result])),

@@ -17,9 +17,8 @@ from ...formats.pte.metadata import metadata_json, metadata_of, read_metadata, r
 from ...formats.pte.ptd import ptd_extents
 from ...formats.pte.reader import map_file, naming, open_pte, read_pte
 from ...tasks.results.delivered import Delivered
-from ...tasks.results.figures import Worst
+from ...tasks.results.finding import AREAS
 from .comparison import read_delivered, weight_files
-from .figures_text import proven_text
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,17 +45,10 @@ Value = str | int | float | Content | Size
 
 
 class Item(NamedTuple):
-    """What a fact is about: an area (one of `AREAS`), and a name in it."""
+    """What a fact is about: an area (one of `tasks.results.finding.AREAS`), and a name in it."""
 
     area: str
     name: str
-
-
-AREAS = (
-    "file", "payloads", "methods", "operators", "delegates", "constants", "memory", "metadata", "numerics",
-    "accuracy", "toolchain",
-)  # fmt: skip
-"""All areas, in the order in which they are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +84,9 @@ class Snapshot:
     @classmethod
     def of(cls, result: Delivered) -> Snapshot:
         """What is known of a file without reading it."""
-        known: dict[Item, Value] = {Item("file", "size"): Size(result.size), Item("file", "SHA-256"): result.sha256}
-        return cls(result, Facts(known, parts={PROVENANCE: Facts(dict(_recorded(result)))} if result.figures else {}))
+        known = dict(_recorded(result))
+        file = {item: value for item, value in known.items() if item.area == "file"}
+        return cls(result, Facts(file, parts={PROVENANCE: Facts(known)} if result.figures else {}))
 
     def with_contents(self, contents: Facts) -> Snapshot:
         """The same with other facts about what is in the file; with empty ones, contents never differ."""
@@ -101,43 +94,12 @@ class Snapshot:
 
 
 def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
-    """What its provenance says of a file."""
-    for name, text in result.toolchain.items():
-        yield Item("toolchain", name), text
-    yield from _figures(result)
-    yield from _memory(result)
-    if result.accuracy:
-        yield Item("accuracy", "score"), result.accuracy.worst
-        for score in result.accuracy.file.scores:
-            if score.payload:
-                yield Item("accuracy", score.payload), score.score
-
-
-def _figures(result: Delivered) -> Iterator[tuple[Item, Value]]:
-    if not (measured := result.figures):
-        return
-    if result.measured:
-        yield from _numerics(result.measured, "")
-    for name, worst in measured.methods.items() if measured.of_file and len(measured.methods) > 1 else ():
-        yield from _numerics(worst, f"method {name}: ")
-    for name, worst in measured.payloads.items():
-        yield from _numerics(worst, f"{name}: ")
-    for part in measured.parts:
-        prefix = f"{part.payload}: " if part.payload else ""
-        yield Item("numerics", f"{prefix}{part.method} output {part.output}: worst part, dB"), part.sqnr_db
-    for payload, places in result.proven.items():
-        yield Item("numerics", f"{payload}: proven on" if payload else "proven on"), proven_text(places)
-
-
-def _memory(result: Delivered) -> Iterator[tuple[Item, Value]]:
-    for use in result.memory:
-        if use.buffer is not None and use.inputs == "example":
-            yield Item("memory", f"{use.payload}{use.payload and ': '}{use.method} on {use.place}"), Size(use.buffer)
-
-
-def _numerics(worst: Worst, prefix: str) -> Iterator[tuple[Item, Value]]:
-    yield Item("numerics", f"{prefix}SQNR, dB"), "exact" if worst.sqnr_db is None else worst.sqnr_db
-    yield Item("numerics", f"{prefix}max abs error"), worst.max_abs_error
+    """Its facts that equal files have alike."""
+    for fact in result.facts():
+        if fact.value is not None and fact.area not in ("times", "places"):
+            name = f"{fact.name}, {fact.unit}" if fact.unit in ("dB", "%") else fact.name
+            value = Size(int(fact.value)) if fact.unit == "B" else fact.value
+            yield Item(fact.area, name), value
 
 
 def _contents(path: Path) -> Facts:
@@ -268,7 +230,8 @@ class Change(Record):
 
 def changes(before: Facts, after: Facts) -> tuple[Change, ...]:
     """All facts that differ, by area. Parts that only one side has are left out."""
-    return tuple(sorted(_changes(before, after), key=lambda change: AREAS.index(change.area)))
+    found = dict.fromkeys(_changes(before, after))
+    return tuple(sorted(found, key=lambda change: AREAS.index(change.area)))
 
 
 def _changes(before: Facts, after: Facts) -> Iterator[Change]:

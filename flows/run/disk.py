@@ -17,8 +17,8 @@ from ...configs.sources import BuilderSource, ProgramSource
 from ...errors import InputError, SourceError, StoreError
 from ...formats.checkpoint import ENTRIES, files_of, read_header
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe
+from ...tasks.results.tables import format_size
 from ...tasks.sources import find
-from ..reports.figures_text import format_size
 from .pace import ExpectedStage
 from .session import Session
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,10 @@ from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.runner import CutShort, NotCached
 from ...tasks.lowering.graph import lower_model
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe
-from ...tasks.lowering.quality import timings_of
 from ...tasks.lowering.runs import History, ModelRun, StageCalls, run_without_loop
 from ...tasks.results.delivered import Delivered, Failure, Status
-from ...tasks.results.figures import Timing
-from ...tasks.results.numerics import Ladder
+from ...tasks.results.finding import Finding, to_json
+from ...tasks.results.numerics import Rung
 from ...tasks.stages.gate import Gate
 from ...tasks.stages.ladder import Ladder as LadderStage
 from ...tasks.stages.prove import Prove
@@ -126,7 +125,7 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
         try:
             for delivered in recipes:
                 provenance = delivered.parts["provenance"]
-                _publish(session, model, planned[delivered.recipe], provenance, delivered.timings)
+                _publish(session, model, planned[delivered.recipe], provenance, delivered.findings)
         except (ObjectMissing, ObjectDamaged):
             return False
     _add(session, model, recipes, record.stages)
@@ -220,19 +219,19 @@ def _conclude_recipe(
     seconds = sum(done.seconds for done in run.done.values())
     if isinstance(result, CutShort):
         return Delivered(model.name, recipe, status, seconds=seconds, until=run.plan.until or "")
-    delivered = _publish(session, model, run.plan, result.provenance, timings_of(run))
+    delivered = _publish(session, model, run.plan, result.provenance, run.found_since())
     return replace(delivered, status=status, seconds=seconds, left_out=run.why_left_out(delivered.left_out))
 
 
 def _publish(
-    session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef, timings: Sequence[Timing]
+    session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef, found: Iterable[Finding]
 ) -> Delivered:
-    """Writes the files that a provenance describes, and the provenance with this run and its times added."""
+    """Writes the files that a provenance describes, and the provenance with this run and what it `found` since."""
     session.store.fetch(report)
     provenance = json.loads(session.store.local.read_artifact(report))
     provenance["run"] = {**session.identity, "request": session.origin(model.name)}
-    if timings:
-        provenance["run"]["timings"] = [timing.to_json() for timing in timings]
+    if since := {role: value for role, value in to_json(found).items() if role not in provenance["findings"]}:
+        provenance["run"]["findings"] = since
     delivered = Delivered.of_provenance(provenance)
     delivered = session.results.publish(delivered, provenance)
     session.results.publish_debug_files(delivered, [spec.name for spec in recipe.specializations])
@@ -242,8 +241,8 @@ def _publish(
 def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) -> Delivered:
     """What came of a failed recipe."""
     failure, climbed = Failure.of(run.step_of(error), error), run.find(LadderStage.name)
-    ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics)) if climbed else None
-    failed = Delivered(run.model.name, recipe, "failed", failure=failure, ladder=ladder)
+    rungs = Rung.found(run.read_json(climbed.outputs.numerics)) if climbed else ()
+    failed = Delivered(run.model.name, recipe, "failed", failure=failure, findings=rungs)
     path = None if isinstance(error, StoreError) else _keep_rejected(session, run, recipe, failure)
     if path is None:
         return failed

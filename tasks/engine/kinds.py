@@ -56,19 +56,11 @@ PtdFile = Annotated[ArtifactRef, Kind("payload/ptd")]
 Container = Annotated[ArtifactRef, Kind("payload/nfat")]
 
 # Reports, all JSON.
-Numerics = Annotated[ArtifactRef, Kind("report/numerics")]  # tasks.results.numerics.Ladder
+Finding = Annotated[ArtifactRef, Kind("finding")]  # a module of `tasks.results` has its name: that of the role
 PayloadLosses = Annotated[ArtifactRef, Kind("report/payload_losses")]  # tasks.results.numerics.PayloadLosses
 NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.results.numerics.NodeLosses
-Quantization = Annotated[ArtifactRef, Kind("report/quantization")]  # tasks.results.quantization.Quantization
 Delegated = Annotated[ArtifactRef, Kind("report/delegated")]  # the number of a method's partitions
-Kept = Annotated[ArtifactRef, Kind("report/kept")]  # tasks.results.delivered.KeptCalls, without payload and method
-Delegation = Annotated[ArtifactRef, Kind("report/delegation")]  # tasks.results.delegation.MethodWork, as for `Kept`
-Figures = Annotated[ArtifactRef, Kind("report/figures")]  # tasks.results.figures.Figures
-Proof = Annotated[ArtifactRef, Kind("report/proof")]  # what `prove` says: tasks.results.figures.Proof without a name
-Searched = Annotated[ArtifactRef, Kind("report/searched")]  # tasks.results.figures.Searched
-Timings = Annotated[ArtifactRef, Kind("report/timings")]  # a list of tasks.results.figures.Timing
 Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.results.figures.Scores
-Accuracy = Annotated[ArtifactRef, Kind("report/accuracy")]  # tasks.results.figures.AccuracyReport
 Origin = Annotated[ArtifactRef, Kind("report/origin")]  # what the digest in a file's metadata is of
 Provenance = Annotated[ArtifactRef, Kind("report/provenance")]
 Diagnosis = Annotated[ArtifactRef, Kind("report/diagnosis")]  # tasks.results.diagnosis.Diagnosis

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -123,19 +122,6 @@ def graph_modules(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph
 
 KEPT = "pteforge.kept_on_cpu"
 """Key of `Node.meta` under which a partitioner says why it leaves a call to the CPU."""
-
-
-def take_kept(program: ExportedProgram) -> dict[tuple[str, str], int]:
-    """The number of calls that stay on the CPU for a reason that a partitioner gave, by operator and reason.
-
-    Takes the reasons away, also from calls that a later partitioner claimed.
-    """
-    found = Counter[tuple[str, str]]()
-    for module in graph_modules(program.graph_module):
-        for node in module.graph.nodes:
-            if (why := node.meta.pop(KEPT, None)) and hasattr(node.target, "_schema"):  # others take results apart
-                found[str(node.target.name()).replace("::", "."), why] += 1
-    return dict(found)
 
 
 def lowered_modules(program: ExportedProgram) -> Iterator[tuple[torch.fx.GraphModule, str, LoweredBackendModule]]:

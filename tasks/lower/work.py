@@ -18,23 +18,28 @@ _PRODUCTS = re.compile(r"\b(addmm|baddbmm|mm|bmm|matmul|linear\w*)\b")
 
 
 def work_of(program: ExportedProgram, reasons: Mapping[str, str]) -> dict[str, Any]:
-    """A `MethodWork` without payload and method, as JSON. `reasons` are what partitioners said of nodes, by name."""
+    """A `MethodWork` without payload and method, as JSON. `reasons` are what partitioners said of nodes, by name.
+
+    Takes away the reasons that partitioners have left in the program.
+    """
     delegated = sum(
         _operations(node)
         for _, _, module in lowered_modules(program)
         for node in calls_of(module.original_module.graph)
     )
-    found: dict[tuple[str, str], list[int]] = {}
+    found: dict[tuple[str, str, bool], list[int]] = {}
     for module in graph_modules(program.graph_module):
         for node in calls_of(module.graph):
-            if hasattr(node.target, "_schema") and [*_tensors([node])]:  # others take results apart, or compute sizes
-                why = node.meta.get(KEPT) or reasons.get(node.name) or NOT_TAKEN
-                counted = found.setdefault((str(node.target.name()).replace("::", "."), why), [0, 0])
+            kept = node.meta.pop(KEPT, "")
+            # others take results apart, or compute sizes
+            if hasattr(node.target, "_schema") and (kept or [*_tensors([node])]):
+                why = kept or reasons.get(node.name) or NOT_TAKEN
+                counted = found.setdefault((str(node.target.name()).replace("::", "."), why, bool(kept)), [0, 0])
                 counted[0] += 1
                 counted[1] += _operations(node)
     outside = [
-        {"operator": operator, "why": why, "calls": calls, "operations": operations}
-        for (operator, why), (calls, operations) in sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
+        {"operator": operator, "why": why, "calls": calls, "operations": operations, "kept_on_cpu": kept}
+        for (operator, why, kept), (calls, operations) in sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
     ]
     return {"delegated": delegated, "outside": outside}
 

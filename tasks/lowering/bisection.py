@@ -49,7 +49,7 @@ class Bisection:
             "nodes": self.nodes.to_json() if self.nodes else None,
             "payload": self.payload.to_json() if self.payload else None,
         }
-        ladder, not_made = self.ladder.to_json(), dict(self.not_made)
+        ladder, not_made = [rung.to_json() for rung in self.ladder.rungs], dict(self.not_made)
         return {"name": self.name, "numerics": ladder, "not_made": not_made, "loss": loss}
 
     def __repr__(self) -> str:
@@ -142,7 +142,7 @@ async def bisect(runner: Runner, model: PlannedModel, drop_db: float) -> Bisecti
     if isinstance(climbed, Exception):
         raise Failure.of(model_run.step_of(climbed), climbed).error(model.name) from climbed
     run = model_run.recipes[recipe.name]
-    ladder = Ladder.from_json(run.read_json(climbed.outputs.numerics))
+    ladder = Ladder(Rung.found(run.read_json(climbed.outputs.numerics)))
     loss = find_loss(ladder, recipe.bounds, drop_db)
     bisection = Bisection(f"{model.name}/{recipe.name}", ladder, loss, not_made=run.problems())
     if loss is None:

@@ -16,11 +16,11 @@ from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, St
 from ...formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from ..engine.runner import CutShort, Done, NotCached, UserCode
 from ..engine.stage import Stage, is_known
+from ..results.accuracy import Scores
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
-from ..results.figures import Scores
-from ..results.numerics import Attempt, FoundLayers, next_count
+from ..results.search import Attempt, FoundLayers, next_count
 from ..stages.aten_passes import AtenPasses
 from ..stages.baseline import Baseline
 from ..stages.bench import Bench
@@ -135,8 +135,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
         "proofs": prove_on_places(run, exports, made),
     }
     proven: dict[str, Any] = await together(proofs)
-    figures, searched = proven.pop("verified")
-    check_proven(run, figures, proven["proofs"])
+    check_proven(run, proven["verified"], proven["proofs"])
     compiled = {name if recipe.fat else "": payload.compiled for name, payload in made.payloads.items()}
     debugging = compiled if recipe.debugs else {}
     debug_refs: dict[str, Any] = {
@@ -151,16 +150,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
             assets=exports.first.assets,
             origin=made.file.origin,
             examples=exports.examples,
-            quantization={
-                method: last.reached
-                for method, prepared in made.prepared.items()
-                if (last := prepared.quantized or prepared.transformed) and last.reached
-            },
-            figures=figures,
-            searched=searched,
-            kept=_by_payload(recipe, {name: payload.kept for name, payload in made.payloads.items()}),
-            delegation=_by_payload(recipe, {name: payload.delegation for name, payload in made.payloads.items()}),
-            **proven,
+            findings={key: ref for key, ref in run.findings().items() if key.split("/")[1] in ("", *made.payloads)},
             **debug_refs,
         ),
     )
@@ -168,15 +158,6 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     if recipe.recipe.verify.bench:
         await bench_on_places(run, exports, made)
     return reported
-
-
-def _by_payload(recipe: PlannedRecipe, found: Mapping[str, Mapping[str, ArtifactRef]]) -> dict[str, ArtifactRef]:
-    """What was found of methods, by ``PAYLOAD/METHOD``; a plain file's payload has no name."""
-    return {
-        f"{name if recipe.fat else ''}/{method}": ref
-        for name, methods in found.items()
-        for method, ref in methods.items()
-    }
 
 
 async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
@@ -289,8 +270,6 @@ async def lower_specialization(
         edges,
         linked,
         compiled,
-        kept={method: part.kept for method, part in parts.items() if part.kept},
-        delegation={method: part.delegation for method, part in parts.items() if part.delegation},
         delegates=not parts or any(part.delegated for part in parts.values()),
     )
 
@@ -433,7 +412,7 @@ async def quantize(
         program=program,
         examples=export.examples,
         samples=samples,
-        transformed=transformed.reached if transformed else None,
+        transformed=transformed.quantization if transformed else None,
         shaped=export.program if recipe.observes_any_batch(method) else None,
         others={other: made for other, made in exports.programs.items() if shares and other != method},
     )
@@ -540,15 +519,16 @@ _UNBOUNDED_DB = 40.0
 """What a payload's own check asks for where verification asks for nothing."""
 
 
-async def verify(run: RecipeRun, exports: Exports, made: MadeFile) -> tuple[ArtifactRef, ArtifactRef | None]:
-    """The figures of the file, and what a search has found; adds to the error of one that is refused what may help."""
+async def verify(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef:
+    """The figures of the file, on which inputs are searched then; adds what may help to the error of one that fails."""
     try:
         figures = await prove(run, exports, made)
     except (StageFailed, VerificationFailed) as error:
         if advice := await _advice(run, exports, made, str(error)):
             error.args = (f"{error.args[0]}; {advice}",)
         raise
-    return figures, await search_inputs(run, exports, made)
+    await search_inputs(run, exports, made)
+    return figures
 
 
 async def _advice(run: RecipeRun, exports: Exports, made: MadeFile, problem: str) -> str:

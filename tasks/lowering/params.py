@@ -212,8 +212,8 @@ def report_params(run: RecipeRun, payloads: Collection[str]) -> Report.Params:
         stage_keys={step.part: done.key.digest() for step, done in run.done.items()},
         versions=recipe.versions,
         bounds=recipe.bounds,
-        places={place.name: (place.params.about, place.unreachable) for place in recipe.places},
-        search=recipe.found.to_json() if recipe.found else None,
+        unreachable={place.name: place.unreachable for place in recipe.places if place.unreachable},
+        findings={recipe.found.role: recipe.found.to_json()} if recipe.found else {},
     )
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.ledger import FoundCase
@@ -19,8 +18,12 @@ from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
 from ..results.causes import Circumstance
 from ..results.delivered import Delivered
-from ..results.figures import WHOLE_FILE, Figures, Searched, Timing, exceeded
-from ..results.numerics import NodeLosses, rank_layers
+from ..results.figures import WHOLE_FILE, Figures
+from ..results.memory import MemoryUse, exceeded
+from ..results.numerics import NodeLosses
+from ..results.proofs import Proof
+from ..results.search import rank_layers
+from ..results.searched import Searched
 from ..stages.baseline import Baseline
 from ..stages.bench import Bench
 from ..stages.bisect import Bisect
@@ -36,7 +39,7 @@ from ..verify.emulators import processor
 from .model import PlannedRecipe, params_of
 from .params import edge_params, fields_of
 from .places import PlannedPlace
-from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, StageCalls, first_of, together
+from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> d
     for place in recipe.places:
         there = [ref for key, ref in proofs.items() if key.startswith(f"{place.name}/")]
         if place.required and all(map(is_known, there)):
-            _check_required(place, [run.read_json(ref) for ref in there])
+            _check_required(place, [proof for ref in there for proof in Proof.found(run.read_json(ref))])
     return proofs
 
 
@@ -129,11 +132,11 @@ def _with_others(run: RecipeRun, failures: Mapping[str, Exception]) -> Exception
     return first
 
 
-def _check_required(place: PlannedPlace, proofs: Sequence[Mapping[str, Any]]) -> None:
+def _check_required(place: PlannedPlace, proofs: Sequence[Proof]) -> None:
     """Raises VerificationFailed where a place is not what it was asked to be."""
-    absent = [proof["not_run"] for proof in proofs if proof["no_device"]]
-    if absent or not any(proof["figures"] for proof in proofs):
-        reason, what = (absent or [proof["not_run"] for proof in proofs])[0], "a payload" if absent else "the file"
+    absent = [proof.not_run for proof in proofs if proof.no_device]
+    if absent or not any(proof.figures for proof in proofs):
+        reason, what = (absent or [proof.not_run for proof in proofs])[0], "a payload" if absent else "the file"
         raise VerificationFailed(
             f"place {place.name!r} is required, and cannot run {what}, which {reason}; give the place what is missing, "
             "or choose other recipes with --recipe"
@@ -163,15 +166,9 @@ async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> N
         params, limits = (place.params, place.limits(run.model.limits)) if place else (None, None)
         for payload, inputs in _payloads(recipe, exports, made).items():
             step = StageId(Bench.name, name, recipe.name, payload, run.number)
-            asked = Bench.Params(place=params, name=name, payload=payload, machine=machine)
+            asked = Bench.Params(place=params, machine=machine)
             with suppress(StageError, NotCached):  # the run has it; a file is none the worse for it
                 await run.call(step, Bench, asked, inputs, limits=limits)
-
-
-def timings_of(run: StageCalls) -> tuple[Timing, ...]:
-    """What `bench_on_places` has measured."""
-    done = [done for step, done in run.done.items() if step.stage == Bench.name]
-    return tuple(Timing.from_json(timing) for each in done for timing in run.read_json(each.outputs.timings))
 
 
 def check_memory(run: RecipeRun, provenance: ArtifactRef) -> None:
@@ -179,7 +176,7 @@ def check_memory(run: RecipeRun, provenance: ArtifactRef) -> None:
     limits = run.model.limits.device
     if limits is None or not is_known(provenance):
         return
-    uses = Delivered.of_provenance(run.read_json(provenance)).memory
+    uses = Delivered.of_provenance(run.read_json(provenance)).every(MemoryUse)
     if problems := list(exceeded(uses, limits)):
         away = (place for place in run.plan.places if place.unreachable)
         problems += [f"place {place.name!r} cannot be reached: {place.unreachable}" for place in away]
@@ -195,7 +192,7 @@ async def _prove(
     except StageTimedOut as error:
         error.args = (f"{error.args[0].partition(';')[0]}; `timeout` of the place {place.name!r} sets another",)
         raise
-    return outputs.proof
+    return outputs.proofs
 
 
 def check_proven(run: RecipeRun, figures: ArtifactRef, proofs: Mapping[str, ArtifactRef]) -> None:
@@ -204,11 +201,12 @@ def check_proven(run: RecipeRun, figures: ArtifactRef, proofs: Mapping[str, Arti
     if not run.plan.recipe.verify.required or not run.plan.places or not all(map(is_known, refs)):
         return
     own = Figures.from_json(run.read_json(figures))
-    if own.of_file or any(run.read_json(ref)["figures"] for ref in proofs.values()):
+    there = {key.partition("/")[0]: proof for key, ref in proofs.items() for proof in Proof.found(run.read_json(ref))}
+    if own.of_file or any(proof.figures for proof in there.values()):
         return
     reasons = [f"here, it {own.not_run[WHOLE_FILE].partition(';')[0]}"]
     reasons += [f"on {place.name!r}, {place.unreachable}" for place in run.plan.places if place.unreachable]
-    reasons += [f"on {key.partition('/')[0]!r}, it {run.read_json(ref)['not_run']}" for key, ref in proofs.items()]
+    reasons += [f"on {place!r}, it {proof.not_run}" for place, proof in there.items()]
     raise VerificationFailed(
         f"nothing has run the file, so nothing can be said of what it computes: {'; '.join(reasons)} "
         "(with `verify: {required: false}` in the recipe it is made all the same)"
@@ -229,14 +227,14 @@ def _references(exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
     return {method: own.program if (own := changed[method]) else exports.programs[method] for method in changed}
 
 
-async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef | None:
-    """What a search for inputs on which the file is wrong has found, if the recipe asks for one.
+async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> None:
+    """Searches for inputs on which the file is wrong, if the recipe asks for that.
 
     The inputs are kept for the verification of later files. Raises VerificationFailed if the file is wrong on them.
     """
     asked = run.plan.recipe.verify.search
     if asked is None:
-        return None
+        return
     params = SearchInputs.Params(bounds=run.plan.bounds, asked=asked, host=host_capability())
     inputs = SearchInputs.Inputs(
         file=made.file.file,
@@ -248,7 +246,7 @@ async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> Art
     done = await run.call(run.step(SearchInputs.name), SearchInputs, params, inputs)
     outputs: SearchInputs.Outputs = done.outputs
     if not is_known(outputs.searched):
-        return outputs.searched
+        return
     searched = Searched.from_json(run.read_json(outputs.searched))
     if outputs.inputs and not done.cached:
         case = FoundCase(outputs.inputs, made.file.file.identity, bool(searched.problem))
@@ -257,7 +255,6 @@ async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> Art
         await prove(run, exports, made, outputs.inputs)
     elif searched.problem:
         raise VerificationFailed(f"{searched.problem}; --refresh searches again")
-    return outputs.searched
 
 
 def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ..engine.keys.search import ModuleSearch
 from ..engine.runner import CutShort, Done, NotCached, Runner, StageCall, StageId, UserCode
 from ..engine.stage import Params, Roles, Stage, Workspace, is_known, to_roles
 from ..results.causes import Circumstance, add_known_causes, awaits_diagnosis
+from ..results.finding import FINDING, Finding, read_findings
 from ..stages.compile import Compile
 from ..stages.edge import Edge
 from ..stages.export import Export
@@ -206,6 +207,17 @@ class RecipeRun(StageCalls):
         problems = {step.payload: f"{step}: {first_line(error)}" for step, error in self.failed.items() if step.payload}
         return {name: self.plan.unavailable.get(name) or problems.get(name, _IDLE) for name in names}
 
+    def findings(self) -> dict[str, ArtifactRef]:
+        """Every finding of the recipe's stages, by ``ROLE/PAYLOAD/SUBJECT``; if two stages have it, the later one's."""
+        roles = ((step, *item) for step, done in self.done.items() for item in done.roles.items())
+        return {f"{role}/{step.payload}/{step.method}": ref for step, role, ref in roles if ref.kind == FINDING}
+
+    def found_since(self) -> tuple[Finding, ...]:
+        """What stages after the report have found."""
+        known = reported.call.inputs if (reported := self.find("report")) else {}
+        late = {key: ref for key, ref in self.findings().items() if f"findings/{key}" not in known}
+        return read_findings(late, self.read_json)
+
     def problems(self) -> dict[str, str]:
         """Failed steps: the first line of the reason, by name."""
         return {str(step): first_line(error) for step, error in self.failed.items()}
@@ -346,8 +358,6 @@ class Payload:
     edges: Mapping[str, Edge.Outputs]  # whole, after the recipe's own functions over all of them
     linked: Mapping[str, ArtifactRef]  # that the payload was compiled from
     compiled: Compile.Outputs
-    kept: Mapping[str, ArtifactRef]  # calls that limits leave to the CPU, by method, where there are any
-    delegation: Mapping[str, ArtifactRef]  # how much of the work is delegated, by method
     delegates: bool  # unless its target could, and nothing of the model is delegated
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from ...artifacts.records import Record
+from .finding import Fact, Finding
+
+if TYPE_CHECKING:
+    from .delivered import Delivered
 
 NOT_TAKEN = "the backend's partitioner does not take it"
 
@@ -35,6 +40,7 @@ class OutsideCalls:
     why: str
     calls: int
     operations: int  # of all of them
+    kept_on_cpu: bool = False  # whether a limit of the target leaves them there
 
     @property
     def way_out(self) -> str:
@@ -43,12 +49,15 @@ class OutsideCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodWork(Record):
+class MethodWork(Finding):
     """The arithmetic of a method, as its partitioned program has it. The payload is empty for a plain file.
 
     A multiplication and an addition are two operations; others than convolutions and products of matrices have one for
     each element of their largest tensor. Dimensions of dynamic size count with their example's.
     """
+
+    role: ClassVar = "delegation"
+    of: ClassVar = "method"
 
     payload: str
     method: str
@@ -66,11 +75,32 @@ class MethodWork(Record):
         share = delegated_share([self])
         return "nothing" if share is None else format_share(share)
 
-    def lines(self) -> Iterator[str]:
-        """What is delegated, and a line with reason and way out for each operator that is not."""
-        where = " of payload ".join(filter(None, (f"method {self.method}", self.payload)))
-        yield f"{where}: {self.share} of the operations are in delegates"
-        yield from (f"  {line}" for line in self.reasons())
+    def to_json(self) -> dict[str, Any]:
+        return {**Finding.to_json(self), "share": delegated_share([self])}
+
+    @classmethod
+    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:
+        """The share of each payload; of each method, with reason and way out for each operator outside of delegates."""
+        payloads = dict.fromkeys(work.payload for work in found)
+        shares = {name: delegated_share(work for work in found if work.payload == name) for name in payloads}
+        words = ", ".join(
+            f"{name} {format_share(share)}".strip() for name, share in shares.items() if share is not None
+        )
+        share = delegated_share(found)
+        whole = None if share is None else round(100 * share, 1)
+        yield Fact("delegation", "delegated", whole, "%", words=words, column=8)
+        kept: dict[tuple[str, str], Counter[str]] = {}
+        for payload, calls in ((work.payload, calls) for work in found for calls in work.outside if calls.kept_on_cpu):
+            kept.setdefault((payload, calls.why), Counter())[calls.operator] += calls.calls
+        for (payload, why), operators in kept.items():
+            left = ", ".join(f"{number} {operator}" for operator, number in operators.items())
+            yield Fact("delegation", note=f"{payload or ' '.join(file.targets)} leaves {left} to the CPU: {why}")
+        for work in found:
+            where = " of payload ".join(filter(None, (f"method {work.method}", work.payload)))
+            note = "\n  ".join([f"{where}: {work.share} of the operations are in delegates", *work.reasons()])
+            share = delegated_share([work])
+            value = None if share is None else round(100 * share, 1)
+            yield Fact("delegation", where, value, "%", note=note, listed=True)
 
     def reasons(self) -> Iterator[str]:
         """A line for each operator outside of delegates: how much it is, why it is there, and the way out."""

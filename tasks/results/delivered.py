@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import PlainSerializer
 
-from ...artifacts.digest import Digest, digest_file
+from ...artifacts.digest import Digest, canonical_json, digest_file
 from ...artifacts.files import read_sidecar
 from ...artifacts.records import Record
 from ...artifacts.ref import ArtifactRef
@@ -20,14 +19,17 @@ from ...artifacts.runs import RunRecord
 from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, is_bad_input
 from ...formats.contract import Contract
-from .delegation import MethodWork, delegated_share
+from . import format_1
 from .diagnosis import Explanation
-from .figures import WHOLE_FILE, AccuracyReport, Figures, MemoryUse, Proof, Searched, Timing, Worst
-from .numerics import FoundLayers, Ladder
-from .quantization import Quantization
+from .figures import WHOLE_FILE, Figures, Worst
+from .finding import AREAS, Fact, Finding, Findings, Value, from_json, to_json
+from .numerics import Ladder, Rung
+from .proofs import Proof
+from .tables import fat_cost, format_size
 
 Status = Literal["made", "cached", "failed", "not applicable"]
 
+_Finding = TypeVar("_Finding", bound=Finding)
 _Path = Annotated[Path, PlainSerializer(str)]
 
 DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
@@ -36,7 +38,6 @@ DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
 NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
 """What `Delivered.of_provenance` raises for JSON that is no provenance."""
 
-_AS_WRITTEN = ("toolchain", "accuracy", "search", "searched", "quantization", "contract", "kept_on_cpu", "delegation")
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
@@ -111,20 +112,6 @@ class MethodCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCalls:
-    """The calls of an operator in a method that a target's limits leave to the CPU, and why.
-
-    `payload` is empty for a plain file.
-    """
-
-    payload: str
-    method: str
-    operator: str  # as in ``aten.convolution``
-    why: str
-    calls: int
-
-
-@dataclass(frozen=True, slots=True)
 class Delivered(Record):
     """What came of a model and a recipe."""
 
@@ -147,19 +134,9 @@ class Delivered(Record):
     toolchain: Mapping[str, str] = field(default_factory=dict)  # distribution to version
     # methods of a plain file, or of all payloads of a fat one, where the file has been read
     delegated: tuple[MethodCalls, ...] = ()
-    figures: Figures | None = None  # of the verification, without its cases
-    proofs: tuple[Proof, ...] = ()  # by payload, on places besides this machine's runtime
-    searched: Searched | None = None  # what a search for inputs on which the file is wrong came to
-    memory: tuple[MemoryUse, ...] = ()  # of methods, by payload, place and sizes of inputs
-    timings: tuple[Timing, ...] = ()  # if the recipe measures them; a run's, as its provenance next to the file says
-    ladder: Ladder | None = None  # how far each program on the way to the file is from eager, if measured
-    accuracy: AccuracyReport | None = None  # scores of the file, if it has an accuracy gate
-    search: FoundLayers | None = None  # the layers that stay in floating point, of a recipe that searches for them
-    quantization: Mapping[str, Quantization] = field(default_factory=dict)  # by method, of those that PT2E quantized
+    findings: Findings = ()  # what stages have found out about it
     contract: Contract | None = None  # what a runtime must have to load the file
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
-    kept_on_cpu: tuple[KeptCalls, ...] = ()  # what limits of targets leave to the CPU
-    delegation: tuple[MethodWork, ...] = ()  # how much of the work of methods is delegated, and why not all of it
     seconds: float = 0.0  # of all its stages, including those found in the store
     failure: Failure | None = None
     rejected: _Path | None = None  # the file that missed its accuracy gate
@@ -169,8 +146,8 @@ class Delivered(Record):
     @classmethod
     def of_provenance(cls, provenance: Mapping[str, Any]) -> Self:
         """What the stage `report` says of a file; raises `NO_PROVENANCE` for anything else."""
+        provenance = format_1.upgraded(provenance)
         file, data = provenance["file"], provenance["data"]
-        artifacts, figures = provenance.get("artifacts", {}), provenance.get("verification", {}).get("figures")
         files = {"pte": file, **({"ptd": data} if data else {})}
         fields = {
             "model": provenance["model"],
@@ -179,19 +156,21 @@ class Delivered(Record):
             "size": sum(each["size"] for each in files.values()),
             "digests": {ending: each["sha256"] for ending, each in files.items()},
             "assets": {name: each["sha256"] for name, each in provenance.get("assets", {}).items()},
-            "parts": {role: ref for role, ref in artifacts.items() if role.partition("/")[0] in _PARTS},
+            "parts": {
+                role: ref for role, ref in provenance.get("artifacts", {}).items() if role.partition("/")[0] in _PARTS
+            },
             "targets": [target["name"] for target in provenance.get("specializations", {}).values()],
-            "figures": figures and {**figures, "cases": []},
-            "ladder": {"rungs": provenance["numerics"]} if "numerics" in provenance else None,
             "left_out": dict.fromkeys(provenance.get("left_out", ()), ""),
-            "proofs": provenance.get("places", ()),
-            "memory": provenance.get("memory", ()),
-            "timings": provenance.get("run", {}).get("timings", ()),
             "payload_sizes": {payload["name"]: payload["size"] for payload in file.get("payloads", ())},
             **{name: file[name] for name in ("backends", "methods") if name in file},
-            **{name: provenance[name] for name in _AS_WRITTEN if name in provenance},
+            **{name: provenance[name] for name in ("toolchain", "contract") if name in provenance},
         }
-        return cls.from_json(fields)
+        findings = provenance.get("findings", {}) | provenance.get("run", {}).get("findings", {})
+        return replace(cls.from_json(fields), findings=tuple(each.brief() for each in from_json(findings)))
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        return cls.decode(canonical_json(format_1.upgraded_record(value)))
 
     @classmethod
     def of_run(cls, run: RunRecord, model: str, recipe: str) -> Self | None:
@@ -208,6 +187,57 @@ class Delivered(Record):
             return made if made.sha256 == (sha256 or digest_file(path)) else None
         except (OSError, *NO_PROVENANCE):
             return None
+
+    def every(self, kind: type[_Finding]) -> tuple[_Finding, ...]:
+        """All findings of a kind."""
+        return tuple(finding for finding in self.findings if isinstance(finding, kind))
+
+    def get(self, kind: type[_Finding]) -> _Finding | None:
+        """The finding of a kind, of which a file has one at most."""
+        return next(iter(self.every(kind)), None)
+
+    def facts(self) -> Iterator[Fact]:
+        """Everything that is known of it, by area."""
+        every = [*self._own_facts(), *(fact for kind in self._kinds for fact in kind.facts(self.every(kind), self))]
+        said = [fact for fact in every if fact.text or fact.note]
+        yield from sorted(said, key=lambda fact: AREAS.index(fact.area))
+
+    @property
+    def _kinds(self) -> list[type[Finding]]:
+        return [*dict.fromkeys(map(type, self.findings))]
+
+    def _own_facts(self) -> Iterator[Fact]:
+        """What the record says besides findings."""
+        if self.reason:
+            yield Fact("file", note=f"does not apply: {self.reason}")
+        if self.size:
+            yield Fact("file", "size", self.size, "B", column=1)
+            yield Fact("file", "SHA-256", self.sha256)
+        if len(self.payload_sizes) > 1 and self.size:
+            yield Fact("payloads", note=f"takes {format_size(self.size)}, {fat_cost(self.size, self.payload_sizes)}")
+        for payload, reason in self.left_out.items():
+            yield Fact("file", note=f"without {payload}: {reason}".rstrip(": "), telling=True)
+        yield from (Fact("toolchain", name, version) for name, version in self.toolchain.items())
+
+    @property
+    def notes(self) -> tuple[Fact, ...]:
+        """The facts that have a note, each once."""
+        return tuple({fact.note: fact for fact in self.facts() if fact.note}.values())
+
+    @property
+    def columns(self) -> dict[str, Fact]:
+        """The facts that tables of files have, by name."""
+        return {fact.name: fact for fact in self.facts() if fact.column and fact.text} if self.path else {}
+
+    @property
+    def figures(self) -> Figures | None:
+        return self.get(Figures)
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """How far each program on the way to the file is from eager, if that was measured."""
+        rungs = self.every(Rung)
+        return Ladder(rungs) if rungs else None
 
     @property
     def name(self) -> str:
@@ -236,7 +266,7 @@ class Delivered(Record):
     @property
     def verified(self) -> bool:
         """Whether the file itself was run here or on a place, or a payload of it."""
-        proven = self.figures is None or self.figures.of_file or any(proof.figures for proof in self.proofs)
+        proven = self.figures is None or self.figures.of_file or any(proof.figures for proof in self.every(Proof))
         return bool(self.path) and proven
 
     @property
@@ -249,13 +279,13 @@ class Delivered(Record):
     def proven_on(self, payload: str) -> tuple[str, ...]:
         """The places that have run a payload, and found it to compute what eager computes: ``host`` and others."""
         here = self.figures and (payload in self.figures.payloads if payload else self.figures.of_file)
-        there = [proof.place for proof in self.proofs if proof.payload == payload and proof.figures]
+        there = [proof.place for proof in self.every(Proof) if proof.payload == payload and proof.figures]
         return (*([HOST] if here else []), *there)
 
     def why_not_run(self, payload: str) -> dict[str, str]:
         """Why places have not run a payload, by place."""
         here = self.figures.not_run.get(payload or WHOLE_FILE, "") if self.figures else ""
-        reasons = {made.place: made.not_run for made in self.proofs if made.payload == payload and made.not_run}
+        reasons = {made.place: made.not_run for made in self.every(Proof) if made.payload == payload and made.not_run}
         return {**({HOST: here} if here else {}), **reasons}
 
     @property
@@ -264,13 +294,10 @@ class Delivered(Record):
         return {payload: self.proven_on(payload) for payload in self.payloads}
 
     def recorded(self) -> dict[str, Any]:
-        """JSON of what `pteforge inspect` says of a file besides what is in it."""
+        """JSON of its findings by name, and where each payload was run."""
         return {
-            "quantization": {method: reached.to_json() for method, reached in self.quantization.items()},
             "proven_on": {payload: list(places) for payload, places in self.proven.items()} if self.figures else {},
-            "kept_on_cpu": [asdict(kept) for kept in self.kept_on_cpu],
-            "delegation": [{**work.to_json(), "share": delegated_share([work])} for work in self.delegation],
-            "memory": [use.to_json() for use in self.memory],
+            **to_json(self.findings),
         }
 
     @property
@@ -292,49 +319,25 @@ class Delivered(Record):
         """
         if self.figures and self.figures.of_file:
             return self.figures.overall
-        return next((proof.figures.overall for proof in self.proofs if proof.figures), None)
+        return next((proof.figures.overall for proof in self.every(Proof) if proof.figures), None)
 
     @property
     def sqnr_db(self) -> float | None:
         """The smallest; None if all outputs equal eager's, or if nothing was `measured`."""
         return self.measured.sqnr_db if self.measured else None
 
-    @property
-    def on_cpu(self) -> tuple[str, ...]:
-        """What limits leave to the CPU, in words: a line for each payload and reason."""
-        found: dict[tuple[str, str], Counter[str]] = {}
-        for kept in self.kept_on_cpu:
-            found.setdefault((kept.payload, kept.why), Counter())[kept.operator] += kept.calls
-        return tuple(
-            f"{payload or ' '.join(self.targets)} leaves "
-            f"{', '.join(f'{calls} {operator}' for operator, calls in operators.items())} to the CPU: {why}"
-            for (payload, why), operators in found.items()
-        )
-
-    @property
-    def score(self) -> float | None:
-        """The lowest of all payloads; None if the recipe has no evaluator."""
-        return self.accuracy.worst if self.accuracy else None
-
-    @property
-    def latency(self) -> float | None:
-        """Seconds of a call of the first method of the first payload that was timed; None without times."""
-        return self.timings[0].median if self.timings else None
-
-    @property
-    def largest_use(self) -> int | None:
-        """Bytes that a method takes at most on a place, all kinds of memory together; None if none was measured."""
-        return max((total for use in self.memory if (total := use.figures["total"]) is not None), default=None)
+    def value(self, column: str) -> Value | None:
+        """What a column of tables is sorted by; None if the file has none."""
+        return self.columns[column].value if column in self.columns else None
 
     def described(self) -> dict[str, Any]:
         """JSON for users: what ``pteforge export --json`` says of the file, or of why there is none."""
-        numerics = {"numerics": self.ladder.to_json()} if self.ladder else {}
         if self.failure:
             rejected = self.rejected and str(self.rejected)
-            return {"status": self.status, **self.failure.to_json(), "rejected": rejected, **numerics}
+            return {"status": self.status, **self.failure.to_json(), "rejected": rejected, **to_json(self.findings)}
         if self.status == "not applicable":
             return {"status": self.status, "reason": self.reason}
-        figures, worst = self.figures, self.measured
+        worst = self.measured
         return {
             "status": self.status,
             "file": self.path and str(self.path),
@@ -345,22 +348,11 @@ class Delivered(Record):
             "max_abs_error": worst and worst.max_abs_error,
             "max_relative_error": worst and worst.max_relative_error,
             "sqnr_db": worst and worst.sqnr_db,
-            "accuracy": self.accuracy and self.accuracy.to_json(),
+            "verified": self.verified,
             "left_out": dict(self.left_out),
             "contract": self.contract and self.contract.described(),
-            **self.recorded(),
             "assets": list(self.assets),
-            "search": self.search and self.search.to_json(),
-            "searched": self.searched and self.searched.to_json(),
-            "verified": self.verified,
-            "not_run": dict(figures.not_run) if figures else {},
-            "places": [proof.to_json() for proof in self.proofs],
-            "timings": [timing.to_json() for timing in self.timings],
-            "drawn_sqnr_db": figures and figures.drawn and figures.drawn.sqnr_db,
-            "calibration": dict(figures.calibration) if figures else {},
-            "parts": [part.to_json() for part in figures.parts] if figures else [],
-            "notes": list(figures.notes) if figures else [],
-            **numerics,
+            **self.recorded(),
         }
 
 

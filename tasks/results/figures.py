@@ -1,19 +1,21 @@
-"""Figures of a file: how far the runtime's outputs are from eager's, scores with their bounds, memory and time."""
+"""Figures of a file: how far the runtime's outputs are from eager's, and the bounds on that."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
 from ...artifacts.records import Record
+from ...configs.places import HOST
 from ...configs.verification import VerifyBounds
+from .finding import Fact, Finding, of_method
+from .tables import format_error, format_sqnr
 
 if TYPE_CHECKING:
-    from ...configs.model import DeviceLimits
+    from .delivered import Delivered
 
 _MOST_DB = {"bfloat16": 22.0, "int8": 30.0, "float16": 40.0}
 """The highest SQNR bound that applies to outputs of a dtype, coarsest first.
@@ -79,6 +81,18 @@ class Worst:
     rounded_to: str = ""  # the coarsest of the cases' dtypes, see `Case`
     agreement: float | None = None  # the share of integers and booleans that equal eager's; None if there are none
 
+    def facts(self, where: str = "", *, columns: bool = False) -> Iterator[Fact]:
+        """What tables and comparisons say of a file, a payload or a method; `where` names those."""
+        noise: str | float = "exact" if self.sqnr_db is None else self.sqnr_db
+        yield Fact(
+            "numerics",
+            f"{where}max abs error",
+            self.max_abs_error,
+            words=format_error(self.max_abs_error),
+            column=6 * columns,
+        )
+        yield Fact("numerics", f"{where}SQNR", noise, "dB", words=format_sqnr(self), column=2 * columns)
+
 
 @dataclass(frozen=True, slots=True)
 class Part(Record):
@@ -102,7 +116,7 @@ class Part(Record):
         named = ", ".join(runs[:_RUNS]) + (", ..." if len(runs) > _RUNS else "")
         constant = "" if self.constant is None else f", all {f'{self.constant:.3g}' if self.constant else 'zeros'}"
         return (
-            f"{_named(self.method, self.payload)}, output {self.output}, dimension {self.dimension}, {named} of "
+            f"{of_method(self.method, self.payload)}, output {self.output}, dimension {self.dimension}, {named} of "
             f"{self.of}: {self.sqnr_db:.1f} dB{constant}; eager's are up to {self.largest:.3g}, those of the whole "
             f"output up to {self.largest_of_output:.3g}"
         )
@@ -112,8 +126,10 @@ _RUNS = 4  # of entries that a text names
 
 
 @dataclass(frozen=True, slots=True)
-class Figures(Record):
+class Figures(Finding):
     """All cases of a file and the worst of them: overall, by method, and by payload of a fat file."""
+
+    role: ClassVar = "figures"
 
     overall: Worst
     methods: dict[str, Worst]
@@ -138,133 +154,61 @@ class Figures(Record):
         return any("sample" in observed for observed in self.calibration.values())
 
     @property
-    def verified_on(self) -> str:
-        """What bounds apply to where random inputs count apart, in words."""
-        return f"its examples{' and calibration samples' if self.on_samples else ''}"
+    def calibrated(self) -> str:
+        """What quantizers observed, and what the file is verified on where bounds do not apply to random inputs."""
+        observed = ", ".join(dict.fromkeys(self.calibration.values()))
+        if not self.drawn:
+            return f"calibrated on {observed}" if observed else ""
+        advice = "" if self.on_samples else "Give the model `calibration` samples; "
+        return (
+            f"verified on its examples{' and calibration samples' if self.on_samples else ''}: quantizers observed "
+            f"{observed}, and random inputs reach {format_sqnr(self.drawn)}. {advice}`verify: {{drawn_inputs: 2}}` in "
+            "the recipe holds random inputs to its bounds, too"
+        )
+
+    def brief(self) -> Self:
+        return replace(self, cases=())
+
+    @classmethod
+    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:
+        """The worst of the file, its methods, payloads and parts; where it was run; what quantizers observed."""
+        for figures in found:
+            if file.measured:
+                yield from file.measured.facts(columns=True)
+                yield Fact("numerics", "cases", words=str(file.measured.cases), column=7)
+            else:
+                yield Fact("numerics", "SQNR", words="not run", column=2)
+                yield from figures.overall.facts("edge programs: ")
+            for name, worst in figures.methods.items() if figures.of_file and len(figures.methods) > 1 else ():
+                yield from worst.facts(f"method {name}: ")
+            for name, worst in figures.payloads.items():
+                yield from worst.facts(f"{name}: ")
+            yield from (Fact("numerics", note=note, telling=True) for note in figures.notes)
+            for part in figures.parts:
+                prefix = f"{part.payload}: " if part.payload else ""
+                name = f"{prefix}{part.method} output {part.output}: worst part"
+                yield Fact(
+                    "numerics", name, part.sqnr_db, "dB", note=str(part), telling=part.lost, listed=not part.lost
+                )
+            if calibrated := figures.calibrated:
+                yield Fact("numerics", note=calibrated, telling=bool(figures.drawn) and not figures.on_samples)
+            for payload in file.payloads:
+                yield from _places(figures, payload, file)
 
 
-@dataclass(frozen=True, slots=True)
-class Proof(Record):
-    """What came of a payload on a place, a runtime besides that of the process that made it."""
-
-    place: str  # as the zoo calls it
-    payload: str  # empty for a plain file
-    about: str  # device and driver, as the place says
-    figures: Figures | None  # without its cases; None if it was not run
-    not_run: str = ""  # why
-    no_device: bool = False  # whether that is since a backend of the place finds no device or driver
-
-
-@dataclass(frozen=True, slots=True)
-class Searched(Record):
-    """What a search over the inputs of a file has found."""
-
-    seconds: float  # that it was given
-    cases: int  # inputs on which the file was compared with its program
-    refused: int  # inputs that the program refuses, or makes NaN or infinity of
-    differing: int  # inputs of which a second call returned other bits
-    worst: Case | None  # against the program, not against eager; None if all outputs were equal
-    problem: str = ""  # how the worst is out of bounds; empty if it is not
-    unsteady: bool = False  # whether it is not always so
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse(Record):
-    """Bytes that a method takes: planned memory, which the file says, and the rest where a place has measured it."""
-
-    payload: str  # empty for a plain file
-    method: str
-    planned: tuple[int, ...]  # by memory id, from 1 on
-    place: str = ""  # empty where nothing was measured
-    inputs: str = ""  # ``smallest``, ``example`` or ``largest`` of those that were tried
-    shapes: str = ""  # such as ``1x3x32x32, 4``
-    asked: int = 0  # bytes that the method allocator was asked for, in `calls` calls
-    calls: int = 0
-    buffer: int | None = None  # the smallest buffer that suffices for it: with what alignment leaves out
-    temporary: int = 0  # the same of the temporary allocator, which is reset after each operator
-    # what backends and kernels have from the heap at most, while the method is loaded and called, and once it is
-    # loaded, with what a backend makes once for all methods, since each is measured in a process of its own; None if
-    # that is not known
-    heap: int | None = None
-    heap_loaded: int | None = None
-
-    @property
-    def figures(self) -> dict[str, int | None]:
-        """What limits apply to, by their names; None for what is not known."""
-        planned = sum(self.planned)
-        known = self.buffer is not None and self.heap is not None
-        total = planned + (self.buffer or 0) + self.temporary + (self.heap or 0)
-        return {"planned": planned, "method": self.buffer, "total": total if known else None}
-
-    @property
-    def where(self) -> str:
-        return _named(self.method, self.payload)
-
-
-def _named(method: str, payload: str) -> str:
-    """A method, and the payload of a fat file that it is in."""
-    return f"method {method!r}" + (f" of payload {payload!r}" if payload else "")
-
-
-def exceeded(uses: Sequence[MemoryUse], limits: DeviceLimits) -> Iterator[str]:
-    """Yields a message for each method and limit that it exceeds, or of which no payload was measured."""
-    for name, limit in limits.written.items():
-        unknown = dict.fromkeys(use.method for use in uses)
-        largest: dict[str, tuple[int, MemoryUse]] = {}
-        for use in uses:
-            size = use.figures[name]
-            if size is not None:
-                unknown.pop(use.method, None)
-                largest[use.where] = max(largest.get(use.where, (0, use)), (size, use), key=lambda found: found[0])
-        for where, (size, use) in largest.items():
-            if size > limit:
-                on = f" on {use.place}, {use.inputs} inputs ({use.shapes})" if name != "planned" else ""
-                yield f"{where} takes {size:,} bytes{on}, and `limits.device.{name}` allows {limit:,}"
-        for method in unknown:
-            yield f"no place has measured method {method!r}, which `limits.device.{name}` holds to {limit:,} bytes"
-
-
-@dataclass(frozen=True, slots=True)
-class TimeShare:
-    """A delegate, or an operator outside of delegates, and its share of the time of a call, as an ETDump has it."""
-
-    name: str  # backend or operator, such as ``aten::cat.out``
-    share: float  # of the whole call; the rest is the runtime's
-    calls: int  # in one call of the method
-    delegate: bool = False
-    instructions: tuple[int, ...] = ()  # where they are in the method
-
-
-@dataclass(frozen=True, slots=True)
-class Timing(Record):
-    """How long a method of a payload takes on a place, in seconds."""
-
-    payload: str  # empty for a plain file
-    method: str
-    place: str
-    machine: str  # what the place says of itself, or the processor of the host
-    load: float
-    first: float  # the first call
-    median: float  # of the calls after the first
-    p95: float
-    calls: int  # how many that are
-    peak_memory: int  # resident bytes at most, beyond those before loading; 0 if that is not known
-    shares: tuple[TimeShare, ...] = ()  # largest first, of traced calls, which are not among those above
-    untraced: str = ""  # why there are no shares
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What has to be equal for two timings to be compared."""
-        return self.place, self.machine, self.payload, self.method
-
-    @property
-    def where(self) -> str:
-        return _named(self.method, self.payload)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that is at least as large as that share of the values; there must be some."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+def _places(figures: Figures, payload: str, file: Delivered) -> Iterator[Fact]:
+    """Where a payload was run, and why this machine has not run it."""
+    places, where, what = file.proven_on(payload), payload and f"{payload}: ", payload or WHOLE_FILE
+    proven = ", ".join(places) or "not run"
+    note = f"{where}proven on: {proven}"
+    yield Fact("numerics", f"{where}proven on", proven, note=note, telling=not places, listed=True)
+    reason = file.why_not_run(payload).get(HOST, "")
+    if reason and places:
+        here = reason.partition("; ")[0]
+        yield Fact("places", note=f"{what} was run on {proven}; not on this machine, since it {here}")
+    elif reason:
+        instead = "" if payload else f": {format_sqnr(figures.overall)}"
+        yield Fact("places", note=f"{what} was not run: it {reason}{instead}", telling=not payload)
 
 
 def summarize(
@@ -361,52 +305,3 @@ def worst_of(cases: Sequence[Case]) -> Worst:
         agreement=sum(case.equal for case in cases) / counted if counted else None,
         rounded_to=next((name for name in _MOST_DB if any(case.rounded_to == name for case in cases)), ""),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """An evaluator's result; higher is better. The payload is empty for a plain file and for eager."""
-
-    payload: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scores(Record):
-    """All scores of a file, or of eager."""
-
-    # one per payload that this machine can run, by preference; one for a plain file and for eager
-    scores: tuple[Score, ...]
-    not_run: Mapping[str, str]  # name of a payload that this machine's runtime has no backend for -> reason
-
-
-@dataclass(frozen=True, slots=True)
-class AccuracyReport(Record):
-    """Scores with their bounds."""
-
-    evaluator: str  # ``package.module:callable``
-    floor: float | None
-    max_drop: float | None  # how far a score may be below eager's; None if they are not compared
-    eager: float | None  # the eager model's score, if they are compared
-    file: Scores
-
-    @property
-    def worst(self) -> float:
-        return min(score.score for score in self.file.scores)
-
-    def misses(self) -> list[str]:
-        """A line for each bound that a score misses: the payload, its score, the bound, and the difference."""
-        lines = []
-        for result in self.file.scores:
-            score = result.score
-            name = f"payload {result.payload!r}" if result.payload else "the file"
-            if self.floor is not None and score < self.floor:
-                lines.append(f"{name} scores {score:.6g}, {self.floor - score:.3g} below the floor of {self.floor:g}")
-            drop = 0.0 if self.eager is None else self.eager - score
-            # 0.985 - 0.98 is a bit more than 0.005 in binary.
-            if self.max_drop is not None and drop > self.max_drop and not math.isclose(drop, self.max_drop):
-                lines.append(
-                    f"{name} scores {score:.6g}, {drop:.3g} below eager's {self.eager:.6g}; "
-                    f"that is {drop - self.max_drop:.3g} more than the {self.max_drop:g} allowed"
-                )
-        return lines

@@ -1,17 +1,18 @@
-"""The ladder of numerics (each program of a recipe against eager), losses by node, and where quality is lost.
-
-And the search for the layers that a quantizer has to leave out: as few as the accuracy gate lets it.
-"""
+"""The ladder of numerics (each program of a recipe against eager), losses by node, and where quality is lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...artifacts.records import Record
 from ...configs.verification import VerifyBounds
 from .figures import Worst, violations
+from .finding import Fact, Finding
+
+if TYPE_CHECKING:
+    from .delivered import Delivered
 
 RungName = Literal["exported", "transformed", "quantized", "edge", "payload"]
 
@@ -28,8 +29,11 @@ def rung_label(name: str, specializations: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung(Record):
+class Rung(Finding):
     """One method of one of the programs that lowering makes, against eager on real inputs."""
+
+    role: ClassVar = "numerics"
+    of: ClassVar = "method"
 
     name: RungName
     specializations: tuple[str, ...]  # the specializations of a fat file that it belongs to; empty for all
@@ -40,6 +44,12 @@ class Rung(Record):
     @property
     def label(self) -> str:
         return rung_label(self.name, self.specializations)
+
+    @classmethod
+    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
+        """Nothing: ladders are drawn."""
+        del found
+        return iter(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +73,6 @@ class Ladder:
 
     def _path(self, rung: Rung | None) -> list[Rung]:
         return [*self._path(self.before(rung)), rung] if rung else []
-
-    def to_json(self) -> list[dict[str, Any]]:
-        return [rung.to_json() for rung in self.rungs]
-
-    @classmethod
-    def from_json(cls, value: Sequence[dict[str, Any]]) -> Ladder:
-        return cls(tuple(Rung.from_json(rung) for rung in value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,55 +238,3 @@ def _before(ladder: Ladder, rung: Rung) -> Rung | None:
 
 def _clipped(figures: Worst | None) -> float:
     return CLEAN_DB if figures is None or figures.sqnr_db is None else min(figures.sqnr_db, CLEAN_DB)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt(Record):
-    """A file that was made and scored."""
-
-    layers: int  # how many of the ranked layers are in floating point
-    score: float  # the lowest of its payloads
-    passes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FoundLayers(Record):
-    """The result of a search."""
-
-    layers: tuple[str, ...]  # module names, those that lose most first
-    exclude: tuple[str, ...]  # them, after the recipe's own patterns
-    ranked: int  # how many layers lose something by quantization
-    attempts: tuple[Attempt, ...]
-    float_size: int  # bytes of the exported programs, of which nearly all are weights
-
-    @property
-    def label(self) -> str:
-        """The layers in words, for example ``3 of 12 layers (head, stem, blocks.0)``."""
-        names = f" ({', '.join(self.layers)})" if self.layers else ""
-        return f"{len(self.layers)} of {self.ranked} layers{names}" if self.ranked else "no layer"
-
-
-def next_count(attempts: Sequence[Attempt], ranked: int) -> int | None:
-    """How many layers to leave out next; None if the search is over.
-
-    None, one, and then twice as many until a file passes; then halving what is between the most that do not pass and
-    the fewest that do. One ranked layer is left to quantize.
-    """
-    fails = max((attempt.layers for attempt in attempts if not attempt.passes), default=-1)
-    passes = min((attempt.layers for attempt in attempts if attempt.passes), default=None)
-    if passes is not None:
-        return None if passes - fails <= 1 else (passes + fails) // 2
-    most = max(ranked - 1, 0)
-    return None if fails >= most else min(max(2 * fails, fails + 1), most)
-
-
-def rank_layers(losses: Iterable[NodeLosses]) -> tuple[str, ...]:
-    """Names of the modules whose operators lose something by themselves, the largest loss first.
-
-    Modules with such modules inside are left out: their patterns would take those with them.
-    """
-    worst: dict[str, float] = {}
-    for node in (node for method in losses for node in method.losing if node.module):
-        worst[node.module] = min(node.order, worst.get(node.module, node.order))
-    layers = [name for name in worst if not any(other.startswith(f"{name}.") for other in worst)]
-    return tuple(sorted(layers, key=lambda name: (worst[name], name)))

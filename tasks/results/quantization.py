@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ...artifacts.records import Record
 from ...errors import TargetError
+from .finding import Fact, Finding
+
+if TYPE_CHECKING:
+    from .delivered import Delivered
 
 _NAMED = 3  # reasons, and weights of each, that a message names
 LITTLE = 0.5
@@ -26,13 +30,17 @@ class LeftWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantization(Record):
+class Quantization(Finding):
     """Weights of one method after quantization: matrices and kernels, and not biases, scales and state."""
+
+    role: ClassVar = "quantization"
+    of: ClassVar = "method"
 
     sizes: Mapping[str, int]  # dtype to bytes
     elements: int  # the number of the weights' elements
     quantized: int  # how many of them are integers
     left: tuple[LeftWeight, ...]  # weights in floating point, the largest first
+    method: str = ""
 
     @property
     def share(self) -> float:
@@ -59,6 +67,14 @@ class Quantization(Record):
     @property
     def is_little(self) -> bool:
         return self.share < LITTLE
+
+    @classmethod
+    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
+        """The share of each method, what is left and why."""
+        for reached in found:
+            where = f"method {reached.method}: " if len(found) > 1 else ""
+            share, note = round(100 * reached.share, 1), f"{where}{reached}"
+            yield Fact("quantization", f"{where}integers", share, "%", note=note, telling=reached.is_little)
 
     def __str__(self) -> str:
         text = f"{self.share:.0%} of the weights are integers"

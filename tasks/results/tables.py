@@ -1,13 +1,14 @@
-"""Tables that people read, wherever they are shown, and how figures are written in them. No stage imports this."""
+"""Tables that people read, wherever they are shown, and how figures are written in them."""
 
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .figures import Figures, Worst
+    from .figures import Worst
     from .numerics import Ladder
 
 FIGURES = ("max abs error", "relative", "SQNR", "top-1")
@@ -71,8 +72,31 @@ def rungs_of(ladder: Ladder) -> Table:
     return Table((*(("rung", "method") if several else ("rung",)), *FIGURES), tuple(rows), FIGURES)
 
 
-def format_error(error: float) -> str:
-    return f"{error:.2g}"
+def format_size(size: float) -> str:
+    """For example 1023 B, 1.0 KiB, 3.4 MiB."""
+    from pydantic import ByteSize  # noqa: PLC0415 - imported by every command, also for completion
+
+    return ByteSize(size).human_readable(separator=" ")
+
+
+_DEAR = 1.5  # times its largest payload, from which on a fat file costs more than it may be worth
+
+
+def fat_cost(size: int, payloads: Mapping[str, int]) -> str:
+    """What a fat file costs by its largest payload, and advice where that is much."""
+    largest = max(payloads, key=lambda name: payloads[name])
+    ratio = size / max(payloads[largest], 1)
+    advice = "; payloads share weights, and these are few or differ: ship plain files, or what `pteforge thin` keeps"
+    cost = f"{ratio:.2f} times its largest payload ({largest}, {format_size(payloads[largest])})"
+    return cost + advice * (ratio >= _DEAR)
+
+
+def format_seconds(seconds: float) -> str:
+    """For example 12.3 us, 1.23 ms, 4.56 s: a time that was measured."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
 
 
 def format_db(sqnr_db: float | None) -> str:
@@ -80,23 +104,14 @@ def format_db(sqnr_db: float | None) -> str:
     return "exact" if sqnr_db is None else f"{sqnr_db:.1f} dB"
 
 
+def format_error(error: float) -> str:
+    return f"{error:.2g}"
+
+
 def format_sqnr(worst: Worst) -> str:
     if worst.sqnr_db is None and worst.agreement is not None and worst.agreement < 1:
         return f"{100 * worst.agreement:.1f} % equal"
     return format_db(worst.sqnr_db)
-
-
-def calibration_text(figures: Figures) -> str:
-    """What a file is verified on where bounds do not apply to random inputs; empty where they do."""
-    if not figures.drawn:
-        return ""
-    observed = ", ".join(dict.fromkeys(figures.calibration.values()))
-    advice = "" if figures.on_samples else "Give the model `calibration` samples; "
-    return (
-        f"verified on {figures.verified_on}: quantizers observed {observed}, and random inputs reach "
-        f"{format_sqnr(figures.drawn)}. {advice}`verify: {{drawn_inputs: 2}}` in the recipe holds random inputs to its "
-        "bounds, too"
-    )
 
 
 def format_top1(worst: Worst) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from ...artifacts.local_store import LocalStore
 from ...configs.model import ModelDefinition
 from ..engine import kinds, stage
-from ..results.figures import Score, Scores
+from ..results.accuracy import Score, Scores
 
 
 class Baseline(stage.Stage, name="baseline"):

@@ -14,15 +14,13 @@ class Bench(stage.Stage, name="bench"):
 
     class Params(stage.Params):
         place: PlaceParams | None  # None: the runtime of this process
-        name: str  # of the place
-        payload: str  # empty for a plain file
         machine: str  # the processor where the run was started, by which times of other machines are told apart
         seconds: float = 1.0  # of calls, for each method
 
     Inputs = Prove.Inputs
 
     class Outputs(stage.Roles):
-        timings: kinds.Timings
+        timings: kinds.Finding
 
     @staticmethod
     def run(inputs: Prove.Inputs, params: Params, work: stage.Workspace) -> Outputs:
@@ -36,11 +34,10 @@ class Bench(stage.Stage, name="bench"):
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store)["inputs"][0] for method, ref in inputs.examples.items()}
-        machine = params.place.machine if params.place else ""
-        named = {"place": params.name, "machine": machine or processor()}  # of the process that measures
+        machine = (params.place.machine if params.place else "") or processor()  # of the process that measures
         made = [
-            timing.to_json() | named | {"payload": params.payload}
+            timing.to_json() | {"machine": machine}
             for _, program in programs_on(params.place, path, data_files, {})
             for timing in time_methods(program, examples, params.seconds)
         ]
-        return Bench.Outputs(timings=work.store.put_json("report/timings", made))
+        return Bench.Outputs(timings=work.store.put_json("finding", made))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
-from ..results.figures import Score, Scores
+from ..results.accuracy import Score, Scores
 
 
 class Evaluate(stage.Stage, name="evaluate"):

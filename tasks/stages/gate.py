@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...artifacts.ref import ArtifactRef
 from ...errors import AccuracyMissed
 from ..engine import kinds, stage
-from ..results.figures import AccuracyReport, Scores
+from ..results.accuracy import AccuracyReport, Scores
 
 
 class Gate(stage.Stage, name="gate"):
@@ -24,7 +24,7 @@ class Gate(stage.Stage, name="gate"):
         baseline: kinds.Scores | None = None  # of `baseline`, where they are compared with eager's
 
     class Outputs(stage.Roles):
-        accuracy: kinds.Accuracy
+        accuracy: kinds.Finding
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
@@ -36,7 +36,7 @@ class Gate(stage.Stage, name="gate"):
         report = judge(params, _read(inputs.scores, work), _read(inputs.baseline, work) if inputs.baseline else None)
         if misses := report.misses():
             raise AccuracyMissed(f"evaluator {params.evaluator}: {'; '.join(misses)}")
-        return Gate.Outputs(accuracy=work.store.put_json("report/accuracy", report.to_json()))
+        return Gate.Outputs(accuracy=work.store.put_json("finding", report.to_json()))
 
 
 def judge(bounds: Gate.Params, file: Scores, eager: Scores | None) -> AccuracyReport:

@@ -15,7 +15,6 @@ from ...formats.pte.reader import open_pte
 from ..codecs.payload import write_payload
 from ..engine import kinds, stage
 from ..results.figures import Case, worst_of
-from ..results.numerics import Ladder as Rungs
 from ..results.numerics import Rung, RungName, rung_label
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Ladder(stage.Stage, name="ladder"):
         data: kinds.PtdFile | None = None  # the weights of payloads that keep them in a file of their own
 
     class Outputs(stage.Roles):
-        numerics: kinds.Numerics
+        numerics: kinds.Finding
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
@@ -61,15 +60,13 @@ class Ladder(stage.Stage, name="ladder"):
         from ..codecs.values import load_value
 
         examples = {method: load_value(inputs.examples[method], work.store) for method in params.methods}
-        rungs = Rungs(
-            tuple(
-                _measured(inputs, rung, method, examples[method], params.drawn_inputs, work)
-                for rung in params.rungs
-                for method in params.methods
-                if rung.key(method) in inputs.rung
-            )
-        )
-        return Ladder.Outputs(numerics=work.store.put_json("report/numerics", rungs.to_json()))
+        rungs = [
+            _measured(inputs, rung, method, examples[method], params.drawn_inputs, work).to_json()
+            for rung in params.rungs
+            for method in params.methods
+            if rung.key(method) in inputs.rung
+        ]
+        return Ladder.Outputs(numerics=work.store.put_json("finding", rungs))
 
 
 def _measured(

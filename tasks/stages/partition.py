@@ -37,8 +37,7 @@ class Partition(stage.Stage, name="partition"):
     class Outputs(stage.Roles):
         program: kinds.MadePartitioned
         delegated: kinds.Delegated | None = None  # unless nothing is
-        kept: kinds.Kept | None = None  # calls that limits of the target leave to the CPU, if there are any
-        delegation: kinds.Delegation | None = None
+        delegation: kinds.Finding
 
     @classmethod
     def takes_weights(cls, params: Params) -> str:
@@ -59,12 +58,11 @@ class Partition(stage.Stage, name="partition"):
             to_partitioned_program,
             transformed,
         )
-        from ..lower.graphs import lowered_modules, take_kept
+        from ..lower.graphs import lowered_modules
         from ..lower.work import work_of
         from ..targets.find import find_target
         from ..upstream.exir import reasons_of_partitioners
 
-        kept: dict[tuple[str, str], int] = {}
         work_done: dict[str, Any] = {}
         parts = 0
 
@@ -78,16 +76,13 @@ class Partition(stage.Stage, name="partition"):
             with reasons_of_partitioners() as reasons:
                 partitioned = to_partitioned_program(program, partitioners, state)
             work_done.update(work_of(partitioned, reasons))
-            kept.update(take_kept(partitioned))
             parts = len([*lowered_modules(partitioned)])
             check_preserved_operators_found_delegates(partitioned, partitioners, edge_config(params.edge))
             return partitioned
 
         _, ref = transformed(inputs.program, partition, kind="program/partitioned", store=work.store)
-        rows = [{"operator": operator, "why": why, "calls": calls} for (operator, why), calls in sorted(kept.items())]
         return Partition.Outputs(
             program=ref,
             delegated=work.store.put_json("report/delegated", parts) if parts else None,
-            kept=work.store.put_json("report/kept", rows) if rows else None,
-            delegation=work.store.put_json("report/delegation", work_done) if work_done else None,
+            delegation=work.store.put_json("finding", [work_done]),
         )

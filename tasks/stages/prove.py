@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -56,7 +55,8 @@ class Prove(stage.Stage, name="prove"):
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
 
     class Outputs(stage.Roles):
-        proof: kinds.Proof
+        proofs: kinds.Finding
+        memory: kinds.Finding | None = None
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
@@ -86,10 +86,13 @@ class Prove(stage.Stage, name="prove"):
             load_libraries(place.library, place.env)
             missing, no_device = missing_backends(backends), bool(without_device(backends))
             figures = None if missing else verify_file(path, examples, params.bounds, data_files)
-        content: dict[str, Any] = {
-            "figures": figures and figures.to_json(),
+        proof = {
+            "about": place.about,
+            "figures": figures and figures.brief().to_json(),
             "not_run": missing,
             "no_device": no_device,
         }
-        content |= {"memory": [use.to_json() for use in memory]} if memory else {}
-        return Prove.Outputs(proof=work.store.put_json("report/proof", content))
+        return Prove.Outputs(
+            proofs=work.store.put_json("finding", [proof]),
+            memory=work.store.put_json("finding", [use.to_json() for use in memory]) if memory else None,
+        )

@@ -39,14 +39,14 @@ class Quantize(stage.Stage, name="quantize"):
         samples: kinds.Samples | None = None  # of `calibration`; without them the examples are observed
         # of `export`, where `program` was exported for samples of any batch size, which the result is not for
         shaped: kinds.AtenProgram | None = None
-        transformed: kinds.Quantization | None = None  # of `source_transform`, what it reached
+        transformed: kinds.Finding | None = None  # of `source_transform`, what it reached
         # of `export`, the other methods, by name, where methods share their state: it is no constant here
         others: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)
 
     class Outputs(stage.Roles):
         program: kinds.QuantizedProgram
         calibration: kinds.ObservedSamples  # how many samples or examples
-        reached: kinds.Quantization
+        quantization: kinds.Finding
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
@@ -96,10 +96,11 @@ class Quantize(stage.Stage, name="quantize"):
         observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
         reached = quantization_of(quantized, program, Asked(params.quantizers, params.filters, params.exclude))
         if inputs.transformed:
-            reached = reached.after(Quantization.from_json(work.store.read_json(inputs.transformed)))
+            (transformed,) = Quantization.found(work.store.read_json(inputs.transformed))
+            reached = reached.after(transformed)
         reached.check(params.at_least, "quantize.at_least")
         return Quantize.Outputs(
             program=save_program(quantized, kind="program/quantized", store=work.store),
             calibration=work.store.put_json("report/calibration", observed),
-            reached=work.store.put_json("report/quantization", reached.to_json()),
+            quantization=work.store.put_json("finding", [reached.to_json()]),
         )

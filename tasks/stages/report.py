@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import Field
 
-from ...artifacts.local_store import LocalStore
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError
 from ...formats.contract import Contract, read_needs
@@ -19,10 +18,13 @@ from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.payload import asset_blobs, payload_sha256, write_delivered
 from ..engine import kinds, stage
-from ..results.figures import Figures, MemoryUse, Proof
+from ..results.figures import Figures
+from ..results.finding import Finding, from_json, read_findings, to_json
+from ..results.memory import MemoryUse
+from ..results.proofs import Proof
 from ..targets import TargetParams
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Report(stage.Stage, name="report"):
@@ -39,25 +41,17 @@ class Report(stage.Stage, name="report"):
         stage_keys: dict[str, str]  # step name to stage key
         versions: dict[str, str]  # distribution to version
         bounds: VerifyBounds
-        # what each place says of itself, and why it cannot be reached, by name
-        places: dict[str, tuple[str, str]] = Field(default_factory=dict)
-        search: dict[str, Any] | None = None  # `FoundLayers`, where the recipe has a search
+        unreachable: dict[str, str] = Field(default_factory=dict)  # why places cannot be reached, by name
+        findings: dict[str, Any] = Field(default_factory=dict)  # of the lowering itself, by role
 
     class Inputs(stage.Roles):
         file: kinds.PteFile
-        figures: kinds.Figures  # of `verify`
         examples: Mapping[str, kinds.Examples]  # by method, of `export`
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
         assets: kinds.Assets | None = None  # of `export`
         origin: kinds.Origin | None = None  # of `serialize`
-        proofs: Mapping[str, kinds.Proof] = field(default_factory=dict)  # of `prove`, by ``PLACE/PAYLOAD``
-        accuracy: kinds.Accuracy | None = None  # of `gate`
-        numerics: kinds.Numerics | None = None  # of `ladder`
-        searched: kinds.Searched | None = None  # of `search_inputs`
-        quantization: Mapping[str, kinds.Quantization] = field(default_factory=dict)  # by method, of `quantize`
-        # of `partition`, by payload and method: ``vulkan/forward``, or ``/forward`` of a plain file
-        kept: Mapping[str, kinds.Kept] = field(default_factory=dict)
-        delegation: Mapping[str, kinds.Delegation] = field(default_factory=dict)  # of `partition`, as `kept`
+        # of all stages, by role, payload and what else they are about: ``proofs/vulkan/phone``
+        findings: Mapping[str, kinds.Finding] = field(default_factory=dict)
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.
         etrecord: Mapping[str, kinds.EtRecord] = field(default_factory=dict)
         debug_handles: Mapping[str, kinds.DebugHandles] = field(default_factory=dict)
@@ -89,12 +83,8 @@ class Report(stage.Stage, name="report"):
             "toolchain": params.versions,
             "stage_keys": params.stage_keys,
             "artifacts": {role: ref.to_json() for role, ref in sorted(stage.to_roles(inputs).items())},
-            "verification": {
-                "bounds": params.bounds.model_dump(mode="json"),
-                "figures": work.store.read_json(inputs.figures),
-            },
+            "bounds": params.bounds.model_dump(mode="json"),
         }
-        provenance["memory"] = [use.to_json() for use in _memory(inputs, work.store, path, data_files)]
         if inputs.data:
             (data_file,) = data_files  # without it the file is not complete
             sha256 = payload_sha256(inputs.data, work.store)
@@ -107,56 +97,30 @@ class Report(stage.Stage, name="report"):
             provenance["assets"] = {
                 name: {"sha256": blob.digest, "size": blob.size} for name, blob in sorted(blobs.items())
             }
-        ran = Figures.from_json(work.store.read_json(inputs.figures)).of_file
+        found = (*from_json(params.findings), *read_findings(inputs.findings, work.store.read_json))
+        findings = (*found, *_away(params, is_fat(pte)), *_planned(found, path, data_files))
+        ran = any(isinstance(finding, Figures) and finding.of_file for finding in found)
         run_on = params.versions.get("executorch", "") if ran else ""
         provenance["contract"] = Contract.of(read_needs(path, data_files), run_on=run_on).described()
         if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
-        provenance |= {name: value for name, value in _results(inputs, params, work.store, is_fat(pte)) if value}
+        if inputs.origin:
+            provenance["origin"] = work.store.read_json(inputs.origin)
+        provenance["findings"] = to_json(findings)
         made = work.store.put_json("report/provenance", provenance)
         return Report.Outputs(provenance=made)
 
 
-def _results(inputs: Report.Inputs, params: Report.Params, store: LocalStore, fat: bool) -> Iterator[tuple[str, Any]]:
-    """What stages have found, by the name that the provenance has for it."""
-    yield "search", params.search
-    for name in ("accuracy", "numerics", "origin", "searched"):
-        ref = getattr(inputs, name)
-        yield name, ref and store.read_json(ref)
-    yield "quantization", {method: store.read_json(ref) for method, ref in sorted(inputs.quantization.items())}
-    yield "kept_on_cpu", [_named(key) | row for key, ref in sorted(inputs.kept.items()) for row in store.read_json(ref)]
-    yield "delegation", [_named(key) | store.read_json(ref) for key, ref in sorted(inputs.delegation.items())]
-    yield "places", [proof.to_json() for proof in _proofs(inputs, params, store, fat)]
+def _away(params: Report.Params, fat: bool) -> Iterator[Proof]:
+    """Why places that cannot be reached have run no payload."""
+    for place, problem in params.unreachable.items():
+        for payload in sorted(params.specializations) if fat else [""]:
+            yield Proof(place, payload, "", None, f"needs the place, which cannot be reached: {problem}")
 
 
-def _named(key: str) -> dict[str, Any]:
-    """Payload and method of an input."""
-    return dict(zip(("payload", "method"), key.split("/", 1), strict=True))
-
-
-def _proofs(inputs: Report.Inputs, params: Report.Params, store: LocalStore, fat: bool) -> Iterator[Proof]:
-    """What came of each payload on each place."""
-    for key, ref in sorted(inputs.proofs.items()):
-        place, _, payload = key.partition("/")
-        made = store.read_json(ref)
-        figures = made["figures"] and {**made["figures"], "cases": []}
-        of_place = {"place": place, "payload": payload, "about": params.places[place][0]}
-        yield Proof.from_json({**of_place, **made, "figures": figures})
-    for place, (about, unreachable) in params.places.items():
-        reason = f"needs the place, which cannot be reached: {unreachable}"
-        for payload in (sorted(params.specializations) if fat else [""]) if unreachable else ():
-            yield Proof(place, payload, about, None, reason)
-
-
-def _memory(inputs: Report.Inputs, store: LocalStore, path: Path, data_files: Sequence[Path]) -> Iterator[MemoryUse]:
-    """What methods were measured to take, and planned memory of those that were not."""
-    measured = set()
-    for key, ref in sorted(inputs.proofs.items()):
-        place, _, payload = key.partition("/")
-        for found in store.read_json(ref).get("memory", ()):
-            use = MemoryUse.from_json({**found, "place": place, "payload": payload})
-            measured.add((payload, use.method))
-            yield use
+def _planned(found: Sequence[Finding], path: Path, data_files: Sequence[Path]) -> Iterator[MemoryUse]:
+    """Planned memory of the methods of which no place has measured more."""
+    measured = {(use.payload, use.method) for use in found if isinstance(use, MemoryUse)}
     for payload, method, planned in planned_memory(path, data_files):
         if (payload, method) not in measured:
             yield MemoryUse(payload, method, planned)

@@ -11,7 +11,7 @@ from ...configs.verification import InputSearch, VerifyBounds
 from ...errors import VerificationFailed
 from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
-from ..results.figures import Searched
+from ..results.searched import Searched
 
 
 class SearchInputs(stage.Stage, name="search_inputs"):
@@ -30,7 +30,7 @@ class SearchInputs(stage.Stage, name="search_inputs"):
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
 
     class Outputs(stage.Roles):
-        searched: kinds.Searched
+        searched: kinds.Finding
         inputs: kinds.FoundInputs | None = None  # none where all outputs are equal
 
     @staticmethod
@@ -49,7 +49,7 @@ class SearchInputs(stage.Stage, name="search_inputs"):
                 shutil.copyfile(program.program, payloads[name].program)
         if not payloads:
             nothing = Searched(params.asked.seconds, cases=0, refused=0, differing=0, worst=None)
-            return SearchInputs.Outputs(searched=work.store.put_json("report/searched", nothing.to_json()))
+            return SearchInputs.Outputs(searched=work.store.put_json("finding", nothing.to_json()))
         signatures = next(iter(payloads.values())).signatures()
         boxes, judges = {}, {}
         for method, ref in inputs.examples.items():
@@ -60,4 +60,4 @@ class SearchInputs(stage.Stage, name="search_inputs"):
             boxes[method] = Box(signatures[method], exported, stored, judge)
         searched, found = Search(payloads, boxes, judges, params.asked, work.progressed).run()
         made = found and save_value(found._asdict(), kind="examples/found", store=work.store)
-        return SearchInputs.Outputs(searched=work.store.put_json("report/searched", searched.to_json()), inputs=made)
+        return SearchInputs.Outputs(searched=work.store.put_json("finding", searched.to_json()), inputs=made)

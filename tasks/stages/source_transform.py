@@ -46,7 +46,7 @@ class SourceTransform(stage.Stage, name="source_transform"):
     class Outputs(stage.Roles):
         program: kinds.AtenProgram
         notes: kinds.Notes | None = None  # what is to be known of the program, if anything
-        reached: kinds.Quantization | None = None  # of the weights, where torchao quantizes some
+        quantization: kinds.Finding | None = None  # of the weights, where torchao quantizes some
         # what the user's code loaded and read on the way; None for a live model
         observed: kinds.Observed | None = None
 
@@ -136,5 +136,5 @@ def transform_built(
         return SourceTransform.Outputs(
             program=save_program(program, kind="program/aten", store=store),
             notes=store.put_json("report/notes", notes) if notes else None,
-            reached=store.put_json("report/quantization", reached.to_json()) if reached else None,
+            quantization=store.put_json("finding", [reached.to_json()]) if reached else None,
         )

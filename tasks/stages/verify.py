@@ -41,7 +41,7 @@ class Verify(stage.Stage, name="verify"):
         reference: Mapping[str, kinds.ToCompare] = field(default_factory=dict)
 
     class Outputs(stage.Roles):
-        figures: kinds.Figures
+        figures: kinds.Finding
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
@@ -99,4 +99,4 @@ class Verify(stage.Stage, name="verify"):
         notes += same_for_all(examples, params.bounds)
         notes += [note for ref in inputs.notes.values() for note in work.store.read_json(ref)]
         figures = replace(figures, calibration=calibration, notes=tuple(notes))
-        return Verify.Outputs(figures=work.store.put_json("report/figures", figures.to_json()))
+        return Verify.Outputs(figures=work.store.put_json("finding", figures.to_json()))

@@ -20,7 +20,8 @@ from ...configs.verification import InputSearch, VerifyBounds
 from ...errors import SourceError, VerificationFailed
 from ...formats.pte.contents import Method, TensorSpec, shape_problem
 from ..engine.stage import Progressed
-from ..results.figures import Case, Searched, disagreements, violations
+from ..results.figures import Case, disagreements, violations
+from ..results.searched import Searched
 from ..usercode import inputs as drawing
 from ..usercode.inputs import StoredCase, same_shapes
 from .compare import compare_all

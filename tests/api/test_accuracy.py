@@ -9,7 +9,7 @@ import pteforge
 import pytest
 import torch
 from pteforge.errors import AccuracyMissed, InputError, StageFailed
-from pteforge.tasks.results.figures import AccuracyReport
+from pteforge.tasks.results.accuracy import AccuracyReport
 from pteforge.tests.lowering import checked_recipe
 
 

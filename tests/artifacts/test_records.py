@@ -11,8 +11,9 @@ from pteforge.artifacts.ledger import SlotRecord, StageRecord, WatchRecord
 from pteforge.artifacts.records import Seal, SealError, decode
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
 from pteforge.artifacts.runs import FieldChange, RunRecord, StageOutcome, differing_fields
-from pteforge.tasks.results.figures import AccuracyReport, Case, Score, Scores, summarize
-from pteforge.tasks.results.numerics import Ladder, NodeLoss, NodeLosses, Rung
+from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.figures import Case, summarize
+from pteforge.tasks.results.numerics import NodeLoss, NodeLosses, Rung
 
 names = st.text(max_size=20)
 numbers = st.integers(0, 2**63)
@@ -199,7 +200,7 @@ RECORDS = {
     "figures": FIGURES,
     "scores": SCORES,
     "accuracy report": AccuracyReport("zoo:evaluate", 0.5, None, 0.8, SCORES),
-    "ladder": Ladder((RUNG, Rung("payload", (), "forward", None, "why"))),
+    "rung": RUNG,
     "node losses": NodeLosses((LOSS,), 3),
 }
 STORED = dict(line.split("\t") for line in Path(__file__).with_name("stored.tsv").read_text("utf-8").splitlines())

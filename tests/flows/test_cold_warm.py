@@ -50,8 +50,8 @@ def test_provenance(cold):
     stages = ("export", "edge/forward", "partition/forward", "preprocess", "compile", "serialize", "verify")
     assert set(provenance["stage_keys"]) == set(stages)
     assert {"torch", "executorch", "pteforge"} <= set(provenance["toolchain"])
-    (worst,) = provenance["verification"]["figures"]["methods"].values()
-    assert worst["sqnr_db"] >= provenance["verification"]["bounds"]["min_sqnr_db"]
+    (worst,) = provenance["findings"]["figures"]["methods"].values()
+    assert worst["sqnr_db"] >= provenance["bounds"]["min_sqnr_db"]
     assert worst["cases"] == 4  # one example, and random inputs of the smallest, the largest and another size
     assert str(cold.project.folder) not in text
     run = provenance["run"]

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from pteforge.artifacts.runs import run_lease
 from pteforge.artifacts.store import open_store
-from pteforge.flows.reports.figures_text import format_size
 from pteforge.formats.pte.reader import open_pte
 from pteforge.runtime.quiet import quiet
+from pteforge.tasks.results.tables import format_size
 from pteforge.tests.flows.conftest import BATCH
 
 FILE = "out/linear/xnnpack-fp32.pte"
@@ -96,7 +96,7 @@ def test_verify(made, pteforge):
     assert said.out.startswith("forward: verified on 4 outputs; max abs error ")
     assert pteforge(made, "verify", "out/twice/portable-fp32.pte").out.count(": verified on ") == 2
     provenance = json.loads((made.folder / FILE).with_suffix(".json").read_text())
-    assert pteforge(made, "verify", FILE, "--json").json == provenance["verification"]["figures"]
+    assert pteforge(made, "verify", FILE, "--json").json == provenance["findings"]["figures"]
 
 
 def test_verify_folders(own, pteforge):

@@ -180,8 +180,8 @@ def test_times_are_kept_and_decide_nothing(made):
     )
     assert again["stages"]["ran"] == 0
     with_times, without = (json.loads((folder / out / "net/timed.json").read_text()) for out in ("out", "b"))
-    assert with_times.pop("run")["timings"] == first["models"]["net"]["timed"]["timings"]
-    assert "timings" not in without.pop("run")
+    assert with_times.pop("run")["findings"]["timings"] == first["models"]["net"]["timed"]["timings"]
+    assert "findings" not in without.pop("run")
     assert with_times == without
     assert " on host" in (folder / "out/index.html").read_text()
 
@@ -193,15 +193,16 @@ def test_latency_has_a_limit(made, run_here):
     slower.mkdir(parents=True)
     (slower / "timed.pte").write_bytes((folder / "out/net/timed.pte").read_bytes())
     provenance = json.loads((folder / "out/net/timed.json").read_text())
-    for timing in provenance["run"]["timings"]:
+    for timing in provenance["run"]["findings"]["timings"]:
         timing["median"] *= 1.5
     (slower / "timed.json").write_text(json.dumps(provenance))
     old, new = "out/net/timed.pte", "slower/net/timed.pte"
     said = run_here(folder, "diff", old, new, "--fail-on", "latency=10%")
     assert said.code == 1
-    assert "method 'forward' takes 50 % longer on host" in said.out + said.err
+    assert "latency of method 'forward' on host" in said.out + said.err
+    assert "is 50 % longer" in said.out + said.err
     assert run_here(folder, "diff", old, new, "--fail-on", "latency=60%").code == 0
-    provenance["run"]["timings"] = []
+    provenance["run"]["findings"]["timings"] = []
     (slower / "timed.json").write_text(json.dumps(provenance))
     said = run_here(folder, "diff", old, new, "--fail-on", "latency=60%")
     assert "latency cannot be compared" in said.out + said.err
@@ -255,16 +256,17 @@ def test_emulated_cores(made, run_here):
 def test_why_an_operator_is_not_delegated(tmp_path):
     """What limits leave to the CPU has the reason next to its share of the time."""
     from pteforge.flows.cli.run import _shares
-    from pteforge.tasks.results.delivered import Delivered, KeptCalls
-    from pteforge.tasks.results.figures import TimeShare, Timing
+    from pteforge.tasks.results.delegation import MethodWork, OutsideCalls
+    from pteforge.tasks.results.delivered import Delivered
+    from pteforge.tasks.results.timings import TimeShare, Timing
 
-    kept = (
-        KeptCalls("vulkan", "forward", "aten.add.Tensor", "it is wrong there", 1),
-        KeptCalls("other", "forward", "aten.mul.Tensor", "not this payload", 1),
+    works = (
+        MethodWork("vulkan", "forward", 1, (OutsideCalls("aten.add.Tensor", "it is wrong there", 1, 1, True),)),
+        MethodWork("other", "forward", 1, (OutsideCalls("aten.mul.Tensor", "not this payload", 1, 1, True),)),
     )
     shares = (TimeShare("aten::add.out", 0.5, 1), TimeShare("aten::mul.out", 0.25, 2), TimeShare("V", 0.1, 1, True))
     timing = Timing("vulkan", "forward", "host", "cpu", 0.1, 0.1, 0.01, 0.02, 9, 5, shares)
-    assert list(_shares(tmp_path / "fat.pte", timing, Delivered("net", "fat", "made", kept_on_cpu=kept))) == [
+    assert list(_shares(tmp_path / "fat.pte", timing, Delivered("net", "fat", "made", findings=works))) == [
         " 50.0%  aten::add.out (1 call, outside of delegates)",
         "        left to the CPU: it is wrong there",
         " 25.0%  aten::mul.out (2 calls, outside of delegates)",

@@ -98,14 +98,14 @@ def test_what_stays_on_the_cpu(project, lower, pteforge):
     project.write("grouped.py", GROUPED)
     project.write_zoo({"net": "grouped:grouped"}, ("fat",), recipe("vulkan", "portable"))
     lower(project)
-    (kept,) = json.loads((project.out / "net" / "fat.json").read_text())["kept_on_cpu"]
+    works = json.loads((project.out / "net" / "fat.json").read_text())["findings"]["delegation"]
+    (kept,) = [calls for work in works if work["payload"] == "vulkan" for calls in work["outside"]]
+    assert (kept["operator"], kept["calls"], kept["kept_on_cpu"]) == ("aten.convolution", 1, True)
     assert kept["why"].startswith("groups are ignored")
-    where = {"payload": "vulkan", "method": "forward", "operator": "aten.convolution"}
-    assert kept == {**where, "why": kept["why"], "calls": 1}
     for command in (("inspect", "out/net/fat.pte"), ("why", "net/fat")):
         assert f"vulkan leaves 1 aten.convolution to the CPU: {kept['why']}\n" in pteforge(project, *command).out
-    assert pteforge(project, "inspect", "out/net/fat.pte", "--json").json["kept_on_cpu"] == [kept]
-    assert pteforge(project, "why", "net", "--json").json["kept_on_cpu"] == {"fat": [kept]}
+    assert pteforge(project, "inspect", "out/net/fat.pte", "--json").json["delegation"] == works
+    assert pteforge(project, "why", "net", "--json").json["files"]["fat"]["delegation"] == works
 
 
 def test_the_last_one_must_run_everywhere(project, lower):
@@ -131,7 +131,7 @@ def test_specialization_that_is_not_required(project, licence, reason, code):
     )
     done = project.export(env=environment)
     assert done.code == 0, done.err
-    assert "net/fat is without acme: " in done.out
+    assert "net/fat: without acme: " in done.out
     assert reason in done.out
     container = open_fat(project.out / "net" / "fat.pte").container
     assert [payload.name for payload in container.payloads] == ["xnnpack", "portable"]

@@ -10,6 +10,7 @@ from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
+from pteforge.tasks.results.accuracy import AccuracyReport
 from pteforge.tests.evaluators.generating import write_model
 
 SCORES = {"baseline/plain", "evaluate/plain", "evaluate/fat"}
@@ -44,17 +45,17 @@ def test_scores_are_reported(lowered, capsys):
     scored = {"evaluator": "scoring:finite", "floor": 0.5, "max_drop": 0.1, "eager": 1.0}
     payloads = [{"payload": name, "score": 1.0} for name in ("xnnpack", "portable")]
     expected = {**scored, "file": {"scores": payloads, "not_run": {}}}
-    assert provenance(project, "fat")["accuracy"] == expected
+    assert provenance(project, "fat")["findings"]["accuracy"] == expected
     assert json.loads(json.dumps(run.outcome.to_json()))["models"]["net"]["fat"]["accuracy"] == expected
     print_summary(run.outcome)
     table = capsys.readouterr().out
-    assert "accuracy" in table
+    assert "score" in table
     assert table.count("1 (+0)") == 2
     assert {name for name in run.ran("net") if name.startswith(("baseline", "evaluate"))} == SCORES
     (model,) = run.outcome.models
     unscored = replace(model, recipes=tuple(replace(recipe, accuracy=None) for recipe in model.recipes))
     print_summary(replace(run.outcome, models=(unscored,)))
-    assert "accuracy" not in capsys.readouterr().out  # nothing was scored, so there is no column
+    assert "score" not in capsys.readouterr().out  # nothing was scored, so there is no column
 
 
 def test_other_bounds_score_nothing(made, lower):
@@ -63,7 +64,7 @@ def test_other_bounds_score_nothing(made, lower):
     run = lower(made, "recipes.plain.accuracy.floor=0.75")
     assert run.outcome.exit_code == 0
     assert run.ran("net") == {"gate/plain", "report/plain"}
-    assert provenance(made, "plain")["accuracy"]["floor"] == 0.75
+    assert provenance(made, "plain")["findings"]["accuracy"]["floor"] == 0.75
 
 
 def test_another_evaluator_scores_again(made, lower):
@@ -81,7 +82,7 @@ def test_declared_files_count(made, lower):
     made.write("labels.txt", "0.75")
     made.write_zoo(*zoo(kwargs={"labels": "labels.txt"}, files=["labels.txt"]))
     assert lower(made).ran("net") == SCORES | JUDGED
-    assert provenance(made, "plain")["accuracy"]["file"]["scores"] == [{"payload": "", "score": 0.75}]
+    assert provenance(made, "plain")["findings"]["accuracy"]["file"]["scores"] == [{"payload": "", "score": 0.75}]
     assert lower(made).ran("net") == set()
     made.write("labels.txt", "0.875")
     assert lower(made).ran("net") == SCORES | JUDGED
@@ -216,7 +217,8 @@ def test_what_models_say(project, lower, kind):
     (model,) = lower(project).outcome.models
     exact, other = model.recipes
     assert (exact.status, exact.failure) == ("made", None)
-    assert exact.accuracy.eager == exact.accuracy.file.scores[0].score == pytest.approx(perfect)
+    scored = exact.get(AccuracyReport)
+    assert scored.eager == scored.file.scores[0].score == pytest.approx(perfect)
     assert other.failure.step == "gate/other"
     assert f"evaluator pteforge.evaluators:{metric}: " in other.failure.problem
     assert f"below eager's {perfect}" in other.failure.problem

@@ -133,7 +133,8 @@ def lowered(tmp_path_factory, make_hostile, lower):
             for stage, status in zip(record.models["linear"], ("ran", "failed", "cached"), strict=False)
         )
         entry = record.files["linear"]["portable-fp32"]
-        kept = dict.fromkeys(("payload", "method", "operator", "why"), HOSTILE) | {"calls": 1}
+        kept = {"operator": HOSTILE, "why": HOSTILE, "calls": 1, "operations": 1, "kept_on_cpu": True}
+        work = {"payload": HOSTILE, "method": HOSTILE, "delegated": 0, "outside": [kept]}
         forged = replace(
             record,
             id="forged",
@@ -143,7 +144,7 @@ def lowered(tmp_path_factory, make_hostile, lower):
             version=HOSTILE,
             models={HOSTILE: stages, **record.models},
             files={
-                HOSTILE: {HOSTILE: {**entry, "left_out": {HOSTILE: HOSTILE}, "kept_on_cpu": [kept]}},
+                HOSTILE: {HOSTILE: {**entry, "left_out": {HOSTILE: HOSTILE}, "findings": {"delegation": [work]}}},
                 **record.files,
             },
         )

@@ -10,7 +10,8 @@ from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
-from pteforge.tasks.results.numerics import FoundLayers
+from pteforge.tasks.results.accuracy import AccuracyReport
+from pteforge.tasks.results.search import FoundLayers
 
 FRAGILE = """
 import torch
@@ -74,17 +75,13 @@ def test_fewest_layers(lowered, made, lower, capsys):
     run = lowered[1]
     (outcome,) = run.outcome.models[0].recipes
     assert outcome.status == "made", outcome.failure
-    assert set(outcome.search.layers) == LAYERS
-    assert [(attempt.layers, attempt.passes) for attempt in outcome.search.attempts] == [
-        (0, False),
-        (1, False),
-        (2, True),
-    ]
-    assert outcome.accuracy.max_drop == 0.1
-    assert outcome.accuracy.worst == outcome.search.attempts[-1].score
+    search, accuracy = outcome.get(FoundLayers), outcome.get(AccuracyReport)
+    assert set(search.layers) == LAYERS
+    assert [(attempt.layers, attempt.passes) for attempt in search.attempts] == [(0, False), (1, False), (2, True)]
+    assert (accuracy.max_drop, accuracy.worst) == (0.1, search.attempts[-1].score)
     print_summary(run.outcome)
     said = " ".join(capsys.readouterr().out.split())
-    assert "net/int8, in floating point: 2 of 5 layers (layers." in said
+    assert "net/int8: in floating point: 2 of 5 layers (layers." in said
     assert "3 files were scored; the recipe is in" in said
     assert json.loads(json.dumps(run.outcome.to_json()))["models"]["net"]["int8"]["search"]["ranked"] == 5
 
@@ -94,19 +91,17 @@ def test_fewest_layers(lowered, made, lower, capsys):
     }
     found = made.out / "net" / "int8.found.yaml"
     provenance = json.loads((made.out / "net" / "int8.json").read_text(encoding="utf-8"))
-    assert FoundLayers.from_json(provenance["search"]) == outcome.search
+    assert FoundLayers.from_json(provenance["findings"]["search"]) == search
     again = lower(made)
     assert again.ran("net") == set()
-    assert again.outcome.models[0].recipes[0].search == outcome.search
+    assert again.outcome.models[0].recipes[0].get(FoundLayers) == search
     found_again = found.read_bytes()
     found.unlink()
     assert lower(made).ran("net") == set()
     assert found.read_bytes() == found_again
 
     written = yaml.safe_load(found_again)["recipes"]
-    assert written == {
-        "int8-found": {"extends": "int8", "quantize": {"search": None, "exclude": list(outcome.search.exclude)}}
-    }
+    assert written == {"int8-found": {"extends": "int8", "quantize": {"search": None, "exclude": list(search.exclude)}}}
     models, _, recipes = zoo()
     made.write_zoo(models, ("int8-found",), {**recipes, **written})
     plain = lower(made)
@@ -120,8 +115,9 @@ def test_nothing_to_leave_out(made, lower):
     made.write_zoo(*zoo(drop=1.0))
     run = lower(made)
     (outcome,) = run.outcome.models[0].recipes
-    assert (outcome.search.layers, len(outcome.search.attempts)) == ((), 1)
-    assert outcome.search.label == "no layer"
+    search = outcome.get(FoundLayers)
+    assert (search.layers, len(search.attempts)) == ((), 1)
+    assert search.label == "no layer"
     assert (made.out / "net" / "int8.found.yaml").exists()
     gated = {**MODEL, "accuracy": {**MODEL["accuracy"], "max_drop": 1.0}}
     made.write_zoo({"net": gated}, ("int8",), {"int8": {"extends": "xnnpack-int8-static"}})

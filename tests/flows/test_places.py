@@ -86,7 +86,7 @@ def test_proven(made):
         "portable": ["host", "absent", "phone", "relu"],
         "mlx": ["relu"],
     }
-    of_place = {(proof["place"], proof["payload"]): proof for proof in fat["places"]}
+    of_place = {(proof["place"], proof["payload"]): proof for proof in fat["proofs"]}
     assert of_place["relu", "mlx"]["figures"]["overall"]["cases"] >= 3
     assert of_place["relu", "mlx"]["about"] == "Fictional GPU, driver 1"
     assert of_place["absent", "mlx"]["not_run"] == "needs MLXBackend, which finds no device or driver on this machine"
@@ -101,7 +101,7 @@ def test_plain_files(made):
     plain, nowhere = (made[1]["models"]["net"][name] for name in ("plain", "nowhere"))
     assert plain["verified"]
     assert plain["proven_on"] == {"": ["relu"]}
-    assert {(proof["place"], proof["payload"]) for proof in plain["places"]} == {("relu", ""), ("lost", "")}
+    assert {(proof["place"], proof["payload"]) for proof in plain["proofs"]} == {("relu", ""), ("lost", "")}
     assert nowhere["status"] == "failed"
     for telling in ("nothing has run the file", "this machine's runtime does not have", "on 'absent'", "no device"):
         assert telling in nowhere["problem"]
@@ -143,7 +143,7 @@ def test_where_it_is_shown(made, run_here):
     other = folder / "other" / "net"
     other.mkdir(parents=True, exist_ok=True)
     provenance = json.loads((folder / "out/net/fat.json").read_text())
-    provenance["places"] = []
+    provenance["findings"]["proofs"] = []
     for name, content in (("fat.json", json.dumps(provenance).encode()), ("fat.pte", None)):
         (other / name).write_bytes(content or (folder / "out/net" / name).read_bytes())
     said = run_here(folder, "diff", "out/net/fat.pte", "other/net/fat.pte", "--fail-on", "proven")
@@ -161,7 +161,7 @@ def test_other_device(made):
     (folder / "device.txt").write_text("Fictional GPU, driver 2")
     again = _export(folder, "--recipe", "fat")
     assert again["stages"]["ran"] == 4  # a payload each, and the report
-    assert {proof["about"] for proof in again["models"]["net"]["fat"]["places"] if proof["place"] == "relu"} == {
+    assert {proof["about"] for proof in again["models"]["net"]["fat"]["proofs"] if proof["place"] == "relu"} == {
         "Fictional GPU, driver 2"
     }
 

@@ -13,13 +13,14 @@ from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
 from pteforge.flows.cli import progress
 from pteforge.flows.cli.progress import Failures, Lines, print_failures, print_summary
-from pteforge.flows.reports.figures_text import Note, ladders_table, notes, table_of
+from pteforge.flows.reports.figures_text import ladders_table, table_of
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.results.delivered import Delivered, Failure
-from pteforge.tasks.results.figures import Case, Figures, Searched, Worst
+from pteforge.tasks.results.figures import Case, Figures, Worst
 from pteforge.tasks.results.numerics import Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
+from pteforge.tasks.results.searched import Searched
 from pteforge.tasks.results.tables import rungs_of
 from pteforge.tasks.stages.edge import Edge
 from rich.console import Console
@@ -101,7 +102,9 @@ def test_the_summary_names_the_page(failed, capsys, tmp_path, monkeypatch):
 def test_narrow_terminals(failed, capsys, tmp_path, monkeypatch):
     """Where all columns do not fit, those go that matter least, before names and steps are broken."""
     figures = Figures(Worst(3, 1e-7, 1e-7, 140.2), {}, {}, {}, ())
-    recipe = Delivered("net", "xnnpack-int8-dynamic", "made", path=tmp_path / "file.pte", size=2048, figures=figures)
+    recipe = Delivered(
+        "net", "xnnpack-int8-dynamic", "made", path=tmp_path / "file.pte", size=2048, findings=(figures,)
+    )
     outcome = failed("")
     (model,) = outcome.models
     outcome = replace(outcome, models=(replace(model, recipes=(*model.recipes, recipe)),))
@@ -129,16 +132,16 @@ def test_narrow_terminals(failed, capsys, tmp_path, monkeypatch):
 def test_what_a_search_came_to(worst, differing, said):
     """A line says how many inputs were searched, how long, and which was worst; it stands out where answers differ."""
     searched = Searched(20.0, 214, 3, differing, worst)
-    (note,) = notes(Delivered("net", "int8", "made", searched=searched))
-    assert note == Note(f"net/int8: searched 214 inputs in 20 s, {said}", bool(differing))
+    (fact,) = Delivered("net", "int8", "made", findings=(searched,)).notes
+    assert (fact.note, fact.telling) == (f"searched 214 inputs in 20 s, {said}", bool(differing))
 
 
 @pytest.mark.parametrize(("quantized", "style"), [(40, "33"), (60, "2")], ids=["yellow", "dim"])
 def test_what_quantization_reached(quantized, style, tmp_path, monkeypatch):
     """A line says the share of the weights, what is left and why, in yellow below half of them."""
     left = (LeftWeight("table.weight", ("aten.embedding",), 100 - quantized, "quantizers leave tables"),)
-    reached = {"forward": Quantization({"float32": 40, "int8": 10}, 100, quantized, left)}
-    recipe = Delivered("net", "int8", "made", path=tmp_path / "file.pte", quantization=reached)
+    reached = Quantization({"float32": 40, "int8": 10}, 100, quantized, left, "forward")
+    recipe = Delivered("net", "int8", "made", path=tmp_path / "file.pte", findings=(reached,))
     console = Console(width=200, force_terminal=True, color_system="standard", record=True)
     monkeypatch.setattr(progress, "open_console", lambda: console)
     print_summary(ZooOutcome("zoo", (ModelOutcome("net", (recipe,), stages(ran=1)),), 2.0))
@@ -152,7 +155,7 @@ def zoo(tmp_path):
     figures = Figures(Worst(3, 1e-7, 1e-7, 140.2), {}, {}, {}, ())
     every = [
         Delivered(f"net{number}", recipe, "cached", path=tmp_path / f"net{number}" / f"{recipe}.pte", size=1000,
-                  digests={"pte": f"{number:064}"}, figures=replace(figures, notes=(f"note {number}",)))
+                  digests={"pte": f"{number:064}"}, findings=(replace(figures, notes=(f"note {number}",)),))
         for number in range(150)
         for recipe in ("fat", "portable-fp32")
     ]  # fmt: skip
@@ -278,6 +281,6 @@ def test_many_ladders():
 def test_what_fat_costs(size, advised, tmp_path):
     """A line says how many times its largest payload a fat file is, with advice where that is much."""
     sizes = {"vulkan": 1000, "xnnpack": 900}
-    (note,) = notes(Delivered("net", "fat", "made", path=tmp_path / "fat.pte", size=size, payload_sizes=sizes))
-    assert f"{size / 1000:.2f} times its largest payload (vulkan, 1000 B)" in note.text
-    assert ("ship plain files" in note.text) == advised
+    (fact,) = Delivered("net", "fat", "made", path=tmp_path / "fat.pte", size=size, payload_sizes=sizes).notes
+    assert f"{size / 1000:.2f} times its largest payload (vulkan, 1000 B)" in fact.note
+    assert ("ship plain files" in fact.note) == advised

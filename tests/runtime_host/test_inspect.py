@@ -80,15 +80,15 @@ def test_what_quantization_reached(pteforge, payloads, tmp_path):
         "recipe": "int8",
         "file": {"sha256": digest_file(file), "size": file.stat().st_size},
         "data": None,
-        "quantization": {"encode": fields},
+        "findings": {"quantization": [{"method": "encode", **fields}]},
     }
     file.with_suffix(".json").write_text(json.dumps(provenance), encoding="utf-8")
     text = "10% of the weights are integers; in floating point: table (quantizers leave tables)"
     assert text in pteforge("inspect", file).out.splitlines()
-    assert pteforge("inspect", file, "--json").json["quantization"]["encode"]["left"] == left
+    assert pteforge("inspect", file, "--json").json["quantization"][0]["left"] == left
     provenance["file"]["sha256"] = "0" * 64
     file.with_suffix(".json").write_text(json.dumps(provenance), encoding="utf-8")
-    assert pteforge("inspect", file, "--json").json["quantization"] == {}
+    assert "quantization" not in pteforge("inspect", file, "--json").json
 
 
 def test_plain_files_have_no_container(pteforge, payloads):

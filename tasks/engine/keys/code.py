@@ -19,8 +19,13 @@ from .search import FoundModule, ModuleSearch, Origin
 PTEFORGE = __name__.partition(".")[0]
 """The top-level package that this code is part of."""
 
-CARRIERS = ("errors", "configs", "artifacts", "flows", "api", "tasks.engine", "tasks.stages")
+CARRIERS = (
+    *("errors", "configs", "artifacts", "flows", "api", "tasks.engine", "tasks.stages"),
+    *("tasks.results.finding", "tasks.results.tables"),
+)
 """Modules and packages below pteforge that only carry: values from users to stages, bytes to the store, errors back.
+
+Or that show what stages have found.
 
 Their code is no part of any key. What they pass on is, by value: a stage's params, and the digests of its inputs. The
 bytes that they write for stages (canonical JSON, manifests, refs, params as JSON) are guarded by tests with literal

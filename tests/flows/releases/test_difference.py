@@ -66,14 +66,18 @@ def test_figures_of_files(lowered):
     path = project.folder / BEFORE
     made = read_delivered(path)
     provenance = json.loads(path.with_suffix(".json").read_text())
-    overall = provenance["verification"]["figures"]["overall"]
-    assert (made.name, made.score, made.sha256) == ("net/fat", 1.0, provenance["file"]["sha256"])
+    overall = provenance["findings"]["figures"]["overall"]
+    assert (made.name, made.value("score"), made.sha256) == ("net/fat", 1.0, provenance["file"]["sha256"])
     assert made.size == provenance["file"]["size"] + provenance["data"]["size"]
     assert (made.sqnr_db, made.figures.overall.max_abs_error) == (overall["sqnr_db"], overall["max_abs_error"])
     assert made.toolchain == provenance["toolchain"]
     assert made.delegated == (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
     plain = read_delivered(path.with_name("plain.pte"))
-    assert (plain.name, plain.score, plain.delegated) == ("net/plain", None, (MethodCalls("", "forward", 0, 5),))
+    assert (plain.name, plain.value("score"), plain.delegated) == (
+        "net/plain",
+        None,
+        (MethodCalls("", "forward", 0, 5),),
+    )
 
 
 def test_files_without_provenance(made, caplog):

@@ -172,7 +172,7 @@ def test_releases_are_compared(made, lowered, grown, tmp_path, pteforge):
     for file in lowered[0].out.glob("net/apart.*"):
         shutil.copy(file, after.out / "net")
     changed = json.loads((after.out / "net" / "apart.json").read_text())
-    changed["verification"]["figures"]["overall"] |= {"sqnr_db": 12.5, "max_abs_error": 0.25}
+    changed["findings"]["figures"]["overall"] |= {"sqnr_db": 12.5, "max_abs_error": 0.25}
     (after.out / "net" / "apart.json").write_text(json.dumps(changed))
     shutil.copytree(after.out / "net", after.out / "more")
     old, new = (

@@ -13,10 +13,10 @@ import pytest
 from pteforge.artifacts.runs import ReleaseOutcome
 from pteforge.artifacts.store import open_store
 from pteforge.flows.reports.page import NAME, render, with_the_rest, write_page
+from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.results.delegation import MethodWork, OutsideCalls
-from pteforge.tasks.results.delivered import Delivered, Failure, KeptCalls, delivered_by
+from pteforge.tasks.results.delivered import Delivered, Failure, delivered_by
 from pteforge.tasks.results.diagnosis import Explanation
-from pteforge.tasks.results.figures import AccuracyReport, Score, Scores
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tests.flows.conftest import FAT
 
@@ -88,9 +88,11 @@ def record(made):
 CHANGED = "xnnpack-fp32"
 
 
-def changed(record, **fields):
-    """The record with other fields of what came of one of its recipes."""
+def changed(record, *findings, **fields):
+    """The record with other findings and fields of what came of one of its recipes."""
     made = replace(delivered_by(record)["net"][CHANGED], **fields)
+    roles = {finding.role for finding in findings}
+    made = replace(made, findings=(*(each for each in made.findings if each.role not in roles), *findings))
     return replace(record, id="another", files={"net": {**record.files["net"], CHANGED: made.to_json()}})
 
 
@@ -155,9 +157,9 @@ def test_the_page_needs_nothing_else(made):
 
 def test_changes_and_trends(made, record):
     """Size and SQNR are compared with the last run that made the file; lines show earlier ones too."""
-    now = changed(record, size=1030, figures=measured(record, 40.0))
+    now = changed(record, measured(record, 40.0), size=1030)
     failed = failed_in(record)
-    before = changed(record, size=1000, figures=measured(record, 42.5))
+    before = changed(record, measured(record, 42.5), size=1000)
     page = Page(render(now, [failed, before], made.out))
     assert page.of_class("worse") == "+3.0 % -2.5 dB"
     assert "Since the last run: failed before" in page.text
@@ -213,10 +215,10 @@ def test_links(made, record):
 def test_notes(made, record):
     """What is to be known of a file is shown with it, harmless whatever it is."""
     figures = replace(measured(record, 40.0), notes=("dimension 0 takes <2> to 4",))
-    page = Page(render(changed(record, figures=figures), [], made.out))
+    page = Page(render(changed(record, figures), [], made.out))
     assert "dimension 0 takes <2> to 4" in page.text
-    kept = (KeptCalls("vulkan", "forward", "aten.convolution", "groups <are> ignored", 2),)
-    page = Page(render(changed(record, kept_on_cpu=kept), [], made.out))
+    kept = OutsideCalls("aten.convolution", "groups <are> ignored", 2, 10, kept_on_cpu=True)
+    page = Page(render(changed(record, MethodWork("vulkan", "forward", 0, (kept,))), [], made.out))
     assert "vulkan leaves 2 aten.convolution to the CPU: groups <are> ignored" in page.of_class("dim")
 
 
@@ -224,13 +226,13 @@ def test_work_and_scores(made, record):
     """Shares are those of operations, with a reason for what is left; scores have a column where there are some."""
     outside = OutsideCalls("aten.mean.dim", "mean.dim <only> supports keepdim=True", 1, 10)
     work = MethodWork("", "forward", 990, (outside,))
-    page = Page(render(changed(record, delegation=(work,)), [], made.out))
+    page = Page(render(changed(record, work), [], made.out))
     assert "99 %" in page.text
-    assert "calls delegated, with 99 % of the operations" in page.text
+    assert "99 % of the operations are in delegates" in page.text
     assert "aten.mean.dim, 1 call, 1 % of the operations: mean.dim <only> supports keepdim=True; write" in page.text
     assert "score" not in page.of_class("columns").split()
     accuracy = AccuracyReport("nets:score", 0.5, None, 1.0, Scores((Score("xnnpack", 0.75),), {}))
-    page = Page(render(changed(record, accuracy=accuracy), [], made.out))
+    page = Page(render(changed(record, accuracy), [], made.out))
     assert "score" in page.of_class("columns").split()
     assert "0.75 (-0.25)" in page.text
 
@@ -240,9 +242,9 @@ def test_what_quantization_reached(made, record):
     left = LeftWeight("table", ("aten.embedding",), 90, "quantizers leave tables")
     reached = Quantization({"int8": 10, "float32": 360}, 100, 10, (left,))
     text = "10% of the weights are integers; in floating point: table (quantizers leave tables)"
-    page = Page(render(changed(record, quantization={"forward": reached}), [], made.out))
+    page = Page(render(changed(record, reached), [], made.out))
     assert text in page.of_class("bad")
-    page = Page(render(changed(record, quantization={"forward": replace(reached, quantized=90)}), [], made.out))
+    page = Page(render(changed(record, replace(reached, quantized=90)), [], made.out))
     assert text.replace("10%", "90%") in page.of_class("dim")
 
 
@@ -291,7 +293,7 @@ def test_all_text_is_escaped(made, record):
     finding = Explanation("mode", HOSTILE, (HOSTILE,), where=HOSTILE, code=HOSTILE)
     failure = Failure(HOSTILE, HOSTILE, HOSTILE, bad_input=False, findings=(finding,))
     figures = replace(measured(record, 40.0), not_run={HOSTILE: HOSTILE})
-    odd = replace(delivered_by(record)["net"]["fat"], left_out={HOSTILE: HOSTILE}, figures=figures)
+    odd = replace(delivered_by(record)["net"]["fat"], left_out={HOSTILE: HOSTILE}, findings=(figures,))
     entries = {HOSTILE: replace(FAILED, failure=failure).to_json(), "odd": odd.to_json()}
     stages = tuple(replace(stage, slot=f"net/{HOSTILE}") for stage in record.models["net"])
     hostile = replace(

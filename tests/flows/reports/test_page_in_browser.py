@@ -53,7 +53,9 @@ def record():
     figures = Figures(Worst(3, 0.1, 0.1, 43.21), {}, {}, {})
     left_out = {"vulkan": "it has an operator that is not supported " * 4}
     digests = {"pte": digest_bytes(b"")}
-    made = Delivered("", "", "made", Path("net.pte"), 123456789, digests=digests, figures=figures, left_out=left_out)
+    made = Delivered(
+        "", "", "made", Path("net.pte"), 123456789, digests=digests, findings=(figures,), left_out=left_out
+    )
     models = [f"model_{number:02d}_{'with_a_long_name_' * 4}" for number in range(20)]
     recipes = [f"recipe-{number}-with-a-long-name" for number in range(6)]
     return RunRecord(
@@ -139,7 +141,7 @@ def night():
         name: {
             recipe: Delivered(name, recipe, "made", Path("net.pte"), 1000 + place, {"pte": f"{place:064}"},
                               targets=("portable", "xnnpack") if recipe == "fat" else (recipe.partition("-")[0],),
-                              figures=replace(figures, overall=replace(figures.overall, sqnr_db=100.0 + place)))
+                              findings=(replace(figures, overall=replace(figures.overall, sqnr_db=100.0 + place)),))
             for recipe in model["recipes"]
         }
         for place, (name, model) in enumerate(zoo["models"].items())

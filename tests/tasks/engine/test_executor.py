@@ -21,7 +21,7 @@ from pteforge.tasks.engine.executor import Executor, predict_memory
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall, memory_for_calls
 from pteforge.tasks.engine.workers.protocol import PROCESSES_VARIABLE, WorkerReport
-from pteforge.tasks.results.figures import Score, Scores
+from pteforge.tasks.results.accuracy import Score, Scores
 from pteforge.tasks.stages.bench import Bench
 from pteforge.tasks.stages.compile import Compile
 from pteforge.tasks.stages.edge import Edge, PassParams

@@ -6,6 +6,7 @@ from executorch.exir import to_edge
 from pteforge.tasks.lower.exir import to_partitioned_program
 from pteforge.tasks.lower.work import work_of
 from pteforge.tasks.results.delegation import NOT_TAKEN, MethodWork
+from pteforge.tasks.results.delivered import Delivered
 from pteforge.tasks.targets.find import find_target
 from pteforge.tasks.upstream.exir import reasons_of_partitioners
 from torch import nn
@@ -49,7 +50,7 @@ def test_reasons(work):
     assert "keepdim=True).flatten(1)" in said["aten.mean.dim"][1]
     assert said["aten.cumsum"][0] == NOT_TAKEN
     assert "a CPU kernel runs it" in said["aten.cumsum"][1]
-    first, *rest = work.lines()
+    first, *rest = Delivered("net", "int8", "made", findings=(work,)).notes[0].note.split("\n")
     assert first == "method forward: 97 % of the operations are in delegates"
     assert rest[0].startswith(
         "  aten.mean.dim, 1 call, 3 % of the operations: mean.dim only supports keepdim=True; write"

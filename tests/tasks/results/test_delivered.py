@@ -1,5 +1,7 @@
 """What came of a model and recipe: one record with one JSON, of files, failures and what does not apply."""
 
+import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,28 +11,22 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
-from pteforge.tasks.results.delegation import MethodWork, OutsideCalls, format_share
-from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, KeptCalls, MethodCalls, delivered_by
+from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.delegation import NOT_TAKEN, MethodWork, OutsideCalls, format_share
+from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Explanation
-from pteforge.tasks.results.figures import (
-    WHOLE_FILE,
-    AccuracyReport,
-    Case,
-    Figures,
-    MemoryUse,
-    Proof,
-    Score,
-    Scores,
-    Searched,
-    TimeShare,
-    Timing,
-    Worst,
-)
-from pteforge.tasks.results.numerics import Attempt, FoundLayers, Ladder, Rung
+from pteforge.tasks.results.figures import WHOLE_FILE, Case, Figures, Worst
+from pteforge.tasks.results.memory import MemoryUse
+from pteforge.tasks.results.numerics import Rung
+from pteforge.tasks.results.proofs import Proof
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
+from pteforge.tasks.results.search import Attempt, FoundLayers
+from pteforge.tasks.results.searched import Searched
+from pteforge.tasks.results.timings import TimeShare, Timing
 
 BLOB = BlobRef(digest_bytes(b""), 0)
 WORST = Worst(3, 1e-7, 1e-6, 40.5, top1=1.0)
+FIGURES = Figures(WORST, {"forward": WORST}, {}, {}, drawn=WORST, calibration={"forward": "8 samples"}, notes=("a",))
 MADE = Delivered(
     "net",
     "int8",
@@ -48,23 +44,22 @@ MADE = Delivered(
     targets=("xnnpack",),
     toolchain={"torch": "2"},
     delegated=(MethodCalls("", "forward", 1, 0),),
-    figures=Figures(WORST, {"forward": WORST}, {}, {}, drawn=WORST, calibration={"forward": "8 samples"}, notes=("a",)),
-    searched=Searched(20.0, 214, 3, 1, Case("forward", "searched [3, 17], one-hot", 0, 1e-3, 1e-4, 61.2)),
-    ladder=Ladder((Rung("edge", ("xnnpack",), "forward", WORST),)),
-    accuracy=AccuracyReport("nets:score", 0.5, None, None, Scores((Score("", 0.75), Score("", 0.5)), {})),
-    search=FoundLayers(("head",), ("head",), 3, (Attempt(1, 0.75, passes=True),), 4000),
-    quantization={"forward": Quantization({"int8": 10}, 10, 8, (LeftWeight("w", ("aten.mm",), 2, "because"),))},
     contract=Contract(
         {"aten::add.out": ("v1/6;0|6;0",)}, ("XnnpackBackend",), runtimes={"1.4": "derived", "1.5": "run"}
     ),
     left_out={"vulkan": "it is not there"},
-    delegation=(
-        MethodWork("", "forward", 990, (OutsideCalls("aten.mean.dim", "mean.dim only supports keepdim=True", 1, 10),)),
-    ),
     payload_sizes={"xnnpack": 400, "portable": 300},
-    kept_on_cpu=(KeptCalls("", "forward", "aten.convolution", "groups are ignored", 2),),
-    memory=(MemoryUse("", "forward", (100, 20), "board", "example", "1x8", 10, 2, 16, 4, 30, 20),),
-    timings=(Timing("", "forward", "host", "cpu", 0.1, 0.1, 0.01, 0.02, 9, 5, (TimeShare("aten::mm.out", 0.5, 1),)),),
+    findings=(
+        AccuracyReport("nets:score", 0.5, None, None, Scores((Score("", 0.75), Score("", 0.5)), {})),
+        MethodWork("", "forward", 990, (OutsideCalls("aten.mean.dim", "only supports keepdim=True", 1, 10, True),)),
+        FIGURES,
+        MemoryUse("", "forward", (100, 20), "board", "example", "1x8", 10, 2, 16, 4, 30, 20),
+        Rung("edge", ("xnnpack",), "forward", WORST),
+        Quantization({"int8": 10}, 10, 8, (LeftWeight("w", ("aten.mm",), 2, "because"),), "forward"),
+        FoundLayers(("head",), ("head",), 3, (Attempt(1, 0.75, passes=True),), 4000),
+        Searched(20.0, 214, 3, 1, Case("forward", "searched [3, 17], one-hot", 0, 1e-3, 1e-4, 61.2)),
+        Timing("", "forward", "host", "cpu", 0.1, 0.1, 0.01, 0.02, 9, 5, (TimeShare("aten::mm.out", 0.5, 1),)),
+    ),
     seconds=1.5,
 )
 NOT_RUN = Figures(replace(WORST, sqnr_db=None), {}, {}, {WHOLE_FILE: "needs a GPU; its edge program ran instead"})
@@ -114,14 +109,10 @@ def test_what_users_get():
     """The JSON of the command line says of each status what applies to it."""
     said = MADE.described()
     assert (said["file"], said["data"], said["sha256"]) == ("out/net/int8.pte", "out/net/int8.ptd", BLOB.digest)
-    assert (said["sqnr_db"], said["drawn_sqnr_db"], said["notes"], said["assets"]) == (
-        40.5,
-        40.5,
-        ["a"],
-        ["labels.txt"],
-    )
-    assert said["quantization"]["forward"]["share"] == 0.8
-    assert [kept["why"] for kept in said["kept_on_cpu"]] == ["groups are ignored"]
+    assert (said["sqnr_db"], said["figures"]["drawn"]["sqnr_db"], said["figures"]["notes"]) == (40.5, 40.5, ("a",))
+    assert said["assets"] == ["labels.txt"]
+    assert [(reached["method"], reached["share"]) for reached in said["quantization"]] == [("forward", 0.8)]
+    assert [calls["kept_on_cpu"] for calls in said["delegation"][0]["outside"]] == [True]
     assert (said["memory"][0]["planned"], said["timings"][0]["shares"][0]["name"]) == ((100, 20), "aten::mm.out")
     assert FAILED.described() == {
         "status": "failed",
@@ -129,7 +120,7 @@ def test_what_users_get():
         "rejected": "out/net/fat.rejected.pte",
     }
     assert EVERY[2].described() == {"status": "not applicable", "reason": "none"}
-    assert (MADE.score, MADE.verified, FAILED.verified) == (0.5, True, False)
+    assert (MADE.value("score"), MADE.verified, FAILED.verified) == (0.5, True, False)
     assert Failure.of("edge", StageFailed("no")).step == "edge"
     assert list(MADE.debugging) == [""]
 
@@ -139,8 +130,8 @@ def test_what_users_get():
     [
         (MADE, "verified"),
         (replace(MADE, status="cached"), "cached"),
-        (replace(MADE, figures=NOT_RUN), "made, not run"),
-        (replace(MADE, figures=NOT_RUN, proofs=(PROOF,)), "verified"),
+        (replace(MADE, findings=(NOT_RUN,)), "made, not run"),
+        (replace(MADE, findings=(NOT_RUN, PROOF)), "verified"),
         (FAILED, "failed at export"),
         (replace(FAILED, failure=replace(FAILED.failure, step="")), "failed"),
         (Delivered("net", "x", "cached", until="edge"), "cached"),
@@ -153,8 +144,8 @@ def test_status_in_words(made, said):
 
 def test_figures_are_those_of_what_was_run():
     """Those of edge programs are not the file's; where only a place ran it, those of the place are."""
-    assert (replace(MADE, figures=NOT_RUN).measured, replace(MADE, figures=NOT_RUN).sqnr_db) == (None, None)
-    assert replace(MADE, figures=NOT_RUN, proofs=(PROOF,)).sqnr_db == 30.5
+    assert (replace(MADE, findings=(NOT_RUN,)).measured, replace(MADE, findings=(NOT_RUN,)).sqnr_db) == (None, None)
+    assert replace(MADE, findings=(NOT_RUN, PROOF)).sqnr_db == 30.5
 
 
 def test_shares():
@@ -170,13 +161,49 @@ def test_shares():
 
 def test_what_stays_on_the_cpu_in_words():
     """A line for each payload and reason, with the calls of all methods by operator; a plain file is its target's."""
-    kept = (
-        KeptCalls("vulkan", "encode", "aten.convolution", "groups", 1),
-        KeptCalls("vulkan", "decode", "aten.convolution", "groups", 2),
-        KeptCalls("vulkan", "decode", "aten.relu", "groups", 1),
-        KeptCalls("", "decode", "aten.relu", "layout", 1),
+    outside = (OutsideCalls("aten.relu", "layout", 1, 1, True), OutsideCalls("aten.mm", NOT_TAKEN, 1, 1))
+    fat = (
+        MethodWork("vulkan", "encode", 0, (OutsideCalls("aten.convolution", "groups", 1, 1, True),)),
+        MethodWork("vulkan", "decode", 0, (OutsideCalls("aten.convolution", "groups", 2, 1, True), *outside)),
+        MethodWork("", "decode", 0, outside),
     )
-    assert Delivered("net", "fat", "made", targets=("webgpu",), kept_on_cpu=kept).on_cpu == (
-        "vulkan leaves 3 aten.convolution, 1 aten.relu to the CPU: groups",
+    made = Delivered("net", "fat", "made", targets=("webgpu",), findings=fat)
+    assert [fact.note for fact in made.notes if not fact.listed] == [
+        "vulkan leaves 3 aten.convolution to the CPU: groups",
+        "vulkan leaves 1 aten.relu to the CPU: layout",
         "webgpu leaves 1 aten.relu to the CPU: layout",
-    )
+    ]
+
+
+@pytest.mark.parametrize("written", ["provenance.json", "run.json"])
+def test_what_earlier_versions_wrote(written):
+    """Provenance of 0.1.0, and what a run recorded, have the findings that today's have."""
+    value = json.loads((Path(__file__).with_name("format_1") / written).read_text())
+    made = Delivered.of_provenance(value) if "file" in value else Delivered.from_json(value)
+    assert Counter(finding.role for finding in made.findings) == {
+        **dict.fromkeys(("accuracy", "delegation", "figures", "quantization", "searched"), 1),
+        **dict.fromkeys(("memory", "proofs", "timings"), 2),
+        "numerics": 6,
+    }
+    (reached,), figures = made.every(Quantization), made.figures
+    assert (reached.method, reached.share, figures.cases) == ("forward", 1.0, ())
+    assert {name: fact.text for name, fact in replace(made, path=Path("fat.pte")).columns.items()} == {
+        "size": "11.4 KiB",
+        "max abs error": "0.0034",
+        "SQNR": "39.8 dB",
+        "cases": "6",
+        "score": "0.75",
+        "delegated": "xnnpack 99 %",
+        "latency": "6.08 us",
+    }
+    assert Delivered.from_json(made.to_json()).to_json() == made.to_json()
+
+
+def test_findings_of_later_versions():
+    """A finding that this version does not know is left out, whatever it is called; what is no finding is refused."""
+    value = MADE.to_json()
+    later = {"later": [1], "os.path": {}, "..stages": {}, "delivered": {}}
+    assert Delivered.from_json({**value, "findings": {**value["findings"], **later}}) == MADE
+    for wrong in (1, [1], {"overall": 1}):
+        with pytest.raises(ValueError, match=r"."):
+            Delivered.from_json({**value, "findings": {"figures": wrong}})

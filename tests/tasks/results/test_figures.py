@@ -6,18 +6,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.configs.model import DeviceLimits
-from pteforge.tasks.results.figures import (
-    AccuracyReport,
-    Case,
-    Figures,
-    MemoryUse,
-    Score,
-    Scores,
-    Worst,
-    exceeded,
-    percentile,
-    summarize,
-)
+from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.figures import Case, Figures, Worst, summarize
+from pteforge.tasks.results.memory import MemoryUse, exceeded
+from pteforge.tasks.results.timings import percentile
 
 errors = st.floats(0, 1e6)
 cases = st.builds(

@@ -8,11 +8,11 @@ import pytest
 import torch
 from pteforge.configs.model import MethodConfig
 from pteforge.errors import InputError, SourceError
-from pteforge.flows.reports.figures_text import format_size
 from pteforge.formats.pte.buckets import Bucket
 from pteforge.formats.pte.reader import read_pte
 from pteforge.runtime import load
 from pteforge.tasks.lowering.model import PlannedModel, plan_buckets
+from pteforge.tasks.results.tables import format_size
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
 
 

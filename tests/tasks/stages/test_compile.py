@@ -77,17 +77,18 @@ def test_provenance(stages, lowered, tmp_path):
     assert made == again
     assert str(tmp_path).encode() not in made
     found = json.loads(made)
-    delegation = {"delegation//forward", "delegation//encode"}
-    assert set(found.pop("artifacts")) == {"file", "figures", "examples/forward", "examples/encode", *delegation}
-    assert {work["method"] for work in found.pop("delegation")} == {"forward", "encode"}
-    verification = found.pop("verification")
-    assert verification["bounds"]["min_sqnr_db"] == 70.0
-    assert set(verification["figures"]["methods"]) == {"forward", "encode"}
+    findings = {f"findings/{name}" for name in ("figures//", "delegation//forward", "delegation//encode")}
+    assert set(found.pop("artifacts")) == {"file", "examples/forward", "examples/encode", *findings}
+    assert found.pop("bounds")["min_sqnr_db"] == 70.0
+    findings = found.pop("findings")
+    assert set(findings) == {"figures", "delegation", "memory"}
+    assert {work["method"] for work in findings["delegation"]} == {"forward", "encode"}
+    assert set(findings["figures"]["methods"]) == {"forward", "encode"}
     content = read_payload(lowered.outputs["serialize"]["file"], stages.store)
     assert found.pop("contract")["operators"] == {"aten::mean.dtype_out": ["v1/6;0,1|6;|6;"]}
-    assert {use["method"] for use in found.pop("memory")} == {"forward", "encode"}
+    assert {use["method"] for use in findings["memory"]} == {"forward", "encode"}
     assert found == {
-        "format": 1,
+        "format": 2,
         "model": "model",
         "recipe": "tested",
         "specializations": {"xnnpack": {"name": "xnnpack", "options": {"per_operator": False}}},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from pteforge.errors import PteforgeError, SourceError
-from pteforge.tasks.results.figures import AccuracyReport, Score, Scores
+from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.stages.baseline import Baseline
 from pteforge.tasks.stages.evaluate import Evaluate
 from pteforge.tests.lowering import PORTABLE, recipe
@@ -19,7 +19,7 @@ def gated(evaluator, *targets, kwargs=None, **bounds):
 
 def accuracy(lowered):
     """What the provenance says of scores."""
-    return AccuracyReport.from_json(lowered.provenance["accuracy"])
+    return AccuracyReport.from_json(lowered.findings["accuracy"])
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_what_needs_no_scores(stages):
     lowered = stages.lower("builders:constant", gated("mean_output", floor=0.5))
     assert accuracy(lowered).eager is None
     assert "baseline" not in lowered.steps
-    assert "accuracy" not in stages.lower("builders:constant", PORTABLE).provenance
+    assert "accuracy" not in stages.lower("builders:constant", PORTABLE).findings
 
 
 def test_the_working_folder(stages, lower_fresh, monkeypatch):

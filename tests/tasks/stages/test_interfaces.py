@@ -54,7 +54,7 @@ def test_changed_inputs_come_back(recipe, lower):
 
 def test_programs_on_the_way_give_changed_inputs_too(lower):
     """Every rung of the ladder has the same outputs to compare."""
-    rungs = lower("builders:writes_to_inputs", PORTABLE | {"verify": {"ladder": True}}).provenance["numerics"]
+    rungs = lower("builders:writes_to_inputs", PORTABLE | {"verify": {"ladder": True}}).findings["numerics"]
     assert {rung["name"] for rung in rungs} == {"exported", "edge", "payload"}
     assert all(rung["figures"] for rung in rungs), rungs
 
@@ -63,7 +63,7 @@ def test_programs_on_the_way_give_changed_inputs_too(lower):
 def test_keyword_inputs_of_two_methods(recipe, strict, lower):
     """Several examples, dynamic shapes by name, shared weights, and sequences of calls."""
     lowered = lower("builders:two_methods_with_keywords", recipe, strict=strict)
-    figures = lowered.provenance["verification"]["figures"]
+    figures = lowered.provenance["findings"]["figures"]
     assert set(figures["methods"]) >= {"cross", "own"}
     first, second = (step for step in lowered.steps if step.startswith("export"))
     names = [lowered.program(step).graph_signature.user_inputs for step in (first, second)]

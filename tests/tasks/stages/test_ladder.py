@@ -1,9 +1,8 @@
 """ladder: every program on the way to a file is run on real inputs and compared with eager."""
 
-import json
-
 import pytest
 from pteforge.tasks.results.numerics import Ladder as Rungs
+from pteforge.tasks.results.numerics import Rung
 from pteforge.tasks.stages.edge import Edge
 from pteforge.tasks.stages.ladder import Ladder, RungParams
 from pteforge.tests.lowering import recipe
@@ -16,7 +15,7 @@ def test_quantized_recipe(stages):
     """A recipe that quantizes has every rung without being asked."""
     lowered = stages.lower("builders:conv_net", INT8)
     stored = lowered.json("ladder", "numerics")
-    ladder = Rungs.from_json(stored)
+    ladder = Rungs(Rung.found(stored))
     figures = {rung.label: rung.figures for rung in ladder.rungs}
 
     assert list(figures) == ["exported", "quantized", "edge", "payload"]
@@ -25,7 +24,7 @@ def test_quantized_recipe(stages):
     verified = lowered.figures["overall"]
     assert figures["payload"].sqnr_db == verified["sqnr_db"]
     assert figures["payload"].cases == verified["cases"] == 1  # its example, which it was calibrated on
-    assert lowered.provenance["numerics"] == stored == json.loads(json.dumps(ladder.to_json()))
+    assert lowered.findings["numerics"] == stored
 
 
 @pytest.mark.slow
@@ -34,7 +33,7 @@ def test_fat_recipe(stages, install_target):
     install_target({"recording": "targets:Recording"})
     fat = recipe("recording", "portable", verify={"ladder": True})
     lowered = stages.lower("builders:waves", fat)
-    ladder = Rungs.from_json(lowered.provenance["numerics"])
+    ladder = Rungs(Rung.found(lowered.findings["numerics"]))
 
     labels = ["exported", "edge.recording+portable", "payload.recording", "payload.portable"]
     assert [(rung.label, rung.method) for rung in ladder.rungs] == [
@@ -56,7 +55,7 @@ def ladder_of(stages, exported, rung, program):
         f"rung/{rung}/forward": program,
     }
     numerics = stages.run(Ladder, params, inputs)["numerics"]
-    return Rungs.from_json(stages.json(numerics))
+    return Rungs(Rung.found(stages.json(numerics)))
 
 
 @pytest.mark.parametrize("builder", ["counter", "smoothing", "branches"])

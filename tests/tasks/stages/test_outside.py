@@ -127,7 +127,7 @@ def test_quantized(lower, tmp_path):
     (tmp_path / "model.pte").write_bytes(lowered.file)
     assert any(key.startswith("scale_") for key in weights)
     assert external_weights(tmp_path / "model.pte", read_pte(lowered.file)).keys() == weights.keys()
-    (payload,) = [rung for rung in lowered.provenance["numerics"] if rung["name"] == "payload"]
+    (payload,) = [rung for rung in lowered.findings["numerics"] if rung["name"] == "payload"]
     assert payload["problem"] == ""
     assert payload["figures"]["cases"] == lowered.figures["overall"]["cases"]
 

@@ -323,7 +323,7 @@ def test_methods_are_quantized_by_themselves(stages):
 def test_what_quantization_reached(lower):
     """Provenance has the weights by dtype, and those in floating point with the operators that take them."""
     lowered = lower("builders:linear_and_embedding", int8(dynamic=True))
-    made = lowered.provenance["quantization"]["forward"]
+    made = lowered.findings["quantization"][0]
     assert weight_bytes(read_pte(lowered.file), memoryview(lowered.file)).sizes == made["sizes"]
     linear, table = 16 * 16, 512 * 16
     assert made["sizes"] == {"float32": 4 * table, "int8": linear}
@@ -352,8 +352,8 @@ def test_recurrent_layers(builder, kwargs, options, stages):
     """All matrices of recurrent layers and cells become integers, and a file has each of them once."""
     asked = {**int8(**options), "verify": {"min_sqnr_db": 25, "drawn_inputs": 0}}
     lowered = stages.lower({"builder": f"builders:{builder}", "kwargs": kwargs}, asked)
-    stored = lowered.store.read_artifact(lowered.outputs[FORWARD]["reached"])
-    reached = quantization.Quantization.from_json(json.loads(stored))
+    stored = lowered.store.read_artifact(lowered.outputs[FORWARD]["quantization"])
+    reached = quantization.Quantization.from_json(json.loads(stored)[0])
     assert (reached.share, reached.left) == (1, ())
     weights = [value for value in lowered.program("export").state_dict.values() if value.dim() == 2]
     assert reached.sizes == {"int8": sum(value.numel() for value in weights)}
@@ -364,7 +364,7 @@ def test_recurrent_layers(builder, kwargs, options, stages):
 def test_state_is_no_weight(lower):
     """State is not counted, and neither are biases: everything else is reached here."""
     lowered = lower("builders:notes", int8(dynamic=True) | {"compile": {"share_mutable_buffers": True}})
-    assert [made["share"] for made in lowered.provenance["quantization"].values()] == [1, 1]
+    assert [made["share"] for made in lowered.findings["quantization"]] == [1, 1]
 
 
 def test_quantization_must_reach_at_least(lower):

@@ -67,7 +67,7 @@ def test_what_was_found_is_tried_first(lower_apart, tmp_path, monkeypatch):
 def test_right_file(lower_apart):
     """The provenance says how many inputs were searched, and which one was worst; a rerun finds all of it."""
     made = lower_apart("builders:mlp", recipe("xnnpack", verify=BRIEF))
-    searched = made.provenance["searched"]
+    searched = made.findings["searched"]
     assert searched["cases"] > 20
     assert (searched["problem"], searched["differing"], searched["unsteady"]) == ("", 0, False)
     assert searched["worst"]["label"].startswith("searched [")
@@ -90,7 +90,7 @@ def test_payloads_of_fat_files(lower_apart):
 def test_what_cannot_be_run_here(lower_apart):
     """A file for another machine, which need not be run, is made without a search."""
     made = lower_apart("builders:planted", recipe("vulkan", verify={"required": False, **SEARCH}))
-    assert made.provenance["searched"]["cases"] == 0
+    assert made.findings["searched"]["cases"] == 0
     assert "inputs" not in made.outputs["search_inputs"]
 
 

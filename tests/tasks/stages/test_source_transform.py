@@ -202,7 +202,7 @@ def test_what_transforms_reach(lower):
         "params": {"weight_dtype": "int8", "granularity": {"per_axis": 0}},
         "layers": ["embedding"],
     }
-    made = lower("builders:linear_and_embedding", transforming(embeddings)).provenance["quantization"]["forward"]
+    made = lower("builders:linear_and_embedding", transforming(embeddings)).findings["quantization"][0]
     assert made["sizes"] == {"float32": 4 * 16 * 16, "int8": 512 * 16}
     assert [weight["why"] for weight in made["left"]] == ["no transform has `layers: [linear]`"]
     with pytest.raises(TargetError, match=r"asks for 99% \(`source_transforms.at_least`\), and 97% of the weights"):
@@ -210,7 +210,7 @@ def test_what_transforms_reach(lower):
     asked = transforming({**embeddings, "at_least": 0.9}) | {
         "quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}, "at_least": 1.0}
     }
-    made = lower("builders:linear_and_embedding", asked).provenance["quantization"]["forward"]
+    made = lower("builders:linear_and_embedding", asked).findings["quantization"][0]
     assert (made["sizes"], made["left"]) == ({"int8": 528 * 16}, [])
 
 
@@ -219,7 +219,7 @@ def test_tables_that_transforms_leave(lower):
     params = {"weight_dtype": "int8", "granularity": {"per_axis": 0}}
     embeddings = {"torchao": "intx_weight_only", "params": params, "layers": ["embedding"], "exclude": "small"}
     asked = transforming(embeddings) | {"quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}}}
-    (left,) = lower("builders:two_embeddings", asked).provenance["quantization"]["forward"]["left"]
+    (left,) = lower("builders:two_embeddings", asked).findings["quantization"][0]["left"]
     assert (left["name"], left["why"]) == ("small.weight", "a transform's `filter_fn` or `exclude` leaves it out")
 
 

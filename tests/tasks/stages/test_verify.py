@@ -38,7 +38,7 @@ def verify(made, **bounds):
 def test_right_file(lower):
     """The stage stores figures for every method, case and output of a file that computes what eager computes."""
     lowered = lower("builders:two_methods", PORTABLE)
-    assert lowered.outputs["verify"]["figures"].kind == "report/figures"
+    assert lowered.outputs["verify"]["figures"].kind == "finding"
     figures = Figures.from_json(lowered.json("verify", "figures"))
     assert {case.method for case in figures.cases} == set(figures.methods) == {"forward", "encode"}
     assert [case.label for case in figures.cases if case.method == "forward"] == ["example 0", "drawn 0", "drawn 1"]
@@ -140,14 +140,14 @@ def test_what_need_not_be_run(lower):
     """A file for another machine is made; its edge program is compared, and bounds apply to it."""
     made = {"verify": {"required": False, "min_sqnr_db": 80}}
     lowered = lower("builders:two_methods", recipe("vulkan", **made))
-    verification = lowered.provenance["verification"]["figures"]
+    verification = lowered.provenance["findings"]["figures"]
     assert verification["overall"]["cases"] > 2
     assert list(verification["not_run"]) == ["the file"]
     assert "needs VulkanBackend" in verification["not_run"]["the file"]
     with pytest.raises(VerificationFailed, match="the edge program does not compute what eager computes"):
         lower("builders:mlp", recipe("vulkan", **made, quantize={"quantizer": "xnnpack"}))
     run = lower("builders:two_methods", recipe("xnnpack", verify={"required": False}))
-    assert run.provenance["verification"]["figures"]["not_run"] == {}
+    assert run.provenance["findings"]["figures"]["not_run"] == {}
 
 
 def test_what_this_machine_cannot_run(made, lower):

@@ -189,7 +189,7 @@ def exported(module: nn.Module, inputs: tuple[Any, ...], sizes: dict[int, Any]) 
 
 def left(target: str, program: Any, **options: Any) -> set[str]:
     """Names of the operators that the target's partitioner leaves, each with a reason if limits apply."""
-    from pteforge.tasks.lower.graphs import take_kept
+    from pteforge.tasks.lower.work import work_of
     from pteforge.tasks.targets import find_target
 
     for node in program.graph.nodes:
@@ -198,7 +198,7 @@ def left(target: str, program: Any, **options: Any) -> set[str]:
     partitioner.partition(program)
     called = [node for node in program.graph.nodes if hasattr(node.target, "_schema")]
     found = {node.target.name() for node in called if not node.meta.get("delegation_tag")}
-    kept = {operator for operator, _ in take_kept(program)}
+    kept = {calls["operator"] for calls in work_of(program, {})["outside"] if calls["kept_on_cpu"]}
     assert kept <= {name.replace("::", ".") for name in found}
     assert bool(kept) <= options.get("limits", True)
     return {name.partition("::")[2].partition(".")[0] for name in found}

@@ -127,7 +127,7 @@ EDITS = (
     Edit(
         "tasks/results/figures.py",
         *MORE_CODE,
-        frozenset({"ladder", "bisect", "bisect_payload", "verify", "search_inputs", "evaluate", "baseline", "gate"})
+        frozenset({"ladder", "bisect", "bisect_payload", "verify", "search_inputs", "evaluate"})
         | frozenset({"pack", "prove", "report", "bench"})
         | EXPORTING,
     ),
