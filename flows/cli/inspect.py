@@ -100,8 +100,8 @@ def known_of(file: Path, weights: Sequence[Path]) -> Delivered:
     """What the provenance says; of a file without it, and of one from before there were figures, planned memory."""
     from ...artifacts.digest import digest_file
     from ...formats.describe import planned_memory
+    from ...tasks.results.costs import MemoryUse
     from ...tasks.results.delivered import Delivered
-    from ...tasks.results.memory import MemoryUse
 
     made = Delivered.next_to(file)
     if made is None:

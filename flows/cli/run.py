@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from ...artifacts.store import Store
     from ...configs.verification import VerifyBounds
     from ...formats.pte.contents import Method, ValueSpec
+    from ...tasks.results.costs import Timing
     from ...tasks.results.delivered import Delivered
     from ...tasks.results.figures import Figures
-    from ...tasks.results.timings import Timing
     from ...tasks.stages.prove import PlaceParams
 
 

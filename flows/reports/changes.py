@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
-from ...tasks.results import tables
 from ...tasks.results.delivered import Delivered
+from ...tasks.results.finding import Fact
 
 State = Literal["failed", "changed", "new", "as before", "not applicable"]
 """What became of a file, in the order of what should be looked at first."""
 
+_FOLLOWED = ("size", "SQNR")  # columns
 _RUNS_READ = 30  # records that are looked at for earlier runs of a zoo
 
 
@@ -67,40 +69,28 @@ def compare(results: Iterable[Delivered], before: RunRecord | None) -> list[Comp
 def _content(result: Delivered) -> tuple[Any, ...]:
     """What has to be equal of equal files; their provenance may differ."""
     digests = {ending: digest for ending, digest in result.digests.items() if ending != "json"}
-    return digests, dict(result.assets), format_sqnr(result), result.value("score")
-
-
-def format_sqnr(result: Delivered) -> str:
-    if result.measured:
-        return tables.format_sqnr(result.measured)
-    return "not run" if result.figures else "not measured"
+    figures = [fact.text for name, fact in result.columns.items() if name in ("SQNR", "score")]
+    return digests, dict(result.assets), figures
 
 
 def changes_since(result: Delivered, last: Delivered) -> dict[str, Change]:
     """By column, how a file differs from the one of an earlier run."""
-    return {"size": _size_change(result, last), "SQNR": _sqnr_change(result, last)}
+    now, before = result.columns, last.columns
+    return {name: _change(now[name], before[name]) for name in _FOLLOWED if name in now and name in before}
 
 
-def _size_change(result: Delivered, last: Delivered) -> Change:
-    size, before = result.size, last.size
-    if size == before:
+def _change(now: Fact, before: Fact) -> Change:
+    of_size = now.unit == "B"
+    if now.value == before.value or (now.text == before.text and not of_size):
         return Change("=", "same")
-    percent = 100 * (size - before) / before if before else float("inf")
-    text = f"{percent:+.1f} %" if abs(percent) >= 0.05 else f"{size - before:+} B"
-    return Change(text, "better" if size < before else "worse")
-
-
-def _sqnr_change(result: Delivered, last: Delivered) -> Change:
-    now, before = result.sqnr_db, last.sqnr_db
-    if now is None or before is None:
-        was = format_sqnr(last)
-        if format_sqnr(result) == was:
-            return Change("=", "same")
-        better = now is None if result.measured and last.measured else bool(result.measured)
-        return Change(f"was {was}", "better" if better else "worse")
-    if f"{now - before:.1f}" in ("0.0", "-0.0"):
-        return Change("=", "same")
-    return Change(f"{now - before:+.1f} dB", "better" if now > before else "worse")
+    tone: Literal["better", "worse"] = "better" if (now.number > before.number) != of_size else "worse"
+    difference = now.number - before.number
+    if of_size:
+        percent = 100 * difference / before.number if before.number else math.inf
+        return Change(f"{percent:+.1f} %" if abs(percent) >= 0.05 else f"{difference:+.0f} B", tone)
+    if not all(isinstance(fact.value, float) for fact in (now, before)):  # exact, or nothing has run it
+        return Change(f"was {before.text}", tone)
+    return Change(f"{difference:+.1f} {now.unit}", tone)
 
 
 def runs_before(run: str, zoo: str, runs: Runs) -> Iterator[RunRecord]:

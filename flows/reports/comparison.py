@@ -233,7 +233,7 @@ def _worse(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
 
     known, found = held(before), held(after)
     if known and not known.keys() & found.keys() and not (after.measured and limit.kind == "sqnr"):
-        had = ", ".join(f"{name} was {fact.exact}" for name, fact in known.items())
+        had = ", ".join(f"{name} was {fact.text}" for name, fact in known.items())
         yield f"{limit.kind} cannot be compared: {had}, and the new file has no such figure"
     elif limit.kind == "sqnr" and before.figures is None:
         yield "sqnr cannot be compared: the earlier file has no provenance with figures next to it"
@@ -248,7 +248,7 @@ def _worse(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
                 (f"{100 * number:.3g} %" if now.unit in ("B", "s") else f"{number:.3g} {now.unit}".rstrip())
                 for number in (loss, limit.most)
             )
-            yield f"{words.format(lost_by, name=name)}, from {was.exact} to {now.exact}; at most {most} is allowed"
+            yield f"{words.format(lost_by, name=name)}, from {was.text} to {now.text}; at most {most} is allowed"
 
 
 def _delegation(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:

@@ -15,10 +15,10 @@ from ...tasks.results.tables import format_sqnr, format_top1
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ...tasks.results.costs import MemoryUse
     from ...tasks.results.delivered import Delivered
-    from ...tasks.results.memory import MemoryUse
+    from ...tasks.results.figures import Proof
     from ...tasks.results.numerics import Ladder
-    from ...tasks.results.proofs import Proof
     from ...tasks.results.tables import Table as Columns
 
 _RUNGS = ("exported", "transformed", "quantized", "edge", "payload")
@@ -47,7 +47,7 @@ def memory_header(results: Iterable[Delivered]) -> str:
 
     A namespace for each model has one for each recipe, payload of a fat file and method.
     """
-    from ...tasks.results.memory import MemoryUse  # noqa: PLC0415 - completion has no time for it
+    from ...tasks.results.costs import MemoryUse  # noqa: PLC0415 - completion has no time for it
 
     lines = ["// Written by pteforge. Sizes in bytes, on a machine with pointers of 64 bits.", "#pragma once"]
     lines += ["", "#include <cstddef>", ""]
@@ -81,7 +81,7 @@ def _identifier(name: str) -> str:
 
 def places_of(results: Iterable[Delivered]) -> Iterator[str]:
     """A line for each place: how many files and payloads it ran, the worst of them, and why it did not run others."""
-    from ...tasks.results.proofs import Proof, one_line  # noqa: PLC0415 - as above
+    from ...tasks.results.figures import Proof, one_line  # noqa: PLC0415 - as above
 
     proofs: dict[str, list[tuple[Delivered, Proof]]] = {}
     for result in results:

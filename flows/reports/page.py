@@ -21,7 +21,7 @@ from ...artifacts.files import open_input, replace_file
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
 from ...tasks.results.delivered import Delivered, delivered_by
-from ...tasks.results.tables import format_db, format_size
+from ...tasks.results.tables import format_size
 from .changes import (
     Change,
     Compared,
@@ -266,13 +266,11 @@ def _with_file(report: FileReport, record: RunRecord, history: Sequence[Delivere
 
 
 def _trends(files: Sequence[Delivered]) -> Iterator[Trend]:
-    """Size and SQNR over runs that made the file, if there are at least two."""
-    if len(files) > 1:
-        sizes = [result.size for result in files]
-        yield Trend("size", format_size(sizes[0]), format_size(sizes[-1]), sparkline(sizes, 120, 28))
-    measured = [sqnr_db for result in files if (sqnr_db := result.sqnr_db) is not None]
-    if len(measured) > 1:
-        yield Trend("SQNR", format_db(measured[0]), format_db(measured[-1]), sparkline(measured, 120, 28))
+    """Size and SQNR over runs that made the file, where at least two have a number."""
+    for name in ("size", "SQNR"):
+        found = [file.columns[name] for file in files if isinstance(file.value(name), int | float)]
+        if len(found) > 1:
+            yield Trend(name, found[0].text, found[-1].text, sparkline([fact.number for fact in found], 120, 28))
 
 
 def _totals(record: RunRecord, delivered: Mapping[str, Mapping[str, Delivered]]) -> dict[str, int]:

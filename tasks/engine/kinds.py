@@ -56,7 +56,7 @@ PtdFile = Annotated[ArtifactRef, Kind("payload/ptd")]
 Container = Annotated[ArtifactRef, Kind("payload/nfat")]
 
 # Reports, all JSON.
-Finding = Annotated[ArtifactRef, Kind("finding")]  # a module of `tasks.results` has its name: that of the role
+Finding = Annotated[ArtifactRef, Kind("finding")]  # tasks.results.finding.Finding, by the name of the role
 PayloadLosses = Annotated[ArtifactRef, Kind("report/payload_losses")]  # tasks.results.numerics.PayloadLosses
 NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.results.numerics.NodeLosses
 Delegated = Annotated[ArtifactRef, Kind("report/delegated")]  # the number of a method's partitions

@@ -20,7 +20,7 @@ from ..results.accuracy import Scores
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
-from ..results.search import Attempt, FoundLayers, next_count
+from ..results.searches import Attempt, FoundLayers, next_count
 from ..stages.aten_passes import AtenPasses
 from ..stages.baseline import Baseline
 from ..stages.bench import Bench

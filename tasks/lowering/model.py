@@ -30,7 +30,7 @@ from ...formats.pte.buckets import Bucket
 from ..engine.keys.builder import find_builder, find_signature
 from ..engine.keys.search import ModuleSearch, distribution_versions
 from ..quantize.torchao_configs import check_transform, class_name
-from ..results.search import FoundLayers
+from ..results.searches import FoundLayers
 from ..targets import Target, TargetParams
 from ..targets.find import check_quantizers, find_target, find_target_class
 from ..targets.portable import Portable

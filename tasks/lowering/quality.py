@@ -17,13 +17,11 @@ from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
 from ..results.causes import Circumstance
+from ..results.costs import MemoryUse, exceeded
 from ..results.delivered import Delivered
-from ..results.figures import WHOLE_FILE, Figures
-from ..results.memory import MemoryUse, exceeded
+from ..results.figures import WHOLE_FILE, Figures, Proof
 from ..results.numerics import NodeLosses
-from ..results.proofs import Proof
-from ..results.search import rank_layers
-from ..results.searched import Searched
+from ..results.searches import Searched, rank_layers
 from ..stages.baseline import Baseline
 from ..stages.bench import Bench
 from ..stages.bisect import Bisect

@@ -21,10 +21,9 @@ from ...errors import InputError, PteforgeError, StageError, StageFailed, is_bad
 from ...formats.contract import Contract
 from . import format_1
 from .diagnosis import Explanation
-from .figures import WHOLE_FILE, Figures, Worst
+from .figures import WHOLE_FILE, Figures, Proof, Worst
 from .finding import AREAS, Fact, Finding, Findings, Value, from_json, to_json
 from .numerics import Ladder, Rung
-from .proofs import Proof
 from .tables import fat_cost, format_size
 
 Status = Literal["made", "cached", "failed", "not applicable"]
@@ -175,7 +174,7 @@ class Delivered(Record):
     @classmethod
     def of_run(cls, run: RunRecord, model: str, recipe: str) -> Self | None:
         """What a run recorded; None if it recorded nothing, or something that cannot be understood."""
-        with suppress(ValueError, TypeError, LookupError):
+        with suppress(*NO_PROVENANCE):
             return cls.from_json(run.files[model][recipe])
         return None
 
@@ -198,13 +197,9 @@ class Delivered(Record):
 
     def facts(self) -> Iterator[Fact]:
         """Everything that is known of it, by area."""
-        every = [*self._own_facts(), *(fact for kind in self._kinds for fact in kind.facts(self.every(kind), self))]
-        said = [fact for fact in every if fact.text or fact.note]
-        yield from sorted(said, key=lambda fact: AREAS.index(fact.area))
-
-    @property
-    def _kinds(self) -> list[type[Finding]]:
-        return [*dict.fromkeys(map(type, self.findings))]
+        kinds = dict.fromkeys(map(type, self.findings))
+        every = [*self._own_facts(), *(fact for kind in kinds for fact in kind.facts(self.every(kind), self))]
+        yield from sorted(filter(str, every), key=lambda fact: AREAS.index(fact.area))
 
     def _own_facts(self) -> Iterator[Fact]:
         """What the record says besides findings."""

@@ -1,16 +1,17 @@
 """Findings: what stages find out about a file. Each has one name from the stage's output to every page.
 
-A finding is a module of this package, called as the role of the stage's output and the key in provenance and JSON.
+It is the role of the stage's output, and the key in provenance and JSON.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import PlainSerializer, PlainValidator
@@ -60,17 +61,13 @@ class Fact:
     listed: bool = False
     column: int = 0
 
+    def __str__(self) -> str:
+        return self.text or self.note
+
     @property
     def number(self) -> float:
         """The value; outputs that are exact have no noise."""
         return math.inf if self.value == "exact" else float(self.value or 0)
-
-    @property
-    def exact(self) -> str:
-        """As `text`, with all digits of sizes and scores."""
-        if isinstance(self.value, str) or self.unit in ("dB", "s"):
-            return self.text
-        return f"{self.value} bytes" if self.unit == "B" else f"{self.value:.6g}"
 
     @property
     def text(self) -> str:
@@ -88,7 +85,7 @@ class Finding(Record):
     """Base of findings, which are frozen dataclasses.
 
     Attributes:
-        role: its name: that of its module, of the stage's output, and the key in JSON.
+        role: its name.
         of: what of a file it is about: ``method`` or ``place``, each with the payload; empty if the file has only one.
     """
 
@@ -106,9 +103,9 @@ class Finding(Record):
         return tuple(cls.from_json({**where, **value, **known}) for value in (values if cls.of else [values]))
 
     @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:
+    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - for those that use it
         """What all findings of this kind say of a file."""
-        raise NotImplementedError
+        return iter(())
 
     def brief(self) -> Self:
         """Without what only the provenance has."""
@@ -116,13 +113,11 @@ class Finding(Record):
 
 
 @cache
-def find_finding(name: str) -> type[Finding] | None:
-    """The finding of a name: the class in its module; None where there is none, as for those of later versions."""
-    if not name.isidentifier() or find_spec(f".{name}", __package__) is None:
-        return None
-    classes = vars(importlib.import_module(f".{name}", __package__)).values()
-    own = (each for each in classes if isinstance(each, type) and issubclass(each, Finding))
-    return next((each for each in own if getattr(each, "role", "") == name), None)
+def _kinds() -> dict[str, type[Finding]]:
+    """All findings by role: those of the modules of this package."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f".{module.name}", __package__)
+    return {kind.role: kind for kind in Finding.__subclasses__()}
 
 
 def read_findings(refs: Mapping[str, ArtifactRef], read_json: Callable[[ArtifactRef], Any]) -> tuple[Finding, ...]:
@@ -130,7 +125,7 @@ def read_findings(refs: Mapping[str, ArtifactRef], read_json: Callable[[Artifact
     found: list[Finding] = []
     for key, ref in refs.items():
         role, payload, subject = key.split("/", 2)
-        if kind := find_finding(role):
+        if kind := _kinds().get(role):  # a later version may have others
             found += kind.found(read_json(ref), payload, subject)
     return tuple(found)
 
@@ -148,10 +143,10 @@ def to_json(findings: Iterable[Finding]) -> dict[str, Any]:
 
 def from_json(values: Mapping[str, Any]) -> tuple[Finding, ...]:
     """The findings that this version knows; raises ValueError for what is not their JSON."""
-    known = ((find_finding(name), value) for name, value in values.items())
     try:
+        known = ((_kinds().get(role), value) for role, value in values.items())
         return tuple(each for kind, value in known if kind for each in kind.found(value))
-    except TypeError as error:  # not objects, or lists of them
+    except (TypeError, AttributeError) as error:  # not objects, or lists of them
         raise ValueError(f"not findings: {error}") from error
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from ...artifacts.records import Record
 from ...configs.verification import VerifyBounds
 from .figures import Worst, violations
-from .finding import Fact, Finding
-
-if TYPE_CHECKING:
-    from .delivered import Delivered
+from .finding import Finding
 
 RungName = Literal["exported", "transformed", "quantized", "edge", "payload"]
 
@@ -44,12 +41,6 @@ class Rung(Finding):
     @property
     def label(self) -> str:
         return rung_label(self.name, self.specializations)
-
-    @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
-        """Nothing: ladders are drawn."""
-        del found
-        return iter(())
 
 
 @dataclass(frozen=True, slots=True)

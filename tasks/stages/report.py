@@ -18,10 +18,9 @@ from ...formats.pte.metadata import metadata_json, metadata_of
 from ...formats.pte.reader import map_file, open_pte
 from ..codecs.payload import asset_blobs, payload_sha256, write_delivered
 from ..engine import kinds, stage
-from ..results.figures import Figures
+from ..results.costs import MemoryUse
+from ..results.figures import Figures, Proof
 from ..results.finding import Finding, from_json, read_findings, to_json
-from ..results.memory import MemoryUse
-from ..results.proofs import Proof
 from ..targets import TargetParams
 
 FORMAT = 2

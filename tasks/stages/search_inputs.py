@@ -11,7 +11,7 @@ from ...configs.verification import InputSearch, VerifyBounds
 from ...errors import VerificationFailed
 from ..codecs.payload import write_delivered
 from ..engine import kinds, stage
-from ..results.searched import Searched
+from ..results.searches import Searched
 
 
 class SearchInputs(stage.Stage, name="search_inputs"):

@@ -21,7 +21,7 @@ from ...errors import SourceError, VerificationFailed
 from ...formats.pte.contents import Method, TensorSpec, shape_problem
 from ..engine.stage import Progressed
 from ..results.figures import Case, disagreements, violations
-from ..results.searched import Searched
+from ..results.searches import Searched
 from ..usercode import inputs as drawing
 from ..usercode.inputs import StoredCase, same_shapes
 from .compare import compare_all

@@ -21,9 +21,8 @@ from ...formats.nfat.container import is_fat
 from ...formats.pte.contents import Method
 from ...formats.pte.reader import open_pte
 from ...formats.pte.tables import I32, U64, Flatbuffer, TableView
+from ..results.costs import MemoryUse, TimeShare, Timing, percentile
 from ..results.figures import WHOLE_FILE
-from ..results.memory import MemoryUse
-from ..results.timings import TimeShare, Timing, percentile
 from .running import Loadable, load_libraries, missing_backends, runnable_payloads
 
 if TYPE_CHECKING:

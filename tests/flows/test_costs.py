@@ -256,9 +256,9 @@ def test_emulated_cores(made, run_here):
 def test_why_an_operator_is_not_delegated(tmp_path):
     """What limits leave to the CPU has the reason next to its share of the time."""
     from pteforge.flows.cli.run import _shares
+    from pteforge.tasks.results.costs import TimeShare, Timing
     from pteforge.tasks.results.delegation import MethodWork, OutsideCalls
     from pteforge.tasks.results.delivered import Delivered
-    from pteforge.tasks.results.timings import TimeShare, Timing
 
     works = (
         MethodWork("vulkan", "forward", 1, (OutsideCalls("aten.add.Tensor", "it is wrong there", 1, 1, True),)),

@@ -11,7 +11,7 @@ from pteforge.errors import InputError
 from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
 from pteforge.tasks.results.accuracy import AccuracyReport
-from pteforge.tasks.results.search import FoundLayers
+from pteforge.tasks.results.searches import FoundLayers
 
 FRAGILE = """
 import torch

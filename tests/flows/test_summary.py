@@ -20,7 +20,7 @@ from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.figures import Case, Figures, Worst
 from pteforge.tasks.results.numerics import Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
-from pteforge.tasks.results.searched import Searched
+from pteforge.tasks.results.searches import Searched
 from pteforge.tasks.results.tables import rungs_of
 from pteforge.tasks.stages.edge import Edge
 from rich.console import Console

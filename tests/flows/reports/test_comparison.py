@@ -8,9 +8,9 @@ import pytest
 from pteforge.errors import InputError
 from pteforge.flows.reports.comparison import Limit, parse_limits, regressions
 from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.costs import Timing
 from pteforge.tasks.results.delivered import Delivered, MethodCalls
 from pteforge.tasks.results.figures import Figures, Worst
-from pteforge.tasks.results.timings import Timing
 
 FAT = (MethodCalls("xnnpack", "forward", 1, 0), MethodCalls("portable", "forward", 0, 5))
 GOOD = Delivered("net", "fat", "made", size=1000, delegated=FAT, toolchain={"torch": "2"})
@@ -100,7 +100,7 @@ def test_within_limits(after):
 @pytest.mark.parametrize(
     ("change", "telling"),
     [
-        ({"size": 1031}, ["3.1 %", "1000 bytes to 1031 bytes", "2 %"]),
+        ({"size": 1031}, ["3.1 %", "1000 B to 1.0 KiB", "2 %"]),
         ({"sqnr_db": 38.5}, ["1.5 dB", "40.0 dB to 38.5 dB", "1 dB"]),
         ({"score": 0.975}, ["0.01", "0.985 to 0.975", "0.005"]),
         (

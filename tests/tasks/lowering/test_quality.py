@@ -7,7 +7,7 @@ import pytest
 from pteforge.configs.verification import VerifyBounds
 from pteforge.tasks.results.figures import Worst
 from pteforge.tasks.results.numerics import Ladder, NodeLoss, NodeLosses, Rung, find_loss
-from pteforge.tasks.results.search import Attempt, FoundLayers, next_count, rank_layers
+from pteforge.tasks.results.searches import Attempt, FoundLayers, next_count, rank_layers
 
 
 def ladder(**decibels):

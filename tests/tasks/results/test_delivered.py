@@ -12,17 +12,14 @@ from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
 from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.costs import MemoryUse, TimeShare, Timing
 from pteforge.tasks.results.delegation import NOT_TAKEN, MethodWork, OutsideCalls, format_share
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Explanation
-from pteforge.tasks.results.figures import WHOLE_FILE, Case, Figures, Worst
-from pteforge.tasks.results.memory import MemoryUse
+from pteforge.tasks.results.figures import WHOLE_FILE, Case, Figures, Proof, Worst
 from pteforge.tasks.results.numerics import Rung
-from pteforge.tasks.results.proofs import Proof
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
-from pteforge.tasks.results.search import Attempt, FoundLayers
-from pteforge.tasks.results.searched import Searched
-from pteforge.tasks.results.timings import TimeShare, Timing
+from pteforge.tasks.results.searches import Attempt, FoundLayers, Searched
 
 BLOB = BlobRef(digest_bytes(b""), 0)
 WORST = Worst(3, 1e-7, 1e-6, 40.5, top1=1.0)
@@ -204,6 +201,6 @@ def test_findings_of_later_versions():
     value = MADE.to_json()
     later = {"later": [1], "os.path": {}, "..stages": {}, "delivered": {}}
     assert Delivered.from_json({**value, "findings": {**value["findings"], **later}}) == MADE
-    for wrong in (1, [1], {"overall": 1}):
+    for wrong in (1, [], {"figures": 1}, {"figures": [1]}, {"figures": {"overall": 1}}, {"memory": {"a": 1}}):
         with pytest.raises(ValueError, match=r"."):
-            Delivered.from_json({**value, "findings": {"figures": wrong}})
+            Delivered.from_json({**value, "findings": wrong})

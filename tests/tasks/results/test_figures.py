@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pteforge.configs.model import DeviceLimits
 from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.costs import MemoryUse, exceeded, percentile
 from pteforge.tasks.results.figures import Case, Figures, Worst, summarize
-from pteforge.tasks.results.memory import MemoryUse, exceeded
-from pteforge.tasks.results.timings import percentile
 
 errors = st.floats(0, 1e6)
 cases = st.builds(
