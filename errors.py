@@ -55,7 +55,7 @@ class PteforgeError(Exception):
     """Root of all errors raised by pteforge. The message says what, where and what to do.
 
     Attributes:
-        findings: causes and ways out that were found after it was raised: `tasks.results.diagnosis.Explanation`.
+        findings: causes and ways out that were found after it was raised: `tasks.results.diagnosis.Cause`.
         rejected: a `pteforge.Exported`, if `pteforge.export` made a file that is outside of its recipe's bounds.
     """
 

@@ -378,7 +378,7 @@ class Exported:
             return
         yield "backends", ", ".join(made.backends) or "portable kernels only"
         for fact in made.facts():
-            if fact.column or fact.area == "file":
+            if fact.name and (fact.column or fact.area == "file"):
                 yield fact.name, fact.text
         for fact in made.notes:
             yield "warning" if fact.telling and not fact.listed else fact.area, fact.note

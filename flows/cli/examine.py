@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ...tasks.lowering.bisection import Bisection
     from ...tasks.results.delivered import Failure
-    from ...tasks.results.diagnosis import Diagnosis, Explanation
+    from ...tasks.results.diagnosis import Cause, Diagnosis
     from ..run.examine import ModelDiagnosis
 
 
@@ -202,7 +202,7 @@ def _print_findings(console: Console, name: str, diagnosis: Diagnosis) -> None:
         console.print()
 
 
-def _print_text(console: Console, findings: Sequence[Explanation], style: str) -> None:
+def _print_text(console: Console, findings: Sequence[Cause], style: str) -> None:
     from ...tasks.results.diagnosis import as_text
 
     if findings:

@@ -25,9 +25,8 @@ from ...errors import first_line, printable
 from ...tasks.engine.keys.inputs import ALL_VARIABLES
 from ...tasks.engine.runner import Done, StageCall
 from ...tasks.results.causes import awaits_diagnosis
-from ...tasks.results.delivered import Delivered, Failure
+from ...tasks.results.delivered import Delivered, Failure, columns_of
 from ...tasks.results.diagnosis import as_text, without_advice
-from ...tasks.results.finding import AREAS
 from ..releases.records import Published
 from ..reports.changes import Compared, State, compare
 from ..reports.figures_text import ladders_table, open_table, places_of, relative
@@ -92,14 +91,13 @@ def _print_files(files: Sequence[Compared], outcome: ZooOutcome, console: Consol
 def _table(rows: Sequence[Compared], console: Console) -> Table:
     """A row per file, with the columns that say something; without those that matter least where not all would fit."""
     since = ("last run",) if any(file.change for file in rows) else ()
-    cells = [file.result.columns for file in rows]
-    columns = {name: fact for of_file in cells for name, fact in of_file.items()}
-    names = sorted(columns, key=lambda name: AREAS.index(columns[name].area))
+    columns = columns_of(file.result for file in rows)
+    names = [*columns]
     for left_out in [None, *sorted(columns, key=lambda name: -columns[name].column)[:-2]]:
         names = [name for name in names if name != left_out]
         table = open_table(("model", "recipe", "status", *since), names)
-        for file, said in zip(rows, cells, strict=True):
-            recipe = file.result
+        for file in rows:
+            recipe, said = file.result, file.result.columns
             style = "yellow" if recipe.path and not recipe.verified else _STYLES[recipe.status]
             status = Text(recipe.standing, style, overflow="fold")
             figures = (said[name].text if name in said else "" for name in names)

@@ -16,7 +16,7 @@ from ...artifacts.runs import RunRecord
 from ...configs.base import NAME_PATTERN
 from ...errors import InputError, convert_os_errors
 from ...tasks.lowering.model import PlannedModel
-from ...tasks.results.delivered import NO_PROVENANCE, Delivered
+from ...tasks.results.delivered import NO_PROVENANCE, Delivered, columns_of
 from ..reports.comparison import compared, read_delivered
 from ..reports.figures_text import markdown, markdown_table
 from .records import Content, ReleasedFile, ReleasedModel, files_of
@@ -118,8 +118,7 @@ def merge_results(folders: Sequence[Found]) -> Found:
 
 def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets: Mapping[str, Content]) -> str:
     """A model card in Markdown. It says nothing about the release, so that equal files have equal cards."""
-    facts = {name: fact for released in recipes.values() for name, fact in released.result.columns.items()}
-    names = sorted(facts, key=lambda name: facts[name].column)
+    names = [*columns_of(released.result for released in recipes.values())]
     rows = markdown_table(
         ("recipe", "backends", "methods", *names),
         (_cells(recipe, released.result, names) for recipe, released in recipes.items()),

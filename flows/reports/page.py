@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from ...artifacts.digest import digest_json
 from ...artifacts.files import open_input, replace_file
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
-from ...tasks.results.delivered import Delivered, delivered_by
+from ...tasks.results.delivered import Delivered, columns_of, delivered_by
 from ...tasks.results.tables import format_size
 from .changes import (
     Change,
@@ -205,17 +205,11 @@ def render(
         files=files,
         groups=groups,
         few=_FEW,
-        columns=_columns(files),
+        columns=[*columns_of(file.result for file in files)],
         totals=_totals(record, delivered),
         width=_WIDTH,
         height=_HEIGHT,
     )
-
-
-def _columns(files: Iterable[FileReport]) -> list[str]:
-    """Names of the columns of all files, what matters most first."""
-    facts = {name: fact for file in files for name, fact in file.result.columns.items()}
-    return sorted(facts, key=lambda name: facts[name].column)
 
 
 def _of_model(

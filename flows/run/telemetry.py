@@ -75,6 +75,7 @@ class Telemetry(ZooObserver):
         for made in outcome.recipes:
             facts = {name: getattr(made, name) for name in ("status", "seconds", "size", "sha256", "verified")}
             facts |= {"file": str(made.path) if made.path else None}
+            facts |= {name.replace(" ", "_"): fact.value for name, fact in made.columns.items()}
             if failure := made.failure:
                 facts |= {"failed_step": failure.step, "log": "\n".join(failure.log_tail.splitlines()[-_LOG_LINES:])}
             self._report((("model", made.model), ("recipe", made.recipe)), facts, failure.problem if failure else None)

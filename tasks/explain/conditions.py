@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..results.diagnosis import Explanation
+from ..results.diagnosis import Cause
 
 SELECT_OUTSIDE = (
     "or let the model return all candidates with their scores, and let the application choose among them, as with NMS"
@@ -97,9 +97,9 @@ def _says_empty(condition: str) -> bool:
     return (type(tree.ops[0]), tree.comparators[0].value) in ((ast.Eq, 0), (ast.LtE, 0), (ast.Lt, 1))
 
 
-def size_finding(needed: str, fixes: Sequence[str], where: str, code: str) -> Explanation:
+def size_finding(needed: str, fixes: Sequence[str], where: str, code: str) -> Cause:
     """The finding for a condition on dynamic sizes that the model's code makes; `fixes` are torch's suggestions."""
-    return Explanation(
+    return Cause(
         "dynamic dimension",
         f"this line holds for sizes with `{needed}` only, and the dynamic shapes promise more",
         (*fixes, "or write the line for every size, with `-1` or `x.shape[...]` in place of numbers"),
@@ -108,7 +108,7 @@ def size_finding(needed: str, fixes: Sequence[str], where: str, code: str) -> Ex
     )
 
 
-def branch_finding(code: str, expression: str, result: str, held: Mapping[str, Any]) -> Explanation:
+def branch_finding(code: str, expression: str, result: str, held: Mapping[str, Any]) -> Cause:
     """The finding for a line whose Python needs the value of a tensor.
 
     Args:
@@ -127,7 +127,7 @@ def branch_finding(code: str, expression: str, result: str, held: Mapping[str, A
         fact = ""
     say = f"if it is always so, say it before this line, `torch._check({fact})`, and only this way is exported"
     if re.match(r"while\b", code):
-        return Explanation(
+        return Cause(
             "data-dependent",
             f"how often this loop runs depends on the value of a tensor{example}",
             (
@@ -137,11 +137,9 @@ def branch_finding(code: str, expression: str, result: str, held: Mapping[str, A
         )
     if re.match(r"assert\b", code):
         checked = (f"check it with `torch._check({fact})` in place of `assert`",) if fact else ()
-        return Explanation(
-            "data-dependent", f"this assertion needs the value of a tensor{example}", (*checked, LEAVE_OUT)
-        )
+        return Cause("data-dependent", f"this assertion needs the value of a tensor{example}", (*checked, LEAVE_OUT))
     if re.match(r"(if|elif)\b", code) or re.search(r"\bif\b.+\belse\b", code) or not expression:
-        return Explanation(
+        return Cause(
             "data-dependent",
             f"which way this line goes depends on the value of a tensor{example}",
             (
@@ -156,7 +154,7 @@ def branch_finding(code: str, expression: str, result: str, held: Mapping[str, A
                 else "if the model always goes one way, decide it in the builder, by a Python value",
             ),
         )
-    return Explanation(
+    return Cause(
         "data-dependent",
         f"this line needs a Python number that depends on the value of a tensor{example}",
         (

@@ -33,7 +33,7 @@ from ..export.eager import run_eager
 from ..export.method import Shapes, dynamic_shapes_of, export_method, export_sized
 from ..export.sizes import asked_sizes
 from ..results.causes import known_causes
-from ..results.diagnosis import Attempt, Diagnosis, Explanation, Mode, without_advice
+from ..results.diagnosis import Attempt, Cause, Diagnosis, Mode, without_advice
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module
 from ..usercode.weights import weights_on_use
@@ -179,7 +179,7 @@ class Frames:
                 return f"{self._name(path)}:{number} in {resumed[1] if resumed else function}", text.strip()
         return "", ""
 
-    def without_edits(self, finding: Explanation) -> Explanation:
+    def without_edits(self, finding: Cause) -> Cause:
         """A finding with other ways out than edits of its line, where that is in an installed package."""
         file, package = Path(finding.where.partition(":")[0]), finding.where.partition("/")[0]
         if finding.kind not in _EDITS or not any((folder / file).is_file() for folder in self._folders[-2:]):
@@ -222,14 +222,14 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {said}"[:_LENGTH].removesuffix(": ")
 
 
-def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Explanation]:
+def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Cause]:
     """Whether the other mode is a way out."""
     asked, other = attempts[strict], attempts[not strict]
     if asked.exported or not other.exported:
         return
     problem = "torch.export refuses this method {}, and exports it {}"
     ways = ("without strict mode", "in strict mode")
-    yield Explanation(
+    yield Cause(
         "mode",
         problem.format(ways[strict], ways[not strict]),
         (f"set `strict: {str(not strict).lower()}` for the model",),
@@ -237,11 +237,11 @@ def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Explanation
     )
 
 
-def _explained(attempt: Attempt, found: Sequence[Explanation]) -> bool:
+def _explained(attempt: Attempt, found: Sequence[Cause]) -> bool:
     return attempt.exported or any(each.kind != "mode" and each.only in (None, attempt.mode) for each in found)
 
 
-def _known(attempts: Sequence[Attempt]) -> Iterator[Explanation]:
+def _known(attempts: Sequence[Attempt]) -> Iterator[Cause]:
     """What the table of causes says of errors that nothing else explains."""
     causes = [(attempt, cause) for attempt in attempts for cause in known_causes("export", attempt.problem)]
     for attempt, cause in causes:
@@ -249,7 +249,7 @@ def _known(attempts: Sequence[Attempt]) -> Iterator[Explanation]:
         yield replace(cause, where=attempt.where, code=attempt.code, only=None if both else attempt.mode)
 
 
-def _distinct(found: Iterable[Explanation]) -> Iterator[Explanation]:
+def _distinct(found: Iterable[Cause]) -> Iterator[Cause]:
     """Each cause once: what one line does is the same in both modes."""
     seen: set[tuple[str, ...]] = set()
     for finding in found:
@@ -269,7 +269,7 @@ def _drafted(
     fixes: Sequence[str],
     *,
     recurrent: bool,
-) -> Iterator[Explanation]:
+) -> Iterator[Cause]:
     """What draft export found; `error` and `attempt` are of the export without strict mode.
 
     A model that is `recurrent` has an LSTM, a GRU or an RNN: its steps are taken apart with `unbind`.
@@ -302,8 +302,8 @@ def _drafted(
                 )
 
 
-def _unrolled(needed: str, where: str, code: str) -> Explanation:
-    return Explanation(
+def _unrolled(needed: str, where: str, code: str) -> Cause:
+    return Cause(
         "dynamic dimension",
         "this line calls a recurrent layer (LSTM, GRU, RNN), which torch.export unrolls over the steps of the example: "
         f"the program is for `{needed}` only",
@@ -336,9 +336,7 @@ def _operator(failure: FailureReport) -> str:
     return f"{namespace}::{name.removesuffix('.default')}"
 
 
-def _missing_kernel(
-    operator: str, report: DraftExportReport, failure: FailureReport, where: str, code: str
-) -> Explanation:
+def _missing_kernel(operator: str, report: DraftExportReport, failure: FailureReport, where: str, code: str) -> Cause:
     made = {
         f"{str(profile.out_profile.dtype).removeprefix('torch.')} of {profile.out_profile.rank} dimensions"
         for profile in report.op_profiles.get(failure.data["op"], ())
@@ -349,7 +347,7 @@ def _missing_kernel(
         f"register one where the operator is defined: a function under `@torch.library.register_fake({operator!r})` "
         f"that takes its arguments and returns an empty tensor of the right shape and dtype{example}"
     )
-    return Explanation(
+    return Cause(
         "missing fake kernel",
         f"the operator {operator} has no fake kernel, which says what shape and dtype it returns",
         (register, "ExecuTorch's runtime needs an out variant and a kernel of the operator, too"),
@@ -358,8 +356,8 @@ def _missing_kernel(
     )
 
 
-def _mismatched_kernel(operator: str, reason: str) -> Explanation:
-    return Explanation(
+def _mismatched_kernel(operator: str, reason: str) -> Cause:
+    return Cause(
         "mismatched fake kernel",
         f"the fake kernel of the operator {operator} says other than what the operator returns: {reason.rstrip('!.')}",
         (
@@ -444,7 +442,7 @@ def _limits(bounds: re.Match[str], step: int = 1) -> str:
     return ", ".join(f"{name}: {size}" for name, size in (sizes | ({"multiple_of": step} if step > 1 else {})).items())
 
 
-def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) -> Iterator[Explanation]:
+def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) -> Iterator[Cause]:
     """What strict mode cannot trace: the first break, which is the error, and those that `explain` finds after it."""
     yield _graph_break(str(error), *frames.of_error(error))
     with contextlib.suppress(Exception):  # it goes on after breaks, into code that may not stand it
@@ -460,14 +458,14 @@ _UNHELPFUL = re.compile(
 )
 
 
-def _graph_break(reason: str, where: str, code: str) -> Explanation:
+def _graph_break(reason: str, where: str, code: str) -> Cause:
     if "Data-dependent branching" in reason or reason.startswith("generic_jump"):
         return replace(branch_finding(code, "", "", {}), where=where, code=code, only="strict")
     said = _ADVICE.split(reason)[0]
-    explained = re.search(r"Explanation: (.+?)(?=\n\s*\n|\n *Hint:|\Z)", said, re.DOTALL)
+    explained = re.search(r"Cause: (.+?)(?=\n\s*\n|\n *Hint:|\Z)", said, re.DOTALL)
     what = " ".join((explained[1] if explained else said.partition("\n")[0]).split())
     hints = [" ".join(hint.split()) for hint in re.findall(r"Hint: (.+)", said)]
-    return Explanation(
+    return Cause(
         "graph break",
         f"strict mode cannot trace this line: {what.rstrip('.')}",
         (

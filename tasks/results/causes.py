@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...errors import CodeChanged, PteforgeError, SourceError, StageError, StageFailed
-from .diagnosis import Explanation, add_findings
+from .diagnosis import Cause, add_findings
 
 Circumstance = Literal[
     "quantized",  # the recipe quantizes
@@ -22,7 +22,7 @@ Circumstance = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class KnownCause:
     """An entry of the table; ``{name}`` in its text is the pattern's group of that name."""
 
     stages: tuple[str, ...]  # names of the stages that fail in this way; empty for any
@@ -40,8 +40,8 @@ def _cause(
     *remedies: str,
     in_log: bool = False,
     when: Circumstance | None = None,
-) -> Cause:
-    return Cause(stages, pattern, problem, remedies, in_log, when)
+) -> KnownCause:
+    return KnownCause(stages, pattern, problem, remedies, in_log, when)
 
 
 _BISECT = "`pteforge bisect` says in which program it is lost, and at which operators"
@@ -51,7 +51,7 @@ _TRACING = ("export", "source_transform", "quantize", "edge")
 
 _NO_SPACE = r"No space left on device|Disk quota exceeded"
 
-CAUSES: tuple[Cause, ...] = (
+CAUSES: tuple[KnownCause, ...] = (
     _cause(
         (),
         _NO_SPACE,
@@ -437,9 +437,7 @@ CAUSES: tuple[Cause, ...] = (
 )
 
 
-def known_causes(
-    stage: str, message: str, log: str = "", circumstances: Collection[str] = ()
-) -> tuple[Explanation, ...]:
+def known_causes(stage: str, message: str, log: str = "", circumstances: Collection[str] = ()) -> tuple[Cause, ...]:
     """What the table says of a stage's error message and the end of its log: the first entry that applies, if any."""
     for cause in CAUSES:
         if (cause.stages and stage not in cause.stages) or not (cause.when is None or cause.when in circumstances):
@@ -447,7 +445,7 @@ def known_causes(
         if found := re.search(cause.pattern, message) or (cause.in_log and re.search(cause.pattern, log)):
             groups = {name: text or "" for name, text in found.groupdict().items()}
             remedies = tuple(remedy.format(**groups) for remedy in cause.remedies)
-            return (Explanation("known cause", cause.problem.format(**groups), remedies),)
+            return (Cause("known cause", cause.problem.format(**groups), remedies),)
     return ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, is_bad_input
 from ...formats.contract import Contract
 from . import format_1
-from .diagnosis import Explanation
+from .diagnosis import Cause
 from .figures import WHOLE_FILE, Figures, Proof, Worst
 from .finding import AREAS, Fact, Finding, Findings, Value, from_json, to_json
 from .numerics import Ladder, Rung
@@ -51,7 +51,7 @@ class Failure(Record):
     problem: str
     log_tail: str
     bad_input: bool
-    findings: tuple[Explanation, ...] = ()
+    findings: tuple[Cause, ...] = ()
     user_code: bool = False
 
     @classmethod
@@ -197,7 +197,7 @@ class Delivered(Record):
 
     def facts(self) -> Iterator[Fact]:
         """Everything that is known of it, by area."""
-        kinds = dict.fromkeys(map(type, self.findings))
+        kinds = dict.fromkeys(type(finding) for finding in self.findings)
         every = [*self._own_facts(), *(fact for kind in kinds for fact in kind.facts(self.every(kind), self))]
         yield from sorted(filter(str, every), key=lambda fact: AREAS.index(fact.area))
 
@@ -222,7 +222,7 @@ class Delivered(Record):
     @property
     def columns(self) -> dict[str, Fact]:
         """The facts that tables of files have, by name."""
-        return {fact.name: fact for fact in self.facts() if fact.column and fact.text} if self.path else {}
+        return {fact.name: fact for fact in self.facts() if fact.column}
 
     @property
     def figures(self) -> Figures | None:
@@ -349,6 +349,12 @@ class Delivered(Record):
             "assets": list(self.assets),
             **self.recorded(),
         }
+
+
+def columns_of(results: Iterable[Delivered]) -> dict[str, Fact]:
+    """The columns of a table of files, by name and in order, each with a fact that is in it."""
+    found = {name: fact for result in results for name, fact in result.columns.items()}
+    return dict(sorted(found.items(), key=lambda item: AREAS.index(item[1].area)))
 
 
 def delivered_by(run: RunRecord) -> dict[str, dict[str, Delivered]]:

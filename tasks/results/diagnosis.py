@@ -33,7 +33,7 @@ def without_advice(message: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation(Record):
+class Cause(Record):
     """One cause of a failure."""
 
     kind: Kind
@@ -58,7 +58,7 @@ class Attempt(Record):
 
     strict: bool
     problem: str = ""  # what torch.export raised; empty if it returned a program
-    where: str = ""  # as in `Explanation`
+    where: str = ""  # as in `Cause`
     code: str = ""
 
     @property
@@ -78,7 +78,7 @@ class Diagnosis(Record):
     methods: tuple[str, ...]  # all of the model's, in order
     strict: bool  # the model's setting
     attempts: tuple[Attempt, ...]  # without strict mode, and with it
-    findings: tuple[Explanation, ...] = ()
+    findings: tuple[Cause, ...] = ()
     draft: str = ""  # why torch.export.draft_export failed; empty if it did not
 
     @property
@@ -87,12 +87,12 @@ class Diagnosis(Record):
         return next(attempt for attempt in self.attempts if attempt.strict == self.strict)
 
     @property
-    def relevant(self) -> tuple[Explanation, ...]:
+    def relevant(self) -> tuple[Cause, ...]:
         """The findings that concern the model's setting."""
         return tuple(finding for finding in self.findings if finding.only in (None, self.attempt.mode))
 
     @property
-    def drafted(self) -> tuple[Explanation, ...]:
+    def drafted(self) -> tuple[Cause, ...]:
         """What draft export found."""
         return tuple(finding for finding in self.findings if finding.kind in _OF_DRAFTS and finding.only != "strict")
 
@@ -101,13 +101,13 @@ class Diagnosis(Record):
         return self.attempt.exported and not self.relevant
 
 
-def add_findings(error: PteforgeError, findings: tuple[Explanation, ...]) -> None:
+def add_findings(error: PteforgeError, findings: tuple[Cause, ...]) -> None:
     """Adds causes and ways out to an error, for Python to print below it; an error that has some keeps those."""
     if findings and not error.findings:  # models of one source share one error
         error.findings = findings
         error.add_note(as_text(findings))
 
 
-def as_text(findings: Sequence[Explanation]) -> str:
+def as_text(findings: Sequence[Cause]) -> str:
     """The findings, one below the other."""
     return "\n".join(line for finding in findings for line in finding.lines())

@@ -15,6 +15,7 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.store import open_store
 from pteforge.configs.model import MethodDefinition, ModelDefinition
 from pteforge.errors import FileWarning, InputError, SourceError, StageFailed, StoreUnusable
+from pteforge.tasks.results.tables import format_size
 
 
 def test_the_file(exported, example, tmp_path):
@@ -50,7 +51,7 @@ def test_notebooks_show_a_table(exported):
     shown = replace(exported, model="<b>net")._repr_html_()
     assert shown.startswith("<table>")
     assert "&lt;b&gt;net/xnnpack-fp32" in shown
-    assert f"{len(exported.pte):,} bytes" in shown
+    assert format_size(len(exported.pte)) in shown
     for part in ("XnnpackBackend", f"{exported.figures.overall.sqnr_db:.1f} dB", exported.sha256):
         assert part in shown
 

@@ -166,7 +166,7 @@ def test_pairs_that_do_not_apply(partly, pteforge):
     """The table has the pair, a line below it has the reason, and the last line counts it apart from failures."""
     done = pteforge(partly, "export", "zoo.yaml", "--recipe", "xnnpack-fp32")
     assert done.code == 0
-    assert f"linear/xnnpack-fp32 does not apply: {REASON}" in done.out
+    assert f"linear/xnnpack-fp32: does not apply: {REASON}" in done.out
     (row,) = (line for line in done.out.splitlines() if line.split()[:2] == ["linear", "xnnpack-fp32"])
     assert row.split(maxsplit=2)[2].strip() == "not applicable"
     assert "1 file verified in out, 1 not applicable; 0 stages run" in done.out

@@ -53,7 +53,9 @@ def test_scores_are_reported(lowered, capsys):
     assert table.count("1 (+0)") == 2
     assert {name for name in run.ran("net") if name.startswith(("baseline", "evaluate"))} == SCORES
     (model,) = run.outcome.models
-    unscored = replace(model, recipes=tuple(replace(recipe, accuracy=None) for recipe in model.recipes))
+    rest = ([each for each in recipe.findings if each.role != "accuracy"] for recipe in model.recipes)
+    recipes = (replace(recipe, findings=tuple(left)) for recipe, left in zip(model.recipes, rest, strict=True))
+    unscored = replace(model, recipes=tuple(recipes))
     print_summary(replace(run.outcome, models=(unscored,)))
     assert "score" not in capsys.readouterr().out  # nothing was scored, so there is no column
 

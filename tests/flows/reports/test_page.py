@@ -16,7 +16,7 @@ from pteforge.flows.reports.page import NAME, render, with_the_rest, write_page
 from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.results.delegation import MethodWork, OutsideCalls
 from pteforge.tasks.results.delivered import Delivered, Failure, delivered_by
-from pteforge.tasks.results.diagnosis import Explanation
+from pteforge.tasks.results.diagnosis import Cause
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tests.flows.conftest import FAT
 
@@ -290,7 +290,7 @@ def test_a_missing_or_damaged_file_is_told(made, record):
 
 def test_all_text_is_escaped(made, record):
     """Names, messages and logs from outside are text, whatever is in them."""
-    finding = Explanation("mode", HOSTILE, (HOSTILE,), where=HOSTILE, code=HOSTILE)
+    finding = Cause("mode", HOSTILE, (HOSTILE,), where=HOSTILE, code=HOSTILE)
     failure = Failure(HOSTILE, HOSTILE, HOSTILE, bad_input=False, findings=(finding,))
     figures = replace(measured(record, 40.0), not_run={HOSTILE: HOSTILE})
     odd = replace(delivered_by(record)["net"]["fat"], left_out={HOSTILE: HOSTILE}, findings=(figures,))
@@ -319,7 +319,7 @@ def test_all_text_is_escaped(made, record):
 
 
 def test_an_equal_run_leaves_the_page(made, record):
-    """Times and cached stages are no change; another file is. Explanation that out takes milliseconds."""
+    """Times and cached stages are no change; another file is. Cause that out takes milliseconds."""
     before = (made.out / NAME).stat().st_mtime_ns
     with open_store(str(made.store)) as store:
         cached = {recipe: {**entry, "status": "cached"} for recipe, entry in record.files["net"].items()}

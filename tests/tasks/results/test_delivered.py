@@ -15,7 +15,7 @@ from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.results.costs import MemoryUse, TimeShare, Timing
 from pteforge.tasks.results.delegation import NOT_TAKEN, MethodWork, OutsideCalls, format_share
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
-from pteforge.tasks.results.diagnosis import Explanation
+from pteforge.tasks.results.diagnosis import Cause
 from pteforge.tasks.results.figures import WHOLE_FILE, Case, Figures, Proof, Worst
 from pteforge.tasks.results.numerics import Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
@@ -65,7 +65,7 @@ FAILED = Delivered(
     "net",
     "fat",
     "failed",
-    failure=Failure("export", "no", "log", bad_input=True, findings=(Explanation("mode", "no", ("yes",)),)),
+    failure=Failure("export", "no", "log", bad_input=True, findings=(Cause("mode", "no", ("yes",)),)),
     rejected=Path("out/net/fat.rejected.pte"),
 )
 EVERY = (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pteforge.errors import SourceError
 from pteforge.tasks.explain.diagnosing import Frames
-from pteforge.tasks.results.diagnosis import Diagnosis, Explanation
+from pteforge.tasks.results.diagnosis import Cause, Diagnosis
 from pteforge.tasks.stages.diagnose import Diagnose
 
 REFUSED = Path(__file__).parents[2] / "zoo" / "refused.py"
@@ -72,7 +72,7 @@ def test_lines_of_packages(kind):
     """Of a line in an installed package, nobody is asked to edit it: there is a way around it."""
     edit, shape = "write the line in another way", "bound 'rows' in the dynamic shapes: {max: 4}"
     frames = Frames([REFUSED.parent])
-    own = Explanation(kind, "", (shape, edit), where="refused.py:1 in forward")
+    own = Cause(kind, "", (shape, edit), where="refused.py:1 in forward")
     assert frames.without_edits(own) == own
     packages = frames.without_edits(replace(own, where="pytest/__init__.py:1 in forward"))
     assert packages.remedies[0] == shape
