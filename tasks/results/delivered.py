@@ -221,8 +221,8 @@ class Delivered(Record):
 
     @property
     def columns(self) -> dict[str, Fact]:
-        """The facts that tables of files have, by name."""
-        return {fact.name: fact for fact in self.facts() if fact.column}
+        """The facts that tables of files have, by name; a file that failed has none."""
+        return {} if self.failure else {fact.name: fact for fact in self.facts() if fact.column}
 
     @property
     def figures(self) -> Figures | None:
