@@ -472,6 +472,7 @@ _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "samples": load_values,
     "debug/etrecord": lambda ref, store: store.read_artifact(ref),
     **dict.fromkeys(
-        ("program/state", "model", "report", "debug"), lambda ref, store: json.loads(store.read_artifact(ref))
+        ("program/state", "model", "report", "finding", "debug"),
+        lambda ref, store: json.loads(store.read_artifact(ref)),
     ),
 }
