@@ -78,7 +78,7 @@ class Lease:
     """Whether another process is known to have taken it over."""
 
     def check(self) -> None:
-        """Raises LeaseLost if another process has taken the lease over; looks only if it could not be renewed for a while."""
+        """Raises LeaseLost if another process has taken the lease over; looks if renewing has failed for a while."""
 
 
 class Leases(ABC):
