@@ -154,7 +154,7 @@ def dependent_calls(
 def check_state_between(definition: ModelDefinition) -> None:
     """Raises SourceError where a method returns something else after others have left it values that no buffer has."""
     modules = {name: method.module for name, method in definition.methods.items()}
-    examples = {name: (method.example_inputs[0], {}) for name, method in definition.methods.items()}
+    examples: dict[str, Call] = {name: (method.example_inputs[0], {}) for name, method in definition.methods.items()}
     if len(modules) == 1:
         return
 
@@ -174,8 +174,9 @@ def check_state_between(definition: ModelDefinition) -> None:
         for path, value in module.named_buffers():  # methods may share these
             owner, _, buffer = path.rpartition(".")
             called[name].get_submodule(owner)._buffers[buffer] = value.clone()  # noqa: SLF001 - as it was
-        alone, again, after = (([], call(on, name)) for on in (copy_modules(modules), copy_modules(modules), called))
-        if left and _returns_same(alone, again) and not _returns_same(alone, after):
+        fresh: list[Flat] = [([], call(copy_modules(modules), name)) for _ in range(2)]
+        after: Flat = ([], call(called, name))
+        if left and _returns_same(*fresh) and not _returns_same(fresh[0], after):
             kept = ", ".join(change.name for change in left[:_NAMED])
             raise SourceError(
                 f"method {name!r} reads what other methods leave in attributes of Python ({kept}), and programs share "

@@ -92,10 +92,11 @@ def is_of_trace(values: Iterable[Any]) -> bool:
 def left_by_traces(module: torch.nn.Module) -> list[str]:
     """Global variables and attributes of classes in which a trace of the module has left a tensor."""
     classes = dict.fromkeys(type(part) for part in module.modules())
-    code = dict.fromkeys(sys.modules.get(each.__module__) for each in classes)
+    code = dict.fromkeys(each.__module__ for each in classes)
+    owners = {name: sys.modules.get(name) for name in code} | {each.__qualname__: each for each in classes}
     return [
-        f"{owner.__name__}.{name}"
-        for owner in (*code, *classes)
-        for name, value in list(getattr(owner, "__dict__", {}).items())
+        f"{owner}.{name}"
+        for owner, value in owners.items()
+        for name, value in list(getattr(value, "__dict__", {}).items())
         if is_of_trace(pytree.tree_leaves(value))
     ]
