@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -173,10 +174,14 @@ def lower(cases: Sequence[Case]) -> tuple[Many, list[tuple[Tensor, ...]], bytes]
 def run(library: str, content: bytes, given: Sequence[tuple[Tensor, ...]], path: Path) -> list[list[Tensor]]:
     """What the runtime returns, call by call; raises RuntimeError if it fails. Runs in a process of its own."""
     if not (child := os.fork()):
-        ctypes.CDLL(library)
-        method = Runtime.get().load_program(content).load_method("forward")
-        torch.save([[value.clone() for value in method.execute([*inputs])] for inputs in given], path)
-        os._exit(0)
+        signal.alarm(120)
+        try:
+            ctypes.CDLL(library)
+            method = Runtime.get().load_program(content).load_method("forward")
+            torch.save([[value.clone() for value in method.execute([*inputs])] for inputs in given], path)
+            os._exit(0)
+        finally:
+            os._exit(1)
     if os.waitpid(child, 0)[1]:
         raise RuntimeError("the runtime throws, or ends the process")
     return torch.load(path)
@@ -214,6 +219,7 @@ def search(library: str, cases: Sequence[Case], path: Path) -> Counter[str]:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # threads do not survive a fork
     library, *chosen = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         for name in chosen or FAMILIES:

@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from executorch.backends.transforms.fuse_view_copy import FuseViewCopyTransform
 from executorch.backends.vulkan._passes.squeeze_unsqueeze_inputs import SqueezeUnsqueezeInputs
 from executorch.backends.vulkan.op_registry import (
     get_op_features,
@@ -791,30 +792,30 @@ _CONSTANT_NAMES = ("p_", "b_", "c_", "_lifted_tensor_constant")  # of placeholde
 def _has_no_shader(match: Any) -> bool:
     """Of a quantized linear layer: its input has one scale, found at run time; or one row meets weights of 4 bits.
 
-    Of those of torchao whose inputs are quantized, there is one for weights of 4 bits in groups.
+    Of torchao's, there are shaders for weights of 4 bits in groups, and for one matrix: with such weights alone,
+    `Linear(64, 32)` of [2, 4, 64] returns infinite numbers, and with 8 bits the runtime aborts.
     """
-    given = match.dequantize_input_node
     if match.is_weight_pergroup_quantized() and _value(match.weight_node).shape[0] % 4:
         return True  # upstream pads the scales, and then fails
-    if given is not None and _name(given) == "torchao.dequantize_affine":
-        return not _is_of_groups(match)
+    given, weight = match.dequantize_input_node, match.dequantize_weight_node
+    if _name(weight) == "torchao.dequantize_affine":
+        in_groups = match.is_weight_pergroup_quantized() and weight.args[5] == _INT4_MIN
+        one_matrix = all(size == 1 for size in _value(match.pattern_input_node).shape[:-2])
+        return not (in_groups and one_matrix and (given is None or _takes_quantization(match)))
     if given is not None:
         return _name(given) == "quantized_decomposed.dequantize_per_tensor.tensor"
-    by_channel = _name(match.dequantize_weight_node) == "quantized_decomposed.dequantize_per_channel"
     row = _value(match.anchor_node).shape[-2] == 1
-    return by_channel and row and match.dequantize_weight_node.args[4] == _INT4_MIN
+    return _name(weight) == "quantized_decomposed.dequantize_per_channel" and row and weight.args[4] == _INT4_MIN
 
 
-def _is_of_groups(match: Any) -> bool:
-    """Of a layer of torchao: rows of its input and groups of weights have scales. What quantizes the input goes too."""
+def _takes_quantization(match: Any) -> bool:
+    """Of a layer of torchao whose rows of the input have scales. What quantizes the input becomes a part of it."""
     quantize, given = match.quantize_input_node, match.dequantize_input_node
     if (
         quantize is None
         or {*quantize.users} != {given}
         or {*given.users} - {*match.all_nodes}
-        or not (match.is_input_dynamic_perchannel_quantized() and match.is_weight_pergroup_quantized())
-        or any(size != 1 for size in _value(match.pattern_input_node).shape[:-2])  # scales are found for one matrix
-        or match.dequantize_weight_node.args[5] != _INT4_MIN
+        or not match.is_input_dynamic_perchannel_quantized()
     ):
         return False
     chosen = match.input_scales_node.args[0]
@@ -840,6 +841,27 @@ def mend_vulkan() -> None:
     """Applies all patches of this file that change no payload but wrong ones."""
     decline_fusions()
     write_operators_out()
+    FuseViewCopyTransform._merge_view_copy_chains = _merge_views  # noqa: SLF001 - there is no other place
+
+
+_merge = FuseViewCopyTransform._merge_view_copy_chains  # noqa: SLF001 - as above
+
+
+def _merge_views(fuse: FuseViewCopyTransform, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, bool]:
+    """Upstream gives the first of several views the shape of the last, whose sizes may be computed after the first.
+
+    It then finds the order wrong, as for a layer of torchao that is decomposed before another one, with a dynamic
+    batch. Sizes move to the front.
+    """
+    try:
+        return _merge(fuse, graph)
+    except RuntimeError:
+        *_, last = graph.find_nodes(op="placeholder")
+        for node in graph.nodes:
+            if node.op == "call_function" and isinstance(_value(node), torch.SymInt):
+                max(last, *node.all_input_nodes).append(node)
+        graph.eliminate_dead_code()
+        return graph, True
 
 
 def decline_fusions() -> None:
@@ -858,9 +880,9 @@ def _declining(detect: Callable[[Node], Any], declines: Callable[[Any], bool]) -
     def detected(node: Node) -> Any:
         try:
             match = detect(node)
-        except AssertionError:  # weights with one scale, which is no tensor
+            return None if match is None or declines(match) else match
+        except (AssertionError, IndexError):  # weights with one scale, which is no tensor; vectors as inputs
             return None
-        return None if match is None or declines(match) else match
 
     return detected
 
