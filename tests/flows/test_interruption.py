@@ -179,7 +179,10 @@ from prefect.utilities.engine import capture_sigterm
 from pteforge.flows.run.interrupt import prompt_termination
 
 class Session:
-    def record(self, status):
+    @property
+    def recording(self):
+        return self
+    def save(self, status):
         print(status, end=", ", flush=True)
     def abort(self):
         time.sleep(1)
