@@ -854,14 +854,15 @@ def _merge_views(fuse: FuseViewCopyTransform, graph: torch.fx.Graph) -> tuple[to
     batch. Sizes move to the front.
     """
     try:
-        return _merge(fuse, graph)
+        merged: tuple[torch.fx.Graph, bool] = _merge(fuse, graph)
     except RuntimeError:
         *_, last = graph.find_nodes(op="placeholder")
         for node in graph.nodes:
             if node.op == "call_function" and isinstance(_value(node), torch.SymInt):
                 max(last, *node.all_input_nodes).append(node)
         graph.eliminate_dead_code()
-        return graph, True
+        merged = graph, True
+    return merged
 
 
 def decline_fusions() -> None:
