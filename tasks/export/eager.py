@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -153,10 +154,13 @@ def dependent_calls(
 
 def check_state_between(definition: ModelDefinition) -> None:
     """Raises SourceError where a method returns something else after others have left it values that no buffer has."""
-    modules = {name: method.module for name, method in definition.methods.items()}
-    examples: dict[str, Call] = {name: (method.example_inputs[0], {}) for name, method in definition.methods.items()}
-    if len(modules) == 1:
-        return
+    parts = Counter(part for method in definition.methods.values() for part in {*method.module.modules()})
+    modules = {  # without those that share no layer, whose code this would read
+        name: method.module
+        for name, method in definition.methods.items()
+        if any(parts[part] > 1 for part in method.module.modules())
+    }
+    examples: dict[str, Call] = {name: (definition.methods[name].example_inputs[0], {}) for name in modules}
 
     def call(called: Mapping[str, torch.nn.Module], name: str) -> list[Any]:
         return run_eager(modules[name], examples[name], f"example 0 of method {name!r}", on=called[name])
