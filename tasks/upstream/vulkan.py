@@ -7,7 +7,7 @@ What holds for WebGPU was seen on Dawn, or follows from Vulkan's. Delete a limit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from math import inf
@@ -30,7 +30,7 @@ from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend, apply_pa
 from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
 from executorch.exir.dialects._ops import ops
-from executorch.exir.pass_base import ExportPass
+from executorch.exir.pass_base import ExportPass, ProxyValue
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -207,6 +207,7 @@ def _makes_bools(node: Node, _: Facts) -> bool:
     return bool(_value(node).dtype == torch.bool != _value(node.args[0]).dtype)
 
 
+_WIDEST = 16384  # texels, of an image
 _EXPONENTS = (2, 3, 0.5, -0.5)  # which are written out
 
 _BINARY = tuple(
@@ -327,8 +328,8 @@ LIMITS = (
     ),
     Limit(
         ["aten.pow.Tensor_Tensor", "aten.pow.Tensor_Scalar"],
-        lambda node, _: node.args[1] not in _EXPONENTS,
-        "`x ** y` of negative numbers is NaN, and `x ** -1` of 0 is 0",
+        lambda node, _: node.args[1] not in _EXPONENTS or (node.args[1] not in (2, 3) and _value(node).dim() > 4),
+        "`x ** y` of negative numbers is NaN, `x ** -1` of 0 is 0, and roots of 5 dimensions make the runtime throw",
     ),
     Limit(
         ["aten._log_softmax"],
@@ -367,6 +368,12 @@ LIMITS = (
     ),
     Limit(
         ["aten.argmax", "aten.argmin"],
+        lambda node, facts: _is_given(node.args[0], facts.constants),
+        "NaN is not found, and may be in what a program is given: `x.argmax(-1)`",
+        ["vulkan"],
+    ),
+    Limit(
+        ["aten.argmax", "aten.argmin"],
         _keeps_dim,
         "the runtime throws: `x.argmax(-1, keepdim=True)`",
         ["vulkan"],
@@ -392,6 +399,23 @@ LIMITS = (
         ["aten.native_layer_norm", "aten.native_group_norm", "aten._native_batch_norm_legit_no_training"],
         _lacks_weights,
         "the runtime throws without weight or bias: `LayerNorm(7, bias=False)`",
+        ["vulkan"],
+    ),
+    Limit(
+        ["aten.embedding"],
+        lambda node, _: _WIDEST < _value(node.args[0]).shape[0] <= 4 * _WIDEST,
+        "rows of tables that are wider than an image are taken for others: `Embedding(20000, 4)` 1.5 dB",
+        ["vulkan"],
+    ),
+    Limit(
+        ["aten.hardswish"],
+        lambda node, _: _value(node).dim() > 4,
+        "upstream keeps it whole for 5 dimensions, which it does not take, and then refuses to lower it",
+    ),
+    Limit(
+        ["aten.rsqrt", "aten.log10", "aten.pow.Tensor_Scalar"],
+        lambda node, _: node.args[1:] in ((), (-0.5,)) and _value(node).dim() == 4 and _value(node).shape[1] % 4 != 0,
+        "what fills texels becomes infinite, and NaN in a convolution: `Conv2d(5, 4, 3)` of `rsqrt(x)`",
         ["vulkan"],
     ),
     Limit(
@@ -622,29 +646,42 @@ class _WriteOut(ExportPass):  # type: ignore[misc]  # executorch is untyped here
         if write and (made := write(call, self._exported_program, *args)) is not None:
             return made
         result = super().call_operator(op, args, kwargs, meta)
-        if op in _CLAMPS and _is_given(args[0].node, self._exported_program):
-            zeros = call(_ATEN.sigmoid.default, (args[0],))
-            zeros = call(_ATEN.sub.Tensor, (zeros, zeros))
-            return call(_ATEN.add.Tensor, (result, zeros))
+        if op in _CLAMPS:
+            constants = _constants(self._exported_program)
+            for given in (arg for arg in args if isinstance(arg, ProxyValue) and _is_given(arg.node, constants)):
+                result = call(_ATEN.add.Tensor, (result, _zeros(call, given)))
         return result
+
+
+def _zeros(call: Callable[..., Any], x: Any) -> Any:
+    """Zeros, or NaN where a tensor has it."""
+    parts = call(_ATEN.sigmoid.default, (x,))
+    return call(_ATEN.sub.Tensor, (parts, parts))
 
 
 _ATEN = ops.edge.aten
 
 
 def _write_total(operator: Any) -> Callable[..., Any]:
-    """Of a total over the last dimension that does not keep it.
+    """Of a total over the last dimension that does not keep it, and of the largest or smallest of what may be NaN.
 
-    Its shader holds results to the range of fp16, since `#if T == float16_t` (convert.glslh) compares two names that
-    are not defined: `(x * x).sum(-1)` 1.3 dB above 65504. That of totals that keep their dimension does not.
+    The first one's shader holds results to the range of fp16, since `#if T == float16_t` (convert.glslh) compares two
+    names that are not defined: `(x * x).sum(-1)` 1.3 dB above 65504. That of totals that keep their dimension does not.
+    The others lose NaN: `amax(x, -1)`, as `_CLAMPS` do.
     """
 
     def write(
-        call: Callable[..., Any], _: ExportedProgram, x: Any, dims: Any = (), keep: bool = False, *_more: Any
+        call: Callable[..., Any], program: ExportedProgram, x: Any, dims: Any = (), keep: bool = False, *_more: Any
     ) -> Any:
-        if keep or [dim % x.data.dim() for dim in dims or ()] != [x.data.dim() - 1]:
+        is_last = [dim % x.data.dim() for dim in dims or ()] == [x.data.dim() - 1]
+        loses_nan = operator in _EXTREMES and (keep or is_last) and _is_given(x.node, _constants(program))
+        if (keep or not is_last) and not loses_nan:
             return None
-        return call(_ATEN.select_copy.int, (call(operator, (x, dims, True)), -1, 0))
+        made = call(operator, (x, dims, True))
+        if loses_nan:
+            zeros = call(_ATEN.sum.dim_IntList, (_zeros(call, x), dims, True))
+            made = call(_ATEN.add.Tensor, (made, zeros))
+        return made if keep else call(_ATEN.select_copy.int, (made, -1, 0))
 
     return write
 
@@ -681,10 +718,13 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
         for operator in (_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default)
     },
 }
-_CLAMPS = {_ATEN.clamp.default, _ATEN.hardtanh.default, _ATEN.relu.default, _ATEN.tanh.default}
+_EXTREMES = (_ATEN.amax.default, _ATEN.amin.default)
+_CLAMPS = {getattr(_ATEN, name).default for name in ("clamp", "hardtanh", "minimum", "relu", "tanh")}
 """Whose shaders lose NaN: `relu(x)`. What a program is given may have some, so zeros are added to these, or NaN."""
 
 _ARITHMETIC = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
+_PASSING = _MOVING | _ARITHMETIC | {"aten.clamp", "aten.hardtanh", "aten.relu", "aten.sigmoid"}
+"""Operators that pass NaN on."""
 _MASK = 1e38
 
 
@@ -707,20 +747,18 @@ def _may_be_masked(node: Node, is_finite: Callable[[Node], bool]) -> bool:
     return False
 
 
-def _is_given(node: Node, program: ExportedProgram) -> bool:
+def _is_given(node: Node, constants: Iterable[Node]) -> bool:
     """Whether floating point numbers are inputs of a program, or moved and computed of them and constants alone."""
-    signature = program.graph_signature
-    constants = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    constants |= signature.inputs_to_lifted_tensor_constants
+    names = {constant.name for constant in constants}  # passes make other nodes
     left, found = [node], {node}
     for value in left:
-        if value.op != "placeholder" and not (_name(value) in _MOVING | _ARITHMETIC or value.target is getitem):
+        if value.op != "placeholder" and not (_name(value) in _PASSING or value.target is getitem):
             return False
         new = {given for given in value.all_input_nodes if torch.is_tensor(_value(given))} - found
         left += (given for given in new if _value(given).is_floating_point())
         found |= new
     return _value(node).is_floating_point() and any(
-        value.op == "placeholder" and value.name not in constants for value in left
+        value.op == "placeholder" and value.name not in names for value in left
     )
 
 

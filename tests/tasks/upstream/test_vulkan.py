@@ -123,7 +123,19 @@ LEFT: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any], dict[str, set[
     "softmax": (Function(lambda x: x.softmax(1)), (IMAGES,), {}, on_vulkan("_softmax")),
     "softmax of images": (Function(lambda x: x.softmax(0)), (IMAGE,), {}, on_vulkan("_softmax")),
     "mean": (Function(lambda x: x.mean(1, keepdim=True)), (IMAGES,), {}, on_vulkan("mean")),
-    "positions": (Function(lambda x: x.argmax(-1, keepdim=True)), (TOKENS,), {}, on_vulkan("argmax")),
+    "positions": (
+        Function(lambda x: x.argmax(-1)),
+        (TOKENS.masked_fill(TOKENS > 1, torch.nan),),
+        {},
+        on_vulkan("argmax"),
+    ),
+    "long table": (nn.Embedding(16385, 4), (torch.tensor([[1, 16384]]),), {}, on_vulkan("embedding")),
+    "what fills texels": (
+        nn.Sequential(Function(torch.rsqrt), nn.Conv2d(5, 4, 3)),
+        (torch.rand(1, 5, 4, 3) + 1,),
+        {},
+        on_vulkan("rsqrt"),
+    ),
     "norm": (nn.LayerNorm((6, 8)), (TOKENS,), {}, on_both("native_layer_norm")),
     "norm of vectors": (nn.BatchNorm1d(6), (TOKENS,), {}, on_vulkan("_native_batch_norm_legit_no_training")),
     "norm of groups of lines": (nn.GroupNorm(2, 6), (TOKENS,), {}, on_vulkan("native_group_norm")),
@@ -171,7 +183,13 @@ TAKEN: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
     "softmax": (Function(lambda x: x.softmax(-1)), (IMAGES,), {}),
     "softmax of one": (Function(lambda x: x.softmax(1)), (IMAGE,), {}),
     "mean of one": (Function(lambda x: x.mean(1, keepdim=True)), (IMAGE,), {}),
-    "positions": (Function(lambda x: x.argmax(-1)), (TOKENS,), {}),
+    "positions": (Function(lambda x: functional.linear(x, TABLE).argmax(-1)), (TOKENS,), {}),
+    "table as long as an image is wide": (nn.Embedding(16384, 4), (torch.tensor([[1, 16383]]),), {}),
+    "roots of whole texels": (
+        nn.Sequential(Function(torch.rsqrt), nn.Conv2d(8, 4, 3)),
+        (torch.rand(1, 8, 4, 3) + 1,),
+        {},
+    ),
     "norm": (nn.LayerNorm(8), (TOKENS,), {}),
     "product": (Function(torch.matmul), (TOKENS, torch.randn(8, 3)), {}),
     "state": (Total(), (torch.randn(4),), {}),
@@ -254,10 +272,10 @@ def layers_of_torchao() -> dict[str, tuple[nn.Module, tuple[Any, ...], dict[int,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", layers_of_torchao().values(), ids=layers_of_torchao())
-def test_layers_of_torchao(case):
+@pytest.mark.parametrize("number", range(8))
+def test_layers_of_torchao(number):
     """Weights of 4 bits in groups are taken with what quantizes the input; what else there is, is decomposed."""
-    *lowering, taken = case
+    *lowering, taken = [*layers_of_torchao().values()][number]
     programs = lowered(*lowering)
     called = [node.target for node in programs.exported_program().graph.nodes if hasattr(node.target, "_schema")]
     assert not any("torchao" in str(operator) for operator in called)
@@ -273,6 +291,8 @@ def test_layers_of_torchao(case):
         (lambda x: x**0.5, ["sqrt"]),
         (lambda x: x.softmax(-1), ["amax", "sub", "exp", "sum", "div"]),
         (lambda x: functional.linear(x, TABLE).softmax(-1), ["_softmax"]),
+        (lambda x: x.amax(-1), ["amax", "sigmoid", "sub", "sum", "add", "select_copy"]),
+        (lambda x: functional.linear(x, TABLE).amax(1, keepdim=True), ["amax"]),
         (torch.relu, ["relu", "sigmoid", "sub", "add"]),
         (lambda x: torch.relu(functional.linear(x, TABLE)), ["relu"]),
     ],
@@ -432,6 +452,16 @@ MORE: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
     "equal parts": (Function(lambda x: x.softmax(-1)), (torch.full((2, 6), torch.finfo(torch.float32).min),), {}),
     "no parts": (Function(lambda x: x.softmax(-1)), (torch.full((2, 6), float("-inf")),), {}),
     "no numbers": (nn.ReLU6(), (torch.tensor([-1.0, torch.nan, 2, 7, torch.inf]),), {}),
+    "no numbers in totals": (
+        Function(lambda x: (x.amax(-1), x.amin(-2, keepdim=True), torch.minimum(x, x[0]), functional.hardsigmoid(x))),
+        (TOKENS.masked_fill(TOKENS > 1, torch.nan),),
+        {},
+    ),
+    "hardswish": (
+        Function(lambda x: (functional.hardswish(x[0]), functional.hardswish(x.view(2, 1, 2, 3, 8)))),
+        (TOKENS * 3,),
+        {},
+    ),
     "quarters": (Function(lambda x: (x**2).amax(-1)), (TOKENS * 1e6,), {}),
     "norm by given weights": (Normed(), (torch.randn(2, 64), torch.randn(64)), {}),
     **{
@@ -444,10 +474,10 @@ MORE: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
 """What is lowered otherwise than by leaving calls."""
 
 if LIBRARY:
-    RUNS: dict[str, Any] = LEFT | TAKEN | MORE | layers_of_torchao()
+    RUNS: list[Any] = [*LEFT.items(), *TAKEN.items(), *MORE.items(), *layers_of_torchao().items()]
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("case", RUNS.values(), ids=RUNS)
+    @pytest.mark.parametrize("case", [case for _, case in RUNS], ids=[name for name, _ in RUNS])
     def test_on_vulkan(case, tmp_path):
         """What Vulkan's runtime computes of each case is what eager computes, call after call, at each size."""
         module, first, sizes, *_ = case
