@@ -369,7 +369,7 @@ def test_a_run_of_a_part_keeps_the_rest(record):
 
 def test_runs_before(record, tmp_path):
     """Parts that a run has had other runs lower are no runs before it."""
-    with open_store(str(tmp_path)) as store:
+    with open_store(str(tmp_path / "store")) as store:
         for name, whole in {"before": "", "left": "killed", "now": "", "part": "now"}.items():
             store.runs.write(replace(record, id=name, part_of=whole))
         assert [run.id for run in runs_before("now", record.zoo, store.runs)] == ["before"]
