@@ -404,7 +404,7 @@ LIMITS = (
     Limit(
         ["aten.embedding"],
         lambda node, _: _WIDEST < _value(node.args[0]).shape[0] <= 4 * _WIDEST,
-        "rows of tables that are wider than an image are taken for others: `Embedding(20000, 4)` 1.5 dB",
+        "rows of tables that are wider than an image are taken for others: `Embedding(20000, 4)` -1.2 dB",
         ["vulkan"],
     ),
     Limit(
