@@ -390,12 +390,6 @@ LIMITS = (
         ["vulkan"],
     ),
     Limit(
-        ["aten.avg_pool2d", "aten.max_pool2d", "aten.max_pool2d_with_indices"],
-        lambda node, _: len(node.args) < 3 or not node.args[2],
-        "the runtime throws where strides are left to the kernel: `avg_pool2d(x, 2)`",
-        ["vulkan"],
-    ),
-    Limit(
         ["aten.native_layer_norm", "aten.native_group_norm", "aten._native_batch_norm_legit_no_training"],
         _lacks_weights,
         "the runtime throws without weight or bias: `LayerNorm(7, bias=False)`",
@@ -710,6 +704,15 @@ def _write_softmax(call: Callable[..., Any], program: ExportedProgram, x: Any, d
     return call(_ATEN.div.Tensor, (numerators, call(_ATEN.sum.dim_IntList, (numerators, [dim], True))))
 
 
+def _write_pool(operator: Any) -> Callable[..., Any]:
+    """Of a pooling whose strides are left to the kernel, for which the runtime throws: `max_pool2d(x, 2)`."""
+
+    def write(call: Callable[..., Any], _program: Any, x: Any, kernel: Any, stride: Any = (), *more: Any) -> Any:
+        return None if stride else call(operator, (x, kernel, kernel, *more))
+
+    return write
+
+
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _ATEN.pow.Tensor_Scalar: _write_power,
     _ATEN._softmax.default: _write_softmax,  # noqa: SLF001 - the operator's name
@@ -717,6 +720,7 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
         operator: _write_total(operator)
         for operator in (_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default)
     },
+    **{pool: _write_pool(pool) for pool in (_ATEN.avg_pool2d.default, _ATEN.max_pool2d_with_indices.default)},
 }
 _EXTREMES = (_ATEN.amax.default, _ATEN.amin.default)
 _CLAMPS = {getattr(_ATEN, name).default for name in ("clamp", "hardtanh", "minimum", "relu", "tanh")}

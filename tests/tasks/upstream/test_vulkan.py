@@ -74,6 +74,10 @@ class Total(nn.Module):
         return self.total * 2
 
 
+def pools(x):
+    return functional.avg_pool2d(x, 2), functional.max_pool2d(x, (1, 2))
+
+
 def on_both(*operators):
     return {"vulkan": {*operators}, "webgpu": {*operators}}
 
@@ -91,7 +95,6 @@ LEFT: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any], dict[str, set[
     "depthwise strides": (nn.Conv2d(6, 6, 1, 2, groups=6), (IMAGE,), {}, on_vulkan("convolution")),
     "transposed dilation": (nn.ConvTranspose2d(6, 4, 2, dilation=2), (IMAGE,), {}, on_vulkan("convolution")),
     "pointwise steps": (nn.Conv1d(6, 4, 1, 2), (TOKENS,), {}, on_vulkan("convolution")),
-    "strides of the kernel": (Function(lambda x: functional.avg_pool2d(x, 2)), (IMAGE,), {}, on_vulkan("avg_pool2d")),
     "factor": (nn.Upsample(scale_factor=1.5), (IMAGE,), {}, on_vulkan("upsample_nearest2d")),
     "size": (nn.Upsample((7, 8)), (IMAGE,), {}, on_vulkan("upsample_nearest2d")),
     "layout": (Function(channels_last), (IMAGES,), {}, on_both("_to_dim_order_copy")),
@@ -172,6 +175,7 @@ TAKEN: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
     "depthwise": (nn.Conv2d(6, 6, 3, 2, groups=6), (IMAGE,), {}),
     "depthwise line": (nn.Conv2d(6, 6, (1, 3), padding=1, groups=6), (IMAGE,), {}),
     "lines in groups": (nn.Conv1d(6, 12, 3, groups=2), (TOKENS,), {}),
+    "strides of the kernel": (Function(pools), (IMAGE,), {}),
     "chunks": (Function(chunks), (TOKENS,), {}),
     "groups": (nn.Conv2d(8, 16, 3, groups=2), (torch.randn(1, 8, 5, 3),), {}),
     "integers": (Function(lambda x: x * x), (INTEGERS,), {}),
