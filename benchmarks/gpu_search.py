@@ -184,8 +184,8 @@ def quantized() -> Iterator[Case]:
         for name, (net, shapes) in nets.items():
             for shape in shapes:
                 inputs = (torch.randn(shape),)
-                given = [TargetParams(name=target, options=find_quantizer_options(target, options).model_dump())]
-                prepared = prepare_pt2e(torch.export.export(net.eval(), inputs).module(), make_quantizer(given))
+                quantizer = [TargetParams(name=target, options=find_quantizer_options(target, options).model_dump())]
+                prepared = prepare_pt2e(torch.export.export(net.eval(), inputs).module(), make_quantizer(quantizer))
                 prepared(*inputs)
                 yield f"{how} {name} {shape}", convert_pt2e(prepared), [inputs, (torch.randn(shape),)]
 

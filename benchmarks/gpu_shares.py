@@ -34,13 +34,15 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(16, 2, 1)
 
     @staticmethod
-    def _block(taken: int, made: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(taken, made, 3, padding=1), nn.BatchNorm2d(made), nn.ReLU())
+    def _block(channels_in: int, channels_out: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.BatchNorm2d(channels_out), nn.ReLU()
+        )
 
     def forward(self, image: Tensor) -> Tensor:
-        kept = self.down(image)
-        deep = self.up(self.deep(nn.functional.max_pool2d(kept, 2)))
-        result: Tensor = self.head(self.last(torch.cat([kept, deep], 1)))
+        skip = self.down(image)
+        deep = self.up(self.deep(nn.functional.max_pool2d(skip, 2)))
+        result: Tensor = self.head(self.last(torch.cat([skip, deep], 1)))
         return result
 
 

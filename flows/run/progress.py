@@ -1,4 +1,4 @@
-"""How far a run of a zoo is: the outcomes of its models so far, and who is told."""
+"""The progress of a run of a zoo: the outcomes of its models so far, and the observers of its events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ZooObserver(Observer):
 
 @dataclass
 class Progress(Observer):
-    """What has happened in a run. Tells observers of it, until the run is aborted.
+    """What has happened in a run. Passes events on to observers, until the run is aborted.
 
     Attributes:
         models: names of the models.
@@ -55,39 +55,39 @@ class Progress(Observer):
         return ZooOutcome(self.zoo, done, time.monotonic() - self.start)
 
     def observe(self, observer: ZooObserver) -> None:
-        """Tells it what happens from now on, too."""
+        """Adds an observer of what happens from now on."""
         self.observers.append(observer)
 
-    def _told(self) -> list[ZooObserver]:
-        """Those who are told now: nobody of stages that an aborted run was running."""
+    def _listening(self) -> list[ZooObserver]:
+        """The observers; none once the run is aborted, so that stages which it was running are not reported."""
         return [] if self.aborted else self.observers
 
     def add(self, outcome: ModelOutcome) -> None:
         self.outcomes[outcome.model] = outcome
         self.unfinished.pop(outcome.model, None)
         self.pace.completed(outcome)
-        for observer in self._told():
+        for observer in self._listening():
             observer.completed(outcome)
 
     def started(self, call: StageCall) -> None:
         self.pace.started(call)
-        for observer in self._told():
+        for observer in self._listening():
             observer.started(call)
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
-        for observer in self._told():
+        for observer in self._listening():
             observer.progressed(call, done, total)
 
     def finished(self, done: Done) -> None:
         self.pace.finished(done)
         self._note(outcome_of(done))
-        for observer in self._told():
+        for observer in self._listening():
             observer.finished(done)
 
     def failed(self, call: StageCall, error: Exception) -> None:
         self.pace.failed(call)
         self._note(outcome_of_failure(call.model, call.id, call.recipes, error))
-        for observer in self._told():
+        for observer in self._listening():
             observer.failed(call, error)
 
     def _note(self, outcome: StageOutcome) -> None:

@@ -33,9 +33,9 @@ class Recording:
     """Keeps the record of a session, and publishes its files.
 
     Attributes:
-        recordable: as far as is known: the store could not take the record before.
+        recordable: whether the store has taken the record so far.
         page: the page about the run, once it is there.
-        release: what became of the release, once that is known.
+        release: the outcome of the release, once there is one.
     """
 
     session: Session

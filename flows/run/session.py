@@ -42,13 +42,13 @@ _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
 
 @dataclass
 class PrefectState:
-    """What a run knows of Prefect, without which it goes on.
+    """The state of Prefect in a run, which does not depend on it.
 
     Attributes:
         lost: Prefect failed.
         embedded: its server ends with the run.
         url: of the run's page, if the server stays.
-        quiet: the run is aborted, and Prefect's failures are not told any more.
+        quiet: failures of Prefect are not logged, since the run is aborted.
     """
 
     lost: bool = False
@@ -79,13 +79,12 @@ class PrefectState:
 
 @dataclass(frozen=True)
 class Session:
-    """One run. How far it is says `progress`.
+    """One run; what changes while it runs is in `progress`, `recording` and `prefect`.
 
     Attributes:
         workers: processes for stages, started when the first stage has to run.
         publication: what becomes of the files at the end.
-        part_of: the id of the run that publishes and shows what this one makes, as far as it is known; None if this run
-            does so itself.
+        part_of: the id of the run that publishes and shows the files, empty if unknown; None if this run does so.
     """
 
     loaded: LoadedZoo

@@ -671,11 +671,11 @@ def _write_total(operator: Any) -> Callable[..., Any]:
         loses_nan = operator in _EXTREMES and (keep or is_last) and _is_given(x.node, _constants(program))
         if (keep or not is_last) and not loses_nan:
             return None
-        made = call(operator, (x, dims, True))
+        total = call(operator, (x, dims, True))
         if loses_nan:
             zeros = call(_ATEN.sum.dim_IntList, (_zeros(call, x), dims, True))
-            made = call(_ATEN.add.Tensor, (made, zeros))
-        return made if keep else call(_ATEN.select_copy.int, (made, -1, 0))
+            total = call(_ATEN.add.Tensor, (total, zeros))
+        return total if keep else call(_ATEN.select_copy.int, (total, -1, 0))
 
     return write
 
