@@ -102,11 +102,16 @@ def export_opened(session: Session) -> Any:
 
 async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
     """The body of both flows, until the run is cancelled. `part`: another run publishes the files."""
+    if await _cancelled_between_attempts():
+        return _cancelled_state()
     run, cancelled = asyncio.create_task(_lower(asked, part=part)), asyncio.create_task(_cancelled())
     try:
         await asyncio.wait((run, cancelled), return_when=asyncio.FIRST_COMPLETED)
         if run.done() or cancelled.exception():  # Prefect's handler of signals raises in whatever is running
-            return await (run if run.done() else cancelled)
+            ended = run if run.done() else cancelled
+            failed = not ended.cancelled() and isinstance(ended.exception(), Exception)
+            # a zoo's run fails, too, when a run of its models is cancelled along with it
+            return _cancelled_state() if failed and await _is_cancelling() else await ended
         _log.warning("the run is cancelled on the server, and its worker does not end it: it ends by itself")
         end = threading.Timer(_ENDING, leave, (0,))  # threads may wait for a store that is away
         end.daemon = True
@@ -121,23 +126,46 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
             await asyncio.wait((run,))
 
 
+def _cancelled_state() -> State[Any]:
+    return Cancelled(message="the run was cancelled, and has ended by itself")
+
+
 async def _cancelled() -> State[Any]:
     """Returns the state `Cancelled`, which it has reported, when the run has been cancelling for two looks.
 
     Normally a worker ends the run before. Prefect's does not any more once its server was away for half a minute: it
     gives up listening for cancellations, and only its log says so.
     """
-    state: State[Any] = Cancelled(message="the run was cancelled, and has ended by itself")
-    looks = 0
-    while looks < 2:
+    state, looks = _cancelled_state(), 0
+    while True:
         await asyncio.sleep(_CANCEL_LOOK)
-        with suppress(Exception):  # Prefect's: its server may be away
-            async with get_client() as client:
-                current = (await client.read_flow_run(UUID(flow_run.id))).state
-                looks = looks + 1 if current and current.is_cancelling() else 0
-                if looks == 2:
+        looks = looks + 1 if await _is_cancelling() else 0
+        if looks >= 2:
+            with suppress(Exception):  # Prefect's: its server may be away, and is told at the next look
+                async with get_client() as client:
                     await client.set_flow_run_state(UUID(flow_run.id), state, force=True)
-    return state
+                return state
+
+
+async def _is_cancelling() -> bool:
+    """Whether the run is about to be cancelled; no, if the server does not say."""
+    with suppress(Exception):  # Prefect's
+        async with get_client() as client:
+            current = (await client.read_flow_run(UUID(flow_run.id))).state
+        return bool(current and current.is_cancelling())
+    return False
+
+
+async def _cancelled_between_attempts() -> bool:
+    """Whether the run was cancelled while it waited to be tried again: Prefect takes it from there to `Running`."""
+    if flow_run.run_count < 2:
+        return False
+    with suppress(Exception):  # Prefect's
+        async with get_client() as client:
+            states = sorted(await client.read_flow_run_states(UUID(flow_run.id)), key=lambda state: state.timestamp)
+        before = [state for state in states if not state.is_running()]
+        return bool(before and before[-1].is_cancelling())
+    return False
 
 
 async def _lower(asked: Mapping[str, Any], *, part: bool) -> Any:
