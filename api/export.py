@@ -60,7 +60,7 @@ from .recipes import RecipeLike, find_recipe
 from .result import Exported, alone
 from .source import Inputs, Keywords, LiveSource, Model, Samples, live_source, method_inputs, read_calibration
 
-loaded_sources()  # hears from now on which sources the caller's modules are loaded from
+loaded_sources()  # notes from now on which sources the caller's modules are loaded from
 
 
 @alone()

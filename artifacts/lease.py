@@ -48,11 +48,11 @@ _LEASE = re.compile(r"leases/[^/]+/[0-9]{8}")
 
 @dataclass(slots=True)
 class Silence:
-    """For how long nothing was heard, as far as one observer could hear: what it takes to call somebody dead.
+    """Seconds without a heartbeat, counted only while the observer could have seen one.
 
     The clock is the observer's own. A look that takes longer than `most` seconds, or whose calls had to be retried, met
-    an outage: those who could not be heard meanwhile may not have been able to speak either, so counting starts again.
-    Between two looks, at most `most` seconds count: the observer may have been stopped.
+    an outage, in which the holder may not have been able to write either, so counting starts again. Between two looks,
+    at most `most` seconds count: the observer may have been stopped.
     """
 
     most: float
@@ -60,7 +60,7 @@ class Silence:
     _looked: float | None = None
 
     def look(self, began: float, *, heard: bool, failed: float = -math.inf) -> float:
-        """Takes note of a look, which began and met a failure at these times; returns the seconds of silence so far."""
+        """Counts a look, which began and met a failure at these times; returns the seconds of silence so far."""
         now = time.monotonic()
         last = began if self._looked is None else self._looked
         if heard or now - began > self.most or failed >= last:
@@ -75,10 +75,10 @@ class Lease:
     """A lease that is held. This one, between processes of one host, is never lost."""
 
     lost: bool = False
-    """Whether somebody else has taken it over, as far as is known."""
+    """Whether another process is known to have taken it over."""
 
     def check(self) -> None:
-        """Raises LeaseLost if somebody else has taken the lease over; looks if it could not be renewed for a while."""
+        """Raises LeaseLost if another process has taken the lease over; looks if renewing has failed for a while."""
 
 
 class Leases(ABC):
@@ -271,11 +271,13 @@ class RemoteLeases(Leases):
         }
 
     def _dead(self, doubtful: dict[str, _Heartbeat]) -> set[str]:
-        """The lease files among these whose holders are not heard of until they expire; removes those."""
+        """The lease files among these without a heartbeat until they expire; removes those."""
         if not doubtful:
             return set()
         expiry = self.timing.expiry
-        _log.warning("watching for %.0f s whether holders live that were not heard of: %d", expiry, len(doubtful))
+        _log.warning(
+            "watching for %.0f s whether the holders of %d leases without a heartbeat are alive", expiry, len(doubtful)
+        )
         holders, stale, began = self._holders(), set[str](), time.monotonic()
         holders.look(doubtful, began)
         while doubtful and time.monotonic() - began < 2 * expiry + self.timing.heartbeat:  # others are taken to live

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -21,11 +22,14 @@ import executorch.kernels.quantized  # noqa: F401 - registers what runs quantize
 import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.runtime import Runtime
-from pteforge.tasks.targets import find_target
+from pteforge.tasks.targets import TargetParams, find_target
+from pteforge.tasks.targets.find import find_quantizer_options, make_quantizer
 from pteforge.tasks.upstream.exir_emission import floor_remainders
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 INF = float("inf")
 SHAPES = ((7,), (3, 6), (2, 3, 5), (2, 3, 4, 5), (1, 6, 3, 5), (2, 1, 3, 2, 5))
@@ -57,14 +61,14 @@ class Many(nn.Module):
 
 
 def values(shape: tuple[int, ...]) -> list[Tensor]:
-    """Normal, large, huge and halved numbers, infinities, masks as attention has them, and NaN."""
+    """Normal, large, huge and halved numbers, masks as attention has them, which may fill rows, infinity, and NaN."""
     normal = torch.randn(shape)
-    masked, dead, nan = (normal.clone() for _ in range(3))
-    masked.flatten()[1:3] = torch.tensor([INF, -INF])
-    masked.view(-1)[1] = -INF
+    masked, infinite, dead, nan = (normal.clone() for _ in range(4))
+    masked.view(-1)[1:3] = -INF
+    infinite.view(-1)[1] = INF
     dead[0] = torch.finfo(torch.float32).min
     nan.view(-1)[1] = torch.nan
-    return [normal, normal * 3e4, normal * 1e30, (normal * 4).round() / 2, masked, dead, nan]
+    return [normal, normal * 3e4, normal * 1e30, (normal * 4).round() / 2, masked, infinite, dead, nan]
 
 
 def unary() -> Iterator[Case]:
@@ -121,6 +125,9 @@ def padded() -> Iterator[Case]:
         "rsqrt": lambda x: torch.rsqrt(x * x),
         "1 / x": lambda x: 1 / (x * x),
         "exp": torch.exp,
+        "log": lambda x: torch.log(x * x),
+        "log10": lambda x: torch.log10(x * x),
+        "** -0.5": lambda x: (x * x) ** -0.5,
         "+": lambda x: x + 3,
     }
     for name, function in before.items():
@@ -137,12 +144,12 @@ def padded() -> Iterator[Case]:
 
 
 def lookups() -> Iterator[Case]:
-    for rows, size in ((9, 4), (9, 5), (9, 7), (20000, 4)):
+    for rows, size in ((9, 4), (9, 5), (9, 7), (20000, 4), (65536, 4), (65540, 4), (3000, 16390)):
         for shape in ((3,), (1, 4), (2, 3), (2, 2, 3)):
             index = torch.randint(0, rows, shape)
             yield f"{rows} x {size}, {shape}", nn.Embedding(rows, size), [(index,), (torch.full(shape, rows - 1),)]
             if rows < 10:
-                given = [(index, torch.randn(rows, size))]
+                given = [(index.clone(), torch.randn(rows, size))]  # `torch.export` takes one tensor for one input
                 yield f"given {rows} x {size}, {shape}", Function(functional.embedding), given
 
 
@@ -154,13 +161,43 @@ def groups() -> Iterator[Case]:
                 yield str(layer), layer, [(torch.randn(1, given, 9, 11),)]
 
 
-FAMILIES = {family.__name__: family for family in (unary, binary, totals, padded, lookups, groups)}
+def quantized() -> Iterator[Case]:
+    """Static int8 of XNNPACK's and of Vulkan's quantizer, and weights of 4 and 8 bits, for rows, lines and images."""
+    nets = {
+        "Linear": (nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5)), [(1, 16), (3, 16), (2, 3, 16)]),
+        "Linear of odd sizes": (nn.Sequential(nn.Linear(10, 7), nn.Linear(7, 3)), [(1, 10), (3, 10)]),
+        "Conv1d": (nn.Conv1d(8, 6, 3), [(1, 8, 9), (2, 8, 9)]),
+    }
+    for groups in (1, 2, 8):
+        layers = nn.Conv2d(8, 8, 3, padding=1, groups=groups), nn.ReLU(), nn.Conv2d(8, 12, 1)
+        nets[f"Conv2d in {groups} groups"] = nn.Sequential(*layers), [(1, 8, 6, 5), (2, 8, 6, 5)]
+    quantizers: dict[str, tuple[str, dict[str, Any]]] = {
+        "static": ("xnnpack", {}),
+        "dynamic": ("xnnpack", {"dynamic": True}),
+        **{
+            f"{bits} bits{', dynamic' if dynamic else ''}": ("vulkan", {"weight_bits": bits, "dynamic": dynamic})
+            for bits in (4, 8)
+            for dynamic in (False, True)
+        },
+    }
+    for how, (target, options) in quantizers.items():
+        for name, (net, shapes) in nets.items():
+            for shape in shapes:
+                inputs = (torch.randn(shape),)
+                quantizer = [TargetParams(name=target, options=find_quantizer_options(target, options).model_dump())]
+                prepared = prepare_pt2e(torch.export.export(net.eval(), inputs).module(), make_quantizer(quantizer))
+                prepared(*inputs)
+                yield f"{how} {name} {shape}", convert_pt2e(prepared), [inputs, (torch.randn(shape),)]
+
+
+FAMILIES = {family.__name__: family for family in (unary, binary, totals, padded, lookups, groups, quantized)}
 
 
 def lower(cases: Sequence[Case]) -> tuple[Many, list[tuple[Tensor, ...]], bytes]:
     calls = max(len(inputs) for *_, inputs in cases)
     given = [tuple(x for *_, inputs in cases for x in inputs[call % len(inputs)]) for call in range(calls)]
-    net = Many([module for _, module, _ in cases], [len(inputs[0]) for *_, inputs in cases]).eval()
+    modules = [module if isinstance(module, GraphModule) else module.eval() for _, module, _ in cases]
+    net = Many(modules, [len(inputs[0]) for *_, inputs in cases])
     programs = to_edge_transform_and_lower(
         torch.export.export(net, given[0]),
         partitioner=[*find_target("vulkan").partitioners()],
@@ -173,10 +210,15 @@ def lower(cases: Sequence[Case]) -> tuple[Many, list[tuple[Tensor, ...]], bytes]
 def run(library: str, content: bytes, given: Sequence[tuple[Tensor, ...]], path: Path) -> list[list[Tensor]]:
     """What the runtime returns, call by call; raises RuntimeError if it fails. Runs in a process of its own."""
     if not (child := os.fork()):
-        ctypes.CDLL(library)
-        method = Runtime.get().load_program(content).load_method("forward")
-        torch.save([[value.clone() for value in method.execute([*inputs])] for inputs in given], path)
-        os._exit(0)
+        signal.alarm(120)
+        try:
+            ctypes.CDLL(library)
+            method = Runtime.get().load_program(content).load_method("forward")
+            torch.save([[value.clone() for value in method.execute([*inputs])] for inputs in given], path)
+            os._exit(0)
+        except Exception as error:  # noqa: BLE001 - whatever the runtime throws
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)
     if os.waitpid(child, 0)[1]:
         raise RuntimeError("the runtime throws, or ends the process")
     return torch.load(path)
@@ -214,6 +256,7 @@ def search(library: str, cases: Sequence[Case], path: Path) -> Counter[str]:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # threads do not survive a fork
     library, *chosen = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         for name in chosen or FAMILIES:

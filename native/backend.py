@@ -25,8 +25,9 @@ from ..runtime.signature import signature_mismatch
 from ..tasks.codecs.payload import check_file
 from ..tasks.lower import kernels  # noqa: F401 - the forms of quantized operators that files name
 from ..tasks.lower.emission import backend_config
+from ..tasks.lower.exir import decompose_left_affine
 from ..tasks.lower.file_programs import named_blobs
-from ..tasks.lower.graphs import check_no_affine, decompose_affine, graph_modules
+from ..tasks.lower.graphs import check_no_affine, graph_modules
 from ..tasks.targets.base import Target
 from ..tasks.upstream.torch_lowering import no_pending_symbols
 from .aten import signature_of, to_aten
@@ -129,8 +130,8 @@ def _lower(partition: ExportedProgram, method: str, target: Target | None) -> by
     program = to_aten(partition)
     partitioners = wrap_partitioners(target, program) if target else []
     passes = list(target.edge_passes()) if target else []
-    if not partitioners and is_affine(program):
-        program = decompose_affine(program)
+    if (target is None or target.leaves_affine) and is_affine(program):
+        program = decompose_left_affine(program, partitioners)
     with no_pending_symbols(program):
         lowered = to_edge_transform_and_lower(
             {method: program},

@@ -67,29 +67,29 @@ def export(
         show_plan(request, as_json=as_json)
     as_text = not as_json and log_format == "text"
     try:
-        with open_configured(request) as session, session.recorded(metrics and check_place(metrics)):
+        with open_configured(request) as session, session.recording.open(metrics and check_place(metrics)):
             find_models(session)
             failures = Failures(None if request.until else session.out / NAME)
-            if session.complete and not server_configured():
-                outcome = session.outcome()
+            if session.progress.complete and not server_configured():
+                outcome = session.progress.outcome()
             else:
                 with observe(session, failures, quiet=quiet or not as_text):
                     outcome = run_flow(session)
             with suppress(PteforgeError):  # raised again below, after what was made
-                session.publish()  # unless the flow did
-            before = None if quiet or not as_text else session.previous
+                session.recording.publish()  # unless the flow did
+            before = None if quiet or not as_text else session.recording.previous
     except KeyboardInterrupt:
         leave_interrupted()
     if as_text:
         print_failures(outcome, failures)
-        print_summary(outcome, session.page, before, quiet=quiet)
-    published = session.publish()
+        print_summary(outcome, session.recording.page, before, quiet=quiet)
+    published = session.recording.publish()
     exit_code = outcome.exit_code or (1 if published and published.regressions else 0)
     if as_json:
         print_json({**outcome.to_json(), **({"published": published.to_json()} if published else {})})
     elif published and as_text and (published.reasons or not quiet):
         print_published(published)
-    if session.server_lost:
+    if session.prefect.lost:
         leave(exit_code)
     raise typer.Exit(exit_code)
 

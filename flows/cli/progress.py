@@ -32,7 +32,8 @@ from ..reports.changes import Compared, State, compare
 from ..reports.figures_text import ladders_table, open_table, places_of, relative
 from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
 from ..run.pace import PAUSE, Pace, Throttle, samples_done
-from ..run.session import Session, ZooObserver
+from ..run.progress import ZooObserver
+from ..run.session import Session
 from .terminal import guarded_streams, open_console, verbose
 
 _LOG_LINES = 15  # of a failed step that are printed
@@ -236,14 +237,14 @@ def observe(session: Session, failures: Failures | None = None, *, quiet: bool) 
     if quiet:
         yield
     elif console.is_terminal:
-        session.observer = bar = Bar(
-            console, session.pace, failures, models=len(session.models), at_once=session.at_once
-        )
+        at_once = session.workers.jobs * (session.place.processes or 1)  # stages, of all processes that are known
+        bar = Bar(console, session.progress.pace, failures, models=len(session.models), at_once=at_once)
+        session.progress.observe(bar)
         Thread(target=session.expect_stages, daemon=True).start()
         with Live(bar, console=console, transient=True), guarded_streams():  # it has put others in their place
             yield
     else:
-        session.observer = Lines(failures)
+        session.progress.observe(Lines(failures))
         yield
 
 

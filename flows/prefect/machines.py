@@ -33,7 +33,7 @@ _ANSWERS_WITHIN = 10.0  # seconds for a cluster to accept a connection
 def check_place(session: Session) -> None:
     """Checks, without importing Prefect, that stages can run where they are to; InputError says what is missing."""
     place = session.place
-    if place.on == "local" or session.complete:
+    if place.on == "local" or session.progress.complete:
         return
     if place.on == "pool":
         if not server_configured():

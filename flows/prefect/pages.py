@@ -36,7 +36,8 @@ from ..reports.changes import Compared, compare
 from ..reports.figures_text import markdown, markdown_table, relative
 from ..reports.page import NAME
 from ..run.outcome import ModelOutcome
-from ..run.session import Session, ZooObserver
+from ..run.progress import ZooObserver
+from ..run.session import Session
 from .settings import local_run, send_what_is_queued
 
 if TYPE_CHECKING:
@@ -131,10 +132,10 @@ def show_bisection(bisection: Bisection, plot: bytes | None) -> None:
 
 
 def _summary(session: Session) -> Iterator[str]:
-    outcome, release = session.outcome(), session.release
+    outcome, release = session.progress.outcome(), session.recording.release
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     yield f"# {markdown(outcome.zoo)}\n"
-    if not session.complete:
+    if not session.progress.complete:
         yield f"**{len(outcome.models)} of {len(session.models)} models are done.**\n"
     yield f"{outcome.summary}{failed}; {outcome.ran} stages run, {outcome.cached} cached.\n"
     if release:
@@ -144,7 +145,7 @@ def _summary(session: Session) -> Iterator[str]:
         yield f"{'**Held back**: ' if release.held_back else ''}{released}\n"
         yield from (f"- {markdown(reason)}" for reason in release.reasons)
         yield ""
-    if session.complete and not session.request.until:
+    if session.progress.complete and not session.request.until:
         yield f"Page: {markdown(str(relative(session.out / NAME)))} on {markdown(session.identity['host'])}\n"
     if outcome.failures:
         yield "## Failures\n"
@@ -152,13 +153,13 @@ def _summary(session: Session) -> Iterator[str]:
         failures = [recipe.failure for recipe in model.recipes if recipe.failure]
         for failure in {(failure.step, failure.problem): failure for failure in failures}.values():
             yield f"- {markdown(f'{failure.named(model.model)}: {first_line(failure.problem)}')}"
-    since = "; in parentheses, changes since the last run" if session.previous else ""
+    since = "; in parentheses, changes since the last run" if session.recording.previous else ""
     yield f"\n## Files\n\nFor each file: status, size, SQNR against eager{since}.\n"
     recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
     rows = []
     for name in (model.name for model in session.models):
-        done, run = session.outcomes.get(name), session.flow_runs.get(name)
-        files = compare(done.recipes if done else (), session.previous)
+        done, run = session.progress.outcomes.get(name), session.progress.flow_runs.get(name)
+        files = compare(done.recipes if done else (), session.recording.previous)
         told = {file.result.recipe: _cell(session, file) for file in files}
         worse = any(file.state == "failed" for file in files)
         changed = any(file.state in ("changed", "new") for file in files)
@@ -186,7 +187,7 @@ def _cell(session: Session, file: Compared) -> str:
     """What came of a recipe and, in parentheses, how that differs from the last run."""
     result = file.result
     text = ", ".join((result.standing, *(fact.text for fact in result.columns.values() if fact.column <= _FEW)))
-    change = file.change or ("new" if session.previous and file.state == "new" else "")
+    change = file.change or ("new" if session.recording.previous and file.state == "new" else "")
     return f"{text} ({change})" if change else text
 
 
@@ -211,11 +212,12 @@ async def progress_shown(session: Session) -> AsyncIterator[None]:
 
     The run's log gets a line about each model when it has ended.
     """
-    ended, session.log = asyncio.Event(), _Log(session)
+    ended, log = asyncio.Event(), _Log(session)
+    session.progress.observe(log)
 
     def log_what_was_found() -> None:
-        for outcome in session.outcomes.values():
-            session.log.completed(outcome)
+        for outcome in session.progress.outcomes.values():
+            log.completed(outcome)
 
     await asyncio.to_thread(log_what_was_found)
     showing = asyncio.create_task(_update_progress(session, ended))
@@ -223,13 +225,13 @@ async def progress_shown(session: Session) -> AsyncIterator[None]:
         yield
     finally:
         ended.set()
-        with session.without_prefect_if_it_fails():
+        with session.prefect.optional():
             await asyncio.wait_for(showing, _PATIENCE)
 
 
 async def _update_progress(session: Session, ended: asyncio.Event) -> None:
     """Updates the progress, and keeps a summary that leads to the flow runs that lower models."""
-    key, shown, pace = artifact_key("progress", session.zoo), (-1, -1, -1), session.pace
+    key, shown, pace = artifact_key("progress", session.zoo), (-1, -1, -1), session.progress.pace
     await asyncio.to_thread(session.expect_stages)
     artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
     pause = _PAUSE
@@ -237,17 +239,17 @@ async def _update_progress(session: Session, ended: asyncio.Event) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), pause)
         began = time.monotonic()
-        if ended.is_set() or shown == (shown := (pace.done, pace.known, len(session.outcomes))):
+        if ended.is_set() or shown == (shown := (pace.done, pace.known, len(session.progress.outcomes))):
             continue
         done, known, completed = shown
         models = f"{completed} of {len(session.models)} models"
         await aupdate_progress_artifact(
             artifact, 100 * done / max(known, 1), f"{done} of {known} known stages and {models} done"
         )
-        if not session.part:
+        if session.part_of is None:
             await show_zoo(session)
         pause = max(_PAUSE, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
-    complete = "" if session.complete else "; some models were not reached"
+    complete = "" if session.progress.complete else "; some models were not reached"
     await aupdate_progress_artifact(artifact, 100.0, f"{pace.done} stages done{complete}")
 
 
@@ -260,10 +262,10 @@ class _Log(ZooObserver):
 
     def completed(self, outcome: ModelOutcome) -> None:
         session = self._session
-        with session.without_prefect_if_it_fails(), self._lock:
+        with session.prefect.optional(), self._lock:
             failed = [recipe.failure for recipe in outcome.recipes if recipe.failure]
             seconds = sum(stage.seconds for stage in outcome.stages if stage.status == "ran")
-            compared = compare(outcome.recipes, session.previous)
+            compared = compare(outcome.recipes, session.recording.previous)
             files = "; ".join(f"{file.result.recipe} {_cell(session, file)}" for file in compared)
             self._logged += 1
             where = f"{self._logged}/{len(session.models)} {outcome.model} ({outcome.ran} stages, {seconds:.1f} s)"

@@ -103,13 +103,13 @@ async def lower_in_pool(session: Session) -> None:
     crashed for the second time. A run that is cancelled fails its models. If Prefect fails, or no worker takes runs,
     models are left without an outcome. Raises InputError for a pool without a deployment.
     """
-    rest = [model for model in session.models if model.name not in session.outcomes]
+    rest = [model for model in session.models if model.name not in session.progress.outcomes]
     if not rest:
         return
     assert session.place.pool  # noqa: S101 - validated with the zoo
     session.executor.refresh = ""  # the models' runs refresh; what they have made is found here
     pool = _Pool(session, session.place.pool)
-    with session.without_prefect_if_it_fails():
+    with session.prefect.optional():
         await pool.check()
         left = await pool.take_over(rest)
         adopted = {model.name for _, models in left for model in models}
@@ -165,7 +165,8 @@ class _Pool:
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(self.session.expect_stages), _EXPECTING)
         by_name = {model.name: model for model in models}
-        seconds = {name: self.session.pace.expected(name) or _first_time(model) for name, model in by_name.items()}
+        pace = self.session.progress.pace
+        seconds = {name: pace.expected(name) or _first_time(model) for name, model in by_name.items()}
         async with get_client() as client:
             online = await self._online(client)
         return [[by_name[name] for name in names] for names in batches(seconds, online)]
@@ -195,7 +196,7 @@ class _Pool:
         crashed = bool(run.state and run.state.is_crashed())
         if not left:
             await self._conclude(models, run, record)
-        rest = [model for model in models if model.name not in session.outcomes]
+        rest = [model for model in models if model.name not in session.progress.outcomes]
         if (crashed or left) and not (again and len(models) == 1):
             if not session.request.refresh:
                 rest = [model for model in rest if not await asyncio.to_thread(find_model, session, model)]
@@ -214,7 +215,7 @@ class _Pool:
         session = self.session
         for model in models:
             done = record is not None and model.name in record.files
-            if model.name in session.outcomes or not (done or ended):
+            if model.name in session.progress.outcomes or not (done or ended):
                 continue
             if done or (run.state and run.state.is_completed()):
                 problem = (
@@ -228,10 +229,10 @@ class _Pool:
 
     async def _end_of(self, models: Sequence[PlannedModel], left: FlowRun | None) -> FlowRun | None:
         """A run of models at its end, started unless one is left; None if Prefect fails, or no worker takes it."""
-        if not (self.given_up or self.session.server_lost):
-            with self.session.without_prefect_if_it_fails():
+        if not (self.given_up or self.session.prefect.lost):
+            with self.session.prefect.optional():
                 run = left or await self._start(models)
-                self.session.flow_runs |= dict.fromkeys((model.name for model in models), str(run.id))
+                self.session.progress.flow_runs |= dict.fromkeys((model.name for model in models), str(run.id))
                 return await self._watch(run, () if left else models)
         return None
 

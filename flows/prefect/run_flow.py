@@ -19,7 +19,7 @@ from ..run.disk import check_space
 from ..run.interrupt import prompt_interrupt
 from ..run.outcome import ZooOutcome
 from ..run.request import ExportRequest
-from ..run.session import Session, open_session
+from ..run.session import Session, check_names, open_session, start_workers
 from ..run.zoo import lower_rest
 from .machines import check_place
 from .settings import (
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 _M_ARENA_MAX = -8  # malloc.h
 
 
-def open_configured(request: ExportRequest, *, writes: bool = True) -> AbstractContextManager[Session]:
+def open_configured(request: ExportRequest, **options: Any) -> AbstractContextManager[Session]:
     """As `open_session`; the store may be named by a Prefect block, and Prefect's setting also asks for `refresh`."""
     request = request.model_copy(update={"refresh": request.refresh or refresh_configured()})
-    return open_session(request, writes=writes, store_url=store_url)
+    return open_session(request, store_url=store_url, **options)
 
 
 def run_flow(session: Session) -> ZooOutcome:
@@ -58,19 +58,19 @@ def run_flow(session: Session) -> ZooOutcome:
     with prompt_interrupt(session):
         check_place(session)
         check_space(session)
-        session.start_workers()  # its imports take seconds: let them overlap with Prefect's
+        start_workers(session)  # its imports take seconds: let them overlap with Prefect's
         prefect = _import_prefect(session)
-        session.check_names()
+        check_names(session)
         if prefect:
             export_opened, server = prefect
-            session.server_embedded = server is not None
-            with session.without_prefect_if_it_fails(), _connected(session, server):
+            session.prefect.embedded = server is not None
+            with session.prefect.optional(), _connected(session, server):
                 asyncio.run(export_opened(session))
-                if session.complete:  # to end takes both the workers and Prefect's server a while
+                if session.progress.complete:  # to end takes both the workers and Prefect's server a while
                     threading.Thread(target=session.workers.stop, name="stop-workers").start()
-        if not session.complete:
+        if not session.progress.complete:
             asyncio.run(lower_rest(session, session.local_runner()))
-    return session.outcome()
+    return session.progress.outcome()
 
 
 def _import_prefect(session: Session) -> tuple[Callable[[Session], Any], EmbeddedServer | None] | None:
@@ -96,7 +96,7 @@ def _import_prefect(session: Session) -> tuple[Callable[[Session], Any], Embedde
 
         return export_opened, EmbeddedServer()
     except Exception as error:  # noqa: BLE001 - Prefect's, such as a home folder that cannot be written
-        session.lose_server(error)
+        session.prefect.lose(error)
         return None
     finally:
         gc.freeze()  # what was imported stays: the collector need not look at it again
@@ -126,6 +126,6 @@ def _connected(session: Session, server: EmbeddedServer | None) -> Iterator[None
             yield
         except TerminationSignal as error:
             session.abort()
-            session.record("interrupted")
+            session.recording.save("interrupted")
             signal.signal(error.signal, signal.SIG_DFL)  # Prefect's handler raised this in the event loop
             os.kill(os.getpid(), error.signal)

@@ -168,11 +168,11 @@ def run_stage_call(title: str, work: bytes) -> Any:
     executor = runner.session.executor if runner else _executor(site)
     try:
         asked.check(executor.key(call))
-        done = executor.run(call, runner.session if runner else Observer(), _log_sometimes())
+        done = executor.run(call, runner.session.progress if runner else Observer(), _log_sometimes())
     except StoreUnusable:
         raise  # it may be back: Prefect tries again
     except PteforgeError as error:
-        if runner and runner.session.aborted:
+        if runner and runner.session.progress.aborted:
             return Cancelled(message="the run was cancelled")
         return _failed(error)
     if done.cached:
@@ -245,8 +245,8 @@ class PrefectRunner(SharingRunner):
         # that belongs to each stage's task until the model is done.
         Transaction.__var__.set(None)  # type: ignore[arg-type]  # what its own `get` has for none
         async with nullcontext() if self.session.executor.awaited(call) else self._places.place(call.model):
-            if not self.session.server_lost:
-                with self.session.without_prefect_if_it_fails():  # if it was our failure after all, it comes again
+            if not self.session.prefect.lost:
+                with self.session.prefect.optional():  # if it was our failure after all, it comes again
                     found = await asyncio.to_thread(self.engine.find, call)  # so that hits wait for no limit
                     future, here = await self._submit(call, found)
                     try:
@@ -254,14 +254,14 @@ class PrefectRunner(SharingRunner):
                         result = await asyncio.to_thread(future.result)
                     except PteforgeError as error:
                         if not here:  # else the task has told the session itself
-                            self.session.failed(call, error)
+                            self.session.progress.failed(call, error)
                         raise
                     done = found or Done.decode(result)
                     if found or not here:
-                        self.session.finished(done)
+                        self.session.progress.finished(done)
                     self._remember(done, future.state)
                     return done
-            return await asyncio.to_thread(self.engine.run, call, self.session)
+            return await asyncio.to_thread(self.engine.run, call, self.session.progress)
 
     async def _submit(self, call: StageCall, found: Done | None) -> tuple[Any, bool]:
         """The future of the stage's task, and whether that runs in this process."""

@@ -38,7 +38,7 @@ from ..run.disk import check_space
 from ..run.interrupt import leave, prompt_termination
 from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest, describe, joined
-from ..run.session import Session
+from ..run.session import Session, check_names, start_workers
 from ..run.telemetry import tracer_provider
 from ..run.zoo import find_models, lower_one, lower_rest
 from .machines import check_place, cluster_of
@@ -101,12 +101,17 @@ def export_opened(session: Session) -> Any:
 
 
 async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
-    """The body of both flows, until the run is cancelled. `part` is for those of `Session`."""
+    """The body of both flows, until the run is cancelled. `part`: another run publishes the files."""
+    if await _cancelled_between_attempts():
+        return _cancelled_state()
     run, cancelled = asyncio.create_task(_lower(asked, part=part)), asyncio.create_task(_cancelled())
     try:
         await asyncio.wait((run, cancelled), return_when=asyncio.FIRST_COMPLETED)
         if run.done() or cancelled.exception():  # Prefect's handler of signals raises in whatever is running
-            return await (run if run.done() else cancelled)
+            ended = run if run.done() else cancelled
+            failed = not ended.cancelled() and isinstance(ended.exception(), Exception)
+            # a zoo's run fails, too, when a run of its models is cancelled along with it
+            return _cancelled_state() if failed and await _is_cancelling() else await ended
         _log.warning("the run is cancelled on the server, and its worker does not end it: it ends by itself")
         end = threading.Timer(_ENDING, leave, (0,))  # threads may wait for a store that is away
         end.daemon = True
@@ -121,23 +126,46 @@ async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
             await asyncio.wait((run,))
 
 
+def _cancelled_state() -> State[Any]:
+    return Cancelled(message="the run was cancelled, and has ended by itself")
+
+
 async def _cancelled() -> State[Any]:
     """Returns the state `Cancelled`, which it has reported, when the run has been cancelling for two looks.
 
     Normally a worker ends the run before. Prefect's does not any more once its server was away for half a minute: it
     gives up listening for cancellations, and only its log says so.
     """
-    state: State[Any] = Cancelled(message="the run was cancelled, and has ended by itself")
-    looks = 0
-    while looks < 2:
+    state, looks = _cancelled_state(), 0
+    while True:
         await asyncio.sleep(_CANCEL_LOOK)
-        with suppress(Exception):  # Prefect's: its server may be away
-            async with get_client() as client:
-                current = (await client.read_flow_run(UUID(flow_run.id))).state
-                looks = looks + 1 if current and current.is_cancelling() else 0
-                if looks == 2:
+        looks = looks + 1 if await _is_cancelling() else 0
+        if looks >= 2:
+            with suppress(Exception):  # Prefect's: its server may be away, and is told at the next look
+                async with get_client() as client:
                     await client.set_flow_run_state(UUID(flow_run.id), state, force=True)
-    return state
+                return state
+
+
+async def _is_cancelling() -> bool:
+    """Whether the run is about to be cancelled; no, if the server does not say."""
+    with suppress(Exception):  # Prefect's
+        async with get_client() as client:
+            current = (await client.read_flow_run(UUID(flow_run.id))).state
+        return bool(current and current.is_cancelling())
+    return False
+
+
+async def _cancelled_between_attempts() -> bool:
+    """Whether the run was cancelled while it waited to be tried again: Prefect takes it from there to `Running`."""
+    if flow_run.run_count < 2:
+        return False
+    with suppress(Exception):  # Prefect's
+        async with get_client() as client:
+            states = sorted(await client.read_flow_run_states(UUID(flow_run.id)), key=lambda state: state.timestamp)
+        before = [state for state in states if not state.is_running()]
+        return bool(before and before[-1].is_cancelling())
+    return False
 
 
 async def _lower(asked: Mapping[str, Any], *, part: bool) -> Any:
@@ -148,21 +176,16 @@ async def _lower(asked: Mapping[str, Any], *, part: bool) -> Any:
         if os.environ.get(VARIABLE) == "json":
             log_json()
         session = await _open(stack, ExportRequest(**asked), part=part)
-        session.id = UUID(flow_run.id).hex
-        if session.executor.refresh:  # Prefect's retries go on from what the first attempt made
-            session.executor.refresh = session.id
         if part:
-            session.part, session.publication, session.recorded_every = True, None, 3.0
-            session.part_of = next((tag.removeprefix(PART_OF) for tag in flow_run.tags if tag.startswith(PART_OF)), "")
-            session.start_workers()  # its imports take seconds
+            start_workers(session)  # its imports take seconds
         else:
             await take_turn(session, stack)
         metrics = None if part else os.environ.get("PTEFORGE_METRICS")
-        await asyncio.to_thread(stack.enter_context, session.recorded(Path(metrics) if metrics else None))
+        await asyncio.to_thread(stack.enter_context, session.recording.open(Path(metrics) if metrics else None))
         await asyncio.to_thread(find_models, session)
         check_place(session)
         await asyncio.to_thread(check_space, session)
-        await asyncio.to_thread(session.check_names)
+        await asyncio.to_thread(check_names, session)
         return await _Export(session)()
 
 
@@ -171,9 +194,11 @@ async def _open(stack: AsyncExitStack, request: ExportRequest, *, part: bool) ->
     from ...artifacts.remote_files import longest_outage  # noqa: PLC0415 - imports fsspec
 
     deadline = time.monotonic() + (longest_outage() if part or flow_run.run_count > 1 else 0.0)
+    whole = next((tag.removeprefix(PART_OF) for tag in flow_run.tags if tag.startswith(PART_OF)), "") if part else None
     while True:
         try:
-            return stack.enter_context(open_configured(request))
+            # by an id that Prefect's retries have, too, so that `refresh` goes on from what the first attempt made
+            return stack.enter_context(open_configured(request, id=UUID(flow_run.id).hex, part_of=whole))
         except StoreAway as error:
             if time.monotonic() > deadline:
                 raise
@@ -199,7 +224,7 @@ class _Export:
 
         async def lower(model: PlannedModel) -> None:
             async with slots:
-                with session.without_prefect_if_it_fails():
+                with session.prefect.optional():
                     run_model: Any = model_task.with_options(task_run_name=printable(f"model {model.name}"))
                     await run_model(model.name, session.id, return_state=True)
 
@@ -209,7 +234,7 @@ class _Export:
             stack.enter_context(temporary_settings({PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY: False}))
             stack.enter_context(prompt_termination(session) if self.opened else nullcontext())
             await stack.enter_async_context(progress_shown(session))
-            session.start_workers()
+            start_workers(session)
             stack.enter_context(_workers_stopped_on_abort(session))
             cluster = stack.enter_context(cluster_of(session))
             runner = stack.enter_context(PrefectRunner(session, cluster))
@@ -224,12 +249,12 @@ class _Export:
 
     async def _conclude(self, session: Session) -> Any:
         """Publishes and shows the outcome of a session, and returns it as a state."""
-        outcome = session.outcome()
+        outcome = session.progress.outcome()
         try:
-            published = await asyncio.to_thread(session.publish)
+            published = await asyncio.to_thread(session.recording.publish)
         finally:
-            if not session.part:
-                with session.without_prefect_if_it_fails():
+            if session.part_of is None:
+                with session.prefect.optional():
                     await show_zoo(session)
         if outcome.failures:
             raise ZooFailed(
@@ -238,7 +263,7 @@ class _Export:
             )
         message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
         if published:
-            with session.without_prefect_if_it_fails():
+            with session.prefect.optional():
                 announce(session.zoo, published)
             if published.regressions:
                 raise ReleaseHeldBack(published.describe())
@@ -260,14 +285,14 @@ async def _lower_model(name: str, run: str) -> Any:
     session = runner.session
     model = next(model for model in session.models if model.name == name)
     try:
-        outcome = session.outcomes.get(name) or await lower_one(session, model, runner)
+        outcome = session.progress.outcomes.get(name) or await lower_one(session, model, runner)
     except asyncio.CancelledError:
         return Cancelled(message="the run was cancelled")
-    with session.without_prefect_if_it_fails():
+    with session.prefect.optional():
         await show_findings(outcome)
         await show_tables(outcome)
     if failed := [recipe for recipe in outcome.recipes if recipe.failure]:
-        if session.aborted:
+        if session.progress.aborted:
             return Cancelled(message="the run was cancelled")
         problems = (f"{r.recipe}: {first_line(r.failure.problem)}" for r in failed if r.failure)
         return Failed(message=printable("; ".join(problems)))
@@ -293,7 +318,7 @@ def _workers_stopped_on_abort(session: Session) -> Iterator[None]:
 def _sync_client(session: Session) -> Iterator[None]:
     """A client for the flow's sync tasks; a server that does not answer it is lost."""
     with ExitStack() as stack:
-        with session.without_prefect_if_it_fails():
+        with session.prefect.optional():
             stack.enter_context(SyncClientContext.get_or_create())
         yield
 
@@ -301,8 +326,8 @@ def _sync_client(session: Session) -> Iterator[None]:
 async def _tag_run(session: Session) -> None:
     """Gives the flow run the tag of its zoo, and the session the flow run's URL."""
     tags = sorted({*flow_run.tags, printable(f"zoo:{session.zoo}")})
-    with session.without_prefect_if_it_fails():
-        session.url = "" if session.server_embedded else url_for("flow-run", flow_run.id) or ""
+    with session.prefect.optional():
+        session.prefect.url = "" if session.prefect.embedded else url_for("flow-run", flow_run.id) or ""
         async with get_client() as client:
             await client.update_flow_run(UUID(flow_run.id), tags=tags)
 
@@ -367,7 +392,7 @@ async def _report_lost_runs(session: Session, run: FlowRun) -> None:
     """Ends runs of the deployment whose process is gone, maybe with its machine: a live one would hold the lease."""
     running = {"state": {"type": {"any_": [StateType.RUNNING]}}, "deployment_id": {"any_": [run.deployment_id]}}
     problem = "its process is gone, maybe with its machine; the next run has taken its turn"
-    with session.without_prefect_if_it_fails():
+    with session.prefect.optional():
         async with get_client() as client:
             for other in await client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(running)):
                 if other.id != run.id:
@@ -382,7 +407,7 @@ async def _come_back_later(session: Session, run: FlowRun) -> None:
         scheduled_time=now("UTC") + _LATER,
         message="another run of this deployment is at work",
     )
-    with session.without_prefect_if_it_fails():
+    with session.prefect.optional():
         async with get_client() as client:
             retries = (run.empirical_policy.retries or 0) + 1  # Prefect counts this start as one of them
             policy = run.empirical_policy.model_copy(update={"retries": retries})

@@ -94,8 +94,11 @@ def _change(now: Fact, before: Fact) -> Change:
 
 
 def runs_before(run: str, zoo: str, runs: Runs) -> Iterator[RunRecord]:
-    """Earlier runs of a zoo that were to make files, the newest first; raises StoreUnusable. `run` is none of them."""
-    others = (other for other in islice(runs.of_zoo(zoo), _RUNS_READ) if other.id != run)
+    """Earlier runs of a zoo that were to make files, the newest first, without `run` and those that are parts of runs.
+
+    Raises StoreUnusable.
+    """
+    others = (other for other in islice(runs.of_zoo(zoo), _RUNS_READ) if other.id != run and not other.part_of)
     return (other for other in others if not other.parameters.get("until"))
 
 

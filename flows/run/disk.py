@@ -84,16 +84,16 @@ def check_space(session: Session) -> None:
     Raises:
         InputError: a disk has too little space for weights that are certainly not in the store yet, and for results.
     """
-    if session.complete or session.executor.refresh:
+    if session.progress.complete or session.executor.refresh:
         return
     store, results = Space("store", session.store.local.root), Space("results", session.out)
     sizes, seen = {stored.size for stored in session.store.local}, set[tuple[Path, ...]]()
     for model in session.models:
-        if model.name not in session.outcomes:
-            planned = session.planned.get(model.name, {})
+        if model.name not in session.progress.outcomes:
+            planned = session.progress.planned.get(model.name, {})
             _add_model(session.store, model, planned, _weights_of(model, sizes), seen, store, results)
     spaces = [store] if session.place.on == "local" else []
-    if not (session.part or session.request.until):
+    if session.part_of is None and not session.request.until:
         spaces.append(results)
     for device in {space.existing.stat().st_dev for space in spaces}:
         _compare([space for space in spaces if space.existing.stat().st_dev == device])

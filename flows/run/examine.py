@@ -22,7 +22,7 @@ from ...tasks.results.delivered import Failure
 from ...tasks.results.diagnosis import Diagnosis
 from ...tasks.results.figures import Worst
 from ...tasks.results.numerics import CLEAN_DB, NodeLoss
-from .session import Session
+from .session import Session, check_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def bisect(session: Session, drop_db: float) -> Bisection:
         return run_without_loop(lowering.bisect(LedgerRunner(session.executor), model, drop_db))
     except NotCached:
         session.workers.start()
-        session.check_names()
+        check_names(session)
         return asyncio.run(lowering.bisect(session.local_runner(), model, drop_db))
 
 

@@ -111,7 +111,7 @@ def _abort(session: Session, leave: Callable[[], None]) -> None:
     timer = threading.Timer(_PATIENCE, leave)
     timer.daemon = True
     timer.start()
-    threading.Thread(target=session.record, args=("interrupted",), daemon=True).start()
+    threading.Thread(target=session.recording.save, args=("interrupted",), daemon=True).start()
     session.abort()
 
 

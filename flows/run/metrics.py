@@ -75,7 +75,7 @@ def _write(place: Path, session: Session, record: RunRecord) -> None:
     add("pteforge_last_run_timestamp_seconds", now, zoo)
     add("pteforge_last_run_duration_seconds", record.seconds, zoo)
     add("pteforge_store_size_bytes", sum(stored.size for stored in session.store.objects()), zoo)
-    for outcome in session.outcomes.values():
+    for outcome in session.progress.outcomes.values():
         add("pteforge_models_total", 1, zoo, outcome.status)
         if outcome.status in ("made", "cached") and not outcome.until:
             add("pteforge_last_success_timestamp_seconds", now, zoo, outcome.model)

@@ -30,7 +30,7 @@ from ..releases.releases import Releases
 from .origin import Origin, git_commit, git_folder
 from .request import ExportRequest
 from .select import select_models
-from .session import Session
+from .session import Session, check_names
 from .zoo import lower_rest
 
 Observe = Callable[[Session], AbstractContextManager[None]]
@@ -175,9 +175,9 @@ def _make(loaded: LoadedZoo, origin: Origin, name: str, folder: Path, observe: O
         asked = ExportRequest(zoo=loaded.files[0], out=folder / "out", debug=origin.debug)
         session = Session(loaded, models, executor, workers, asked)
         with observe(session):
-            session.check_names()
+            check_names(session)
             asyncio.run(lower_rest(session, session.local_runner()))
-    (outcome,) = session.outcome().models
+    (outcome,) = session.progress.outcome().models
     made = outcome.recipes[0]
     if made.failure:
         raise made.failure.error(name)

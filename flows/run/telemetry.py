@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...artifacts.runs import RunRecord, StageOutcome
@@ -20,7 +20,10 @@ from ...tasks.lowering.runs import outcome_of, outcome_of_failure
 from .json_log import say
 from .metrics import write_metrics
 from .outcome import ModelOutcome
-from .session import Session, ZooObserver
+from .progress import ZooObserver
+
+if TYPE_CHECKING:
+    from .session import Session
 
 _log = logging.getLogger(__name__)
 
@@ -63,12 +66,9 @@ class Telemetry(ZooObserver):
         self._stage(outcome_of(done), done.call.submitted)
 
     def failed(self, call: StageCall, error: Exception) -> None:
-        if not self._session.aborted:
-            self._stage(outcome_of_failure(call.model, call.id, call.recipes, error), call.submitted)
+        self._stage(outcome_of_failure(call.model, call.id, call.recipes, error), call.submitted)
 
     def completed(self, outcome: ModelOutcome) -> None:
-        if self._session.aborted:
-            return
         for stage in outcome.stages:  # those that ran and were not heard of are reported by the process that ran them
             if not outcome.ran and stage.slot not in self._heard:
                 self._stage(stage)

@@ -29,6 +29,7 @@ from ...tasks.stages.report import Report
 from ...tasks.stages.search_inputs import SearchInputs
 from ...tasks.stages.serialize import Serialize
 from ...tasks.stages.verify import Verify
+from .origin import Origin
 from .outcome import KEPT_AS, ModelOutcome
 from .pace import planned_stages
 from .session import Session
@@ -46,7 +47,7 @@ def find_models(session: Session) -> None:
 
 def find_model(session: Session, model: PlannedModel, search: ModuleSearch | None = None) -> bool:
     """Concludes a model if the ledger has all of its stages, else notes its plan; returns whether it has an outcome."""
-    if model.name in session.outcomes or conclude_whole(session, model):
+    if model.name in session.progress.outcomes or conclude_whole(session, model):
         return True
     runner = PlanRunner(session.executor)
     run = ModelRun(runner, model, search=search or ModuleSearch(model.python_path))
@@ -57,16 +58,16 @@ def find_model(session: Session, model: PlannedModel, search: ModuleSearch | Non
     except InputError as error:
         results = _all_failed(model, error)
     if runner.will_run or runner.may_run:
-        session.planned[model.name] = planned_stages(runner)
+        session.progress.planned[model.name] = planned_stages(runner)
     elif not any(isinstance(result, StoreError) for result in results.values()):
         with suppress(ObjectMissing, ObjectDamaged):
             conclude(session, run, results)
-    return model.name in session.outcomes
+    return model.name in session.progress.outcomes
 
 
 async def lower_rest(session: Session, runner: SharingRunner) -> None:
     """Lowers the models that have no outcome yet."""
-    rest = [model for model in session.models if model.name not in session.outcomes]
+    rest = [model for model in session.models if model.name not in session.progress.outcomes]
     await asyncio.gather(*(lower_one(session, model, runner) for model in rest))
 
 
@@ -200,7 +201,7 @@ def _add(
         observed = {of_stage["observed"] for of_stage in roles if "observed" in of_stage}
         unwatched = tuple(sorted({name for ref in observed for name in run.read_json(ref)["unwatched"]}))
     outcome = ModelOutcome(model.name, (*recipes, *rest), stages, unwatched)
-    session.add(outcome)
+    session.progress.add(outcome)
     return outcome
 
 
@@ -229,7 +230,8 @@ def _publish(
     """Writes the files that a provenance describes, and the provenance with this run and what it `found` since."""
     session.store.fetch(report)
     provenance = json.loads(session.store.local.read_artifact(report))
-    provenance["run"] = {**session.identity, "request": session.origin(model.name)}
+    origin = Origin.of(session.loaded, model.name, debug=session.request.debug)
+    provenance["run"] = {**session.identity, "request": origin.to_json()}
     if since := {role: value for role, value in to_json(found).items() if role not in provenance["findings"]}:
         provenance["run"]["findings"] = since
     delivered = Delivered.of_provenance(provenance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,7 +31,7 @@ from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module, copy_modules, for_inference
 from ..usercode.weights import weights_on_use
 from ..verify.compare import compare_all
-from .state import Change, changes, is_same
+from .state import Change, changes, is_of_trace, is_same, left_by_traces
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -81,8 +82,11 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
         stored["rounding"] = rounding
         if exact := outputs_in_float32(method.module, [pytree.tree_unflatten(inputs, spec) for inputs, _ in cases]):
             stored["exact"] = exact
-    own = model.definition.sequences and name == next(iter(model.definition.methods))
-    sequences = run_sequences_in_eager(model.definition) if own else []
+    sequences = []
+    if name == next(iter(model.definition.methods)):
+        sequences = run_sequences_in_eager(model.definition)
+        if not sequences:
+            check_state_between(model.definition)
     if drawing := sorted({str(node.target) for node in _calls(program) if _draws(node)}):
         stored["random"] = drawing
     else:
@@ -146,6 +150,42 @@ def dependent_calls(
     if wrong and (wrong[0] > 1 or not changed):
         raise SourceError(f"{_kept_elsewhere(name, changed)}: call {wrong[0]} is the first that is not eager's")
     return [(name, *made) for made in row] if depends and not wrong else []
+
+
+def check_state_between(definition: ModelDefinition) -> None:
+    """Raises SourceError where a method returns something else after others have left it values that no buffer has."""
+    parts = Counter(part for method in definition.methods.values() for part in {*method.module.modules()})
+    modules = {  # without those that share no layer, whose code this would read
+        name: method.module
+        for name, method in definition.methods.items()
+        if any(parts[part] > 1 for part in method.module.modules())
+    }
+    examples: dict[str, Call] = {name: (definition.methods[name].example_inputs[0], {}) for name in modules}
+
+    def call(called: Mapping[str, torch.nn.Module], name: str) -> list[Any]:
+        return run_eager(modules[name], examples[name], f"example 0 of method {name!r}", on=called[name])
+
+    tried = copy_modules(modules)
+    for name in modules:
+        call(tried, name)
+    for name, module in modules.items():
+        if all(change.is_buffer for change in changes(module, tried[name])):
+            continue
+        called = copy_modules(modules)
+        for other in modules.keys() - {name}:
+            call(called, other)
+        left = [change for change in changes(module, called[name]) if not change.is_buffer]
+        for path, value in module.named_buffers():  # methods may share these
+            owner, _, buffer = path.rpartition(".")
+            called[name].get_submodule(owner)._buffers[buffer] = value.clone()  # noqa: SLF001 - as it was
+        fresh: list[Flat] = [([], call(copy_modules(modules), name)) for _ in range(2)]
+        after: Flat = ([], call(called, name))
+        if left and _returns_same(*fresh) and not _returns_same(fresh[0], after):
+            kept = ", ".join(change.name for change in left[:_NAMED])
+            raise SourceError(
+                f"method {name!r} reads what other methods leave in attributes of Python ({kept}), and programs share "
+                "buffers only: register a buffer, and write to it with `copy_`"
+            )
 
 
 def _returns_same(one: Flat, other: Flat) -> bool:
@@ -381,10 +421,21 @@ def run_eager(module: torch.nn.Module, call: Call, what: str, *, on: torch.nn.Mo
     Raises SourceError if the module raises; `what` says on which inputs.
     """
     try:
-        return call_module(on or copy_module(module), call)  # the module's state must stay what it was built with
+        outputs = call_module(on or copy_module(module), call)  # the module's state must stay what it was built with
     except Exception as error:
+        if left := left_by_traces(module):
+            raise SourceError(_KEPT.format(what, ", ".join(left))) from error
         shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(call)]
         raise SourceError(f"the model does not take {what}: {shapes}: {type(error).__name__}: {error}") from error
+    if is_of_trace(outputs):
+        raise SourceError(_KEPT.format(what, ", ".join(left_by_traces(module)) or "a global variable"))
+    return outputs
+
+
+_KEPT = (
+    "on {}, the model uses a tensor that its trace has left in {}, and its program has only what operators write to "
+    "buffers: register a buffer, and write to it with `copy_`"
+)
 
 
 def run_sequences_in_eager(definition: ModelDefinition) -> list[list[tuple[str, list[Any], list[Any]]]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 
 class Change(NamedTuple):
@@ -79,3 +82,21 @@ def is_same(one: Any, other: Any) -> bool:
         return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - as above
     except Exception:  # noqa: BLE001 - whatever the classes of values raise
         return True
+
+
+def is_of_trace(values: Iterable[Any]) -> bool:
+    """Whether there is a tensor among values that exists in a trace only."""
+    return any(isinstance(value, FakeTensor) for value in values)
+
+
+def left_by_traces(module: torch.nn.Module) -> list[str]:
+    """Global variables and attributes of classes in which a trace of the module has left a tensor."""
+    classes = dict.fromkeys(type(part) for part in module.modules())
+    code = dict.fromkeys(each.__module__ for each in classes)
+    owners = {name: sys.modules.get(name) for name in code} | {each.__qualname__: each for each in classes}
+    return [
+        f"{owner}.{name}"
+        for owner, value in owners.items()
+        for name, value in list(getattr(value, "__dict__", {}).items())
+        if is_of_trace(pytree.tree_leaves(value))
+    ]

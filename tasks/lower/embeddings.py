@@ -24,30 +24,8 @@ from torchao.quantization import quant_primitives as _registered  # noqa: F401 -
 from .packing import packed_by_rows
 
 _LOOKUPS = {torch.ops.aten.embedding.default, edge_ops.edge.aten.embedding.default}
-_DEQUANTIZE = torch.ops.torchao.dequantize_affine.default
 _EDGE_DEQUANTIZE = edge_ops.edge.torchao.dequantize_affine.default
-
-_LIBRARY = torch.library.Library("pteforge", "FRAGMENT")
-_LIBRARY.define(str(_DEQUANTIZE._schema).replace("torchao::dequantize_affine", "dequantize_table"))  # noqa: SLF001 - has no public name
-_LIBRARY.impl("dequantize_table", _DEQUANTIZE, "CompositeExplicitAutograd")
-_HIDDEN = torch.ops.pteforge.dequantize_table.default
-"""Stands for `dequantize_affine` of tables in a program where those of other weights are decomposed."""
-
-
-def hide_tables(program: ExportedProgram) -> None:
-    """Gives the operators that dequantize tables another name, in an ATen program."""
-    for node in program.graph.nodes:
-        if node.target is _DEQUANTIZE and _is_table(node):
-            node.target = _HIDDEN
-    program.graph_module.recompile()
-
-
-def restore_tables(program: ExportedProgram) -> None:
-    """Undoes `hide_tables`."""
-    for node in program.graph.nodes:
-        if node.target is _HIDDEN:
-            node.target = _DEQUANTIZE
-    program.graph_module.recompile()
+_DEQUANTIZES = {torch.ops.torchao.dequantize_affine.default, _EDGE_DEQUANTIZE}
 
 
 def fuse_embeddings(program: ExportedProgram) -> None:
@@ -58,7 +36,7 @@ def fuse_embeddings(program: ExportedProgram) -> None:
     """
     tables = defaultdict[Node, list[Node]](list)
     for node in program.graph.nodes:
-        if node.target is _EDGE_DEQUANTIZE and _is_table(node):
+        if node.target is _EDGE_DEQUANTIZE and is_table(node):
             tables[node.args[0]].append(node)
     for table, nodes in tables.items():
         if table.users.keys() == set(nodes) and len({_Form.of(node) for node in nodes}) == 1:
@@ -82,8 +60,10 @@ class _Form:
         return cls(scales, zero_points, lowest, highest, *(dtype or [node.kwargs.get("output_dtype", torch.float32)]))
 
 
-def _is_table(node: Node) -> bool:
-    """Whether a dequantized tensor has a row for each embedding, and only lookups read it."""
+def is_table(node: Node) -> bool:
+    """Whether a call dequantizes a tensor with a row for each embedding, and only lookups read it."""
+    if node.target not in _DEQUANTIZES:
+        return False
     table, block_size = node.args[:2]
     lookups = all(user.target in _LOOKUPS and user.args[0] is node for user in node.users)
     return lookups and table.op == "placeholder" and len(block_size) == 2 and block_size[0] == 1

@@ -14,6 +14,7 @@ from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, Par
 from executorch.exir.pass_base import ExportedProgramPassBase
 from executorch.exir.pass_manager import ExportedProgramPassManager, PassType
 from executorch.exir.program import _program
+from executorch.exir.program._fake_program import get_fake_program
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -25,7 +26,7 @@ from ..codecs.binding import REFUSED, is_graph
 from ..codecs.program import load_graph, load_program, save_graph, save_program
 from ..upstream.exir import declared_bounds, no_idle_decompositions, take_numbers_as_tensors
 from ..upstream.torch_lowering import WeightRead, no_weight_reads
-from .graphs import exclude_from_partitions, find_operators
+from .graphs import affine_calls, decompose_affine, exclude_from_partitions, find_operators
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
 
@@ -79,6 +80,26 @@ def to_edge_program(
         manager = manager.transform(ExportedProgramPassManager(list(passes)))
     edge: ExportedProgram = manager.exported_program(_METHOD)
     return edge
+
+
+def decompose_left_affine(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> ExportedProgram:
+    """The ATen program with torchao's affine quantization decomposed where no partitioner takes it.
+
+    What is taken shows in the edge dialect only, where calls of torchao are those of the ATen program, in its order.
+    """
+    kept: set[Node] = set()
+    if partitioners and (calls := affine_calls(program)):
+        edge = to_edge_program(program, partitioners, EdgeCompileConfig(_check_ir_validity=False))
+        taken: set[str] = set()
+        for partitioner in partitioners:
+            tagged = partitioner(get_fake_program(edge)).tagged_exported_program
+            taken |= {node.name for node in affine_calls(tagged) if node.meta.get("delegation_tag")}
+        lowered = affine_calls(edge)
+        if [node.target for node in calls] == [node.target._op for node in lowered]:  # noqa: SLF001 - the ATen operator
+            kept = {node for node, found in zip(calls, lowered, strict=True) if found.name in taken}
+        if len(kept) == len(calls):
+            return program
+    return decompose_affine(program, kept)
 
 
 class _Keeping(Partitioner):  # type: ignore[misc]  # executorch is untyped here

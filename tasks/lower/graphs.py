@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 import torch
 from executorch.exir.delegate import executorch_call_delegate
@@ -18,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from ...errors import SourceError, TargetError
-from .embeddings import hide_tables, restore_tables
+from .embeddings import is_table
 
 
 def find_operators(names: Sequence[str]) -> list[torch._ops.OpOverload]:
@@ -134,23 +135,55 @@ def lowered_modules(program: ExportedProgram) -> Iterator[tuple[torch.fx.GraphMo
 
 
 _NAMESPACE = "torchao"
+_LIBRARY = torch.library.Library("pteforge", "FRAGMENT")
 
 
-def decompose_affine(program: ExportedProgram) -> ExportedProgram:
+def _hidden(operator: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """An operator that computes the same and has no decomposition."""
+    name = operator._opname  # noqa: SLF001 - torch has no public name for it
+    _LIBRARY.define(str(operator._schema).replace(f"{_NAMESPACE}::", ""))  # noqa: SLF001 - as above
+    _LIBRARY.impl(name, operator, "CompositeExplicitAutograd")
+    found: torch._ops.OpOverload = getattr(torch.ops.pteforge, name).default
+    return found
+
+
+_AFFINE = {
+    operator: _hidden(operator)
+    for operator in (
+        torch.ops.torchao.choose_qparams_affine.default,
+        torch.ops.torchao.quantize_affine.default,
+        torch.ops.torchao.dequantize_affine.default,
+    )
+}
+"""torchao's affine quantization, and what stands for the calls that stay while others are decomposed."""
+_SHOWN = {hidden: operator for operator, hidden in _AFFINE.items()}
+
+
+def affine_calls(program: ExportedProgram) -> list[Node]:
+    """Calls of torchao's affine quantization in a program, ATen or edge, in the order of its graphs."""
+    calls = (node for module in graph_modules(program.graph_module) for node in calls_of(module.graph))
+    return [node for node in calls if _overload(node.target) in _AFFINE]
+
+
+def _overload(target: Any) -> Any:
+    return target._op if isinstance(target, EdgeOpOverload) else target  # noqa: SLF001 - the ATen operator
+
+
+def decompose_affine(program: ExportedProgram, kept: Collection[Node] = ()) -> ExportedProgram:
     """The ATen program with torchao's affine quantization decomposed, so that portable kernels can run it.
 
-    Tables of embeddings stay quantized, since there are operators for them. The decompositions are torchao's own; it
-    registers them for torch.compile (torchao/utils.py).
+    `kept` calls stay, and so do tables of embeddings, since there are operators for them. The decompositions are
+    torchao's own; it registers them for torch.compile (torchao/utils.py).
     """
-    table = {
-        operator: function
-        for operator, function in decompositions.items()
-        if isinstance(operator, torch._ops.OpOverload) and operator.namespace == _NAMESPACE  # noqa: SLF001 - has no public name
-    }
-    hide_tables(program)
-    decomposed = program.run_decompositions(table)
-    restore_tables(program)
-    restore_tables(decomposed)
+    for node in affine_calls(program):
+        if node in kept or is_table(node):
+            node.target = _AFFINE[node.target]
+    decomposed = program.run_decompositions({operator: decompositions[operator] for operator in _AFFINE})
+    for made in (program, decomposed):
+        for module in graph_modules(made.graph_module):
+            for node in calls_of(module.graph):
+                node.target = _SHOWN.get(node.target, node.target)
+            module.recompile()
     return decomposed
 
 

@@ -99,13 +99,14 @@ def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str)
     options, target = recipe.edge_options(spec, method), spec.target_of(method)
     keeping = target.decomposition_options() if options.preserve_for_target else None
     passing = target.pass_options()
+    decomposes = keeping is not None if target.leaves_affine else not target.delegates
     return Edge.Params(
         preserve_for=None if keeping is None else TargetParams(name=target.name, options=keeping),
         passes_of=None if passing is None else TargetParams(name=target.name, options=passing),
         preserve_operators=options.preserve_operators,
         check_ir_validity=options.check_ir_validity,
         skip_dim_order=options.skip_dim_order,
-        decompose_affine=bool(recipe.recipe.transforms) and not target.delegates,
+        decompose_affine=bool(recipe.recipe.transforms) and decomposes,
         core_aten_exceptions=options.core_aten_ops_exception_list,
     )
 

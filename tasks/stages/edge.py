@@ -34,7 +34,7 @@ class Edge(stage.Stage, name="edge"):
         preserve_operators: tuple[str, ...] = ()  # further operators to keep, such as ``aten.hardswish.default``
         check_ir_validity: bool = True
         skip_dim_order: bool = False  # leave memory formats to the operators instead of dim-order operators
-        decompose_affine: bool = False  # decompose torchao's affine quantization, since nothing is delegated
+        decompose_affine: bool = False  # decompose torchao's affine quantization where the target does not take it
         core_aten_exceptions: tuple[str, ...] = ()  # operators that need not be core ATen
         passes: tuple[PassParams, ...] = ()  # the recipe's own passes, which run after the target's
         # why the stage takes the weights, and runs again with each change of them; empty where it takes the graph
@@ -70,16 +70,16 @@ class Edge(stage.Stage, name="edge"):
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Decomposes, goes to the edge dialect, and runs the target's passes and then the recipe's."""
-        from ..lower.exir import edge_config, to_edge_program, transformed
-        from ..lower.graphs import decompose_affine, state_names
+        from ..lower.exir import decompose_left_affine, edge_config, to_edge_program, transformed
+        from ..lower.graphs import state_names
         from ..targets.find import find_target
         from ..usercode.recipe_functions import recipe_passes
 
         def to_edge(program: ExportedProgram) -> ExportedProgram:
-            if params.decompose_affine:
-                program = decompose_affine(program)
             keeper, transformer = params.preserve_for, params.passes_of
             partitioners = find_target(keeper.name, keeper.options).partitioners() if keeper else ()
+            if params.decompose_affine:
+                program = decompose_left_affine(program, partitioners)
             passes = find_target(transformer.name, transformer.options).edge_passes() if transformer else ()
             passes = [*passes, *recipe_passes([(made, made.method) for made in params.passes], program)]
             return to_edge_program(program, partitioners, edge_config(params), passes)

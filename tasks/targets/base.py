@@ -54,6 +54,7 @@ class Target:
         reproducible: whether the same inputs result in the same bytes each time.
         delegates: whether it has partitioners at all; without, programs go from `edge` to `compile` as they are.
         quantized_only: whether it claims only quantized operators.
+        leaves_affine: whether it may leave some of torchao's affine quantization, which is then decomposed.
     """
 
     options: TargetOptions
@@ -69,6 +70,7 @@ class Target:
     reproducible: ClassVar[bool] = True
     delegates: ClassVar[bool] = True
     quantized_only: ClassVar[bool] = False
+    leaves_affine: ClassVar[bool] = False
 
     @classmethod
     def available(cls) -> str | None:

@@ -183,6 +183,7 @@ def chain_class(links: tuple[type[Target], ...]) -> type[Target]:
         "distributions": tuple(dict.fromkeys(name for link in links for name in link.distributions)),
         "reproducible": all(link.reproducible for link in links),
         "quantized_only": all(link.quantized_only for link in links),
+        "leaves_affine": any(link.leaves_affine for link in links),
     }
     return cast("type[Target]", type("Chained", (Chain,), described))
 

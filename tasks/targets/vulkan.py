@@ -82,6 +82,7 @@ class Vulkan(Target):
     QuantizerOptions: ClassVar[type[TargetOptions] | None] = VulkanQuantizerOptions
     knows_linear_only: ClassVar[bool] = True
     backends: ClassVar[tuple[str, ...]] = ("VulkanBackend",)
+    leaves_affine: ClassVar[bool] = True
 
     def decomposition_options(self) -> dict[str, Any]:
         """Whether limits apply: the same operators stay whole in any case, but for GELU, which they write out."""

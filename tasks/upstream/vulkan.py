@@ -7,7 +7,7 @@ What holds for WebGPU was seen on Dawn, or follows from Vulkan's. Delete a limit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from math import inf
@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from executorch.backends.transforms.fuse_view_copy import FuseViewCopyTransform
 from executorch.backends.vulkan._passes.squeeze_unsqueeze_inputs import SqueezeUnsqueezeInputs
 from executorch.backends.vulkan.op_registry import (
     get_op_features,
@@ -29,7 +30,7 @@ from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend, apply_pa
 from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
 from executorch.exir.dialects._ops import ops
-from executorch.exir.pass_base import ExportPass
+from executorch.exir.pass_base import ExportPass, ProxyValue
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -206,6 +207,7 @@ def _makes_bools(node: Node, _: Facts) -> bool:
     return bool(_value(node).dtype == torch.bool != _value(node.args[0]).dtype)
 
 
+_WIDEST = 16384  # texels, of an image
 _EXPONENTS = (2, 3, 0.5, -0.5)  # which are written out
 
 _BINARY = tuple(
@@ -326,8 +328,8 @@ LIMITS = (
     ),
     Limit(
         ["aten.pow.Tensor_Tensor", "aten.pow.Tensor_Scalar"],
-        lambda node, _: node.args[1] not in _EXPONENTS,
-        "`x ** y` of negative numbers is NaN, and `x ** -1` of 0 is 0",
+        lambda node, _: node.args[1] not in _EXPONENTS or (node.args[1] not in (2, 3) and _value(node).dim() > 4),
+        "`x ** y` of negative numbers is NaN, `x ** -1` of 0 is 0, and roots of 5 dimensions make the runtime throw",
     ),
     Limit(
         ["aten._log_softmax"],
@@ -366,6 +368,12 @@ LIMITS = (
     ),
     Limit(
         ["aten.argmax", "aten.argmin"],
+        lambda node, facts: _is_given(node.args[0], facts.constants),
+        "NaN is not found, and may be in what a program is given: `x.argmax(-1)`",
+        ["vulkan"],
+    ),
+    Limit(
+        ["aten.argmax", "aten.argmin"],
         _keeps_dim,
         "the runtime throws: `x.argmax(-1, keepdim=True)`",
         ["vulkan"],
@@ -382,15 +390,26 @@ LIMITS = (
         ["vulkan"],
     ),
     Limit(
-        ["aten.avg_pool2d", "aten.max_pool2d", "aten.max_pool2d_with_indices"],
-        lambda node, _: len(node.args) < 3 or not node.args[2],
-        "the runtime throws where strides are left to the kernel: `avg_pool2d(x, 2)`",
-        ["vulkan"],
-    ),
-    Limit(
         ["aten.native_layer_norm", "aten.native_group_norm", "aten._native_batch_norm_legit_no_training"],
         _lacks_weights,
         "the runtime throws without weight or bias: `LayerNorm(7, bias=False)`",
+        ["vulkan"],
+    ),
+    Limit(
+        ["aten.embedding"],
+        lambda node, _: _WIDEST < _value(node.args[0]).shape[0] <= 4 * _WIDEST,
+        "rows of tables that are wider than an image are taken for others: `Embedding(20000, 4)` -1.2 dB",
+        ["vulkan"],
+    ),
+    Limit(
+        ["aten.hardswish"],
+        lambda node, _: _value(node).dim() > 4,
+        "upstream keeps it whole for 5 dimensions, which it does not take, and then refuses to lower it",
+    ),
+    Limit(
+        ["aten.rsqrt", "aten.log10", "aten.pow.Tensor_Scalar"],
+        lambda node, _: node.args[1:] in ((), (-0.5,)) and _value(node).dim() == 4 and _value(node).shape[1] % 4 != 0,
+        "what fills texels becomes infinite, and NaN in a convolution: `Conv2d(5, 4, 3)` of `rsqrt(x)`",
         ["vulkan"],
     ),
     Limit(
@@ -621,29 +640,42 @@ class _WriteOut(ExportPass):  # type: ignore[misc]  # executorch is untyped here
         if write and (made := write(call, self._exported_program, *args)) is not None:
             return made
         result = super().call_operator(op, args, kwargs, meta)
-        if op in _CLAMPS and _is_given(args[0].node, self._exported_program):
-            zeros = call(_ATEN.sigmoid.default, (args[0],))
-            zeros = call(_ATEN.sub.Tensor, (zeros, zeros))
-            return call(_ATEN.add.Tensor, (result, zeros))
+        if op in _CLAMPS:
+            constants = _constants(self._exported_program)
+            for given in (arg for arg in args if isinstance(arg, ProxyValue) and _is_given(arg.node, constants)):
+                result = call(_ATEN.add.Tensor, (result, _zeros(call, given)))
         return result
+
+
+def _zeros(call: Callable[..., Any], x: Any) -> Any:
+    """Zeros, or NaN where a tensor has it."""
+    parts = call(_ATEN.sigmoid.default, (x,))
+    return call(_ATEN.sub.Tensor, (parts, parts))
 
 
 _ATEN = ops.edge.aten
 
 
 def _write_total(operator: Any) -> Callable[..., Any]:
-    """Of a total over the last dimension that does not keep it.
+    """Of a total over the last dimension that does not keep it, and of the largest or smallest of what may be NaN.
 
-    Its shader holds results to the range of fp16, since `#if T == float16_t` (convert.glslh) compares two names that
-    are not defined: `(x * x).sum(-1)` 1.3 dB above 65504. That of totals that keep their dimension does not.
+    The first one's shader holds results to the range of fp16, since `#if T == float16_t` (convert.glslh) compares two
+    names that are not defined: `(x * x).sum(-1)` 1.3 dB above 65504. That of totals that keep their dimension does not.
+    The others lose NaN: `amax(x, -1)`, as `_CLAMPS` do.
     """
 
     def write(
-        call: Callable[..., Any], _: ExportedProgram, x: Any, dims: Any = (), keep: bool = False, *_more: Any
+        call: Callable[..., Any], program: ExportedProgram, x: Any, dims: Any = (), keep: bool = False, *_more: Any
     ) -> Any:
-        if keep or [dim % x.data.dim() for dim in dims or ()] != [x.data.dim() - 1]:
+        is_last = [dim % x.data.dim() for dim in dims or ()] == [x.data.dim() - 1]
+        loses_nan = operator in _EXTREMES and (keep or is_last) and _is_given(x.node, _constants(program))
+        if (keep or not is_last) and not loses_nan:
             return None
-        return call(_ATEN.select_copy.int, (call(operator, (x, dims, True)), -1, 0))
+        total = call(operator, (x, dims, True))
+        if loses_nan:
+            zeros = call(_ATEN.sum.dim_IntList, (_zeros(call, x), dims, True))
+            total = call(_ATEN.add.Tensor, (total, zeros))
+        return total if keep else call(_ATEN.select_copy.int, (total, -1, 0))
 
     return write
 
@@ -672,6 +704,15 @@ def _write_softmax(call: Callable[..., Any], program: ExportedProgram, x: Any, d
     return call(_ATEN.div.Tensor, (numerators, call(_ATEN.sum.dim_IntList, (numerators, [dim], True))))
 
 
+def _write_pool(operator: Any) -> Callable[..., Any]:
+    """Of a pooling whose strides are left to the kernel, for which the runtime throws: `max_pool2d(x, 2)`."""
+
+    def write(call: Callable[..., Any], _program: Any, x: Any, kernel: Any, stride: Any = (), *more: Any) -> Any:
+        return None if stride else call(operator, (x, kernel, kernel, *more))
+
+    return write
+
+
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _ATEN.pow.Tensor_Scalar: _write_power,
     _ATEN._softmax.default: _write_softmax,  # noqa: SLF001 - the operator's name
@@ -679,11 +720,15 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
         operator: _write_total(operator)
         for operator in (_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default)
     },
+    **{pool: _write_pool(pool) for pool in (_ATEN.avg_pool2d.default, _ATEN.max_pool2d_with_indices.default)},
 }
-_CLAMPS = {_ATEN.clamp.default, _ATEN.hardtanh.default, _ATEN.relu.default, _ATEN.tanh.default}
+_EXTREMES = (_ATEN.amax.default, _ATEN.amin.default)
+_CLAMPS = {getattr(_ATEN, name).default for name in ("clamp", "hardtanh", "minimum", "relu", "tanh")}
 """Whose shaders lose NaN: `relu(x)`. What a program is given may have some, so zeros are added to these, or NaN."""
 
 _ARITHMETIC = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
+_PASSING = _MOVING | _ARITHMETIC | {"aten.clamp", "aten.hardtanh", "aten.relu", "aten.sigmoid"}
+"""Operators that pass NaN on."""
 _MASK = 1e38
 
 
@@ -706,20 +751,18 @@ def _may_be_masked(node: Node, is_finite: Callable[[Node], bool]) -> bool:
     return False
 
 
-def _is_given(node: Node, program: ExportedProgram) -> bool:
+def _is_given(node: Node, constants: Iterable[Node]) -> bool:
     """Whether floating point numbers are inputs of a program, or moved and computed of them and constants alone."""
-    signature = program.graph_signature
-    constants = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    constants |= signature.inputs_to_lifted_tensor_constants
+    names = {constant.name for constant in constants}  # passes make other nodes
     left, found = [node], {node}
     for value in left:
-        if value.op != "placeholder" and not (_name(value) in _MOVING | _ARITHMETIC or value.target is getitem):
+        if value.op != "placeholder" and not (_name(value) in _PASSING or value.target is getitem):
             return False
         new = {given for given in value.all_input_nodes if torch.is_tensor(_value(given))} - found
         left += (given for given in new if _value(given).is_floating_point())
         found |= new
     return _value(node).is_floating_point() and any(
-        value.op == "placeholder" and value.name not in constants for value in left
+        value.op == "placeholder" and value.name not in names for value in left
     )
 
 
@@ -791,30 +834,30 @@ _CONSTANT_NAMES = ("p_", "b_", "c_", "_lifted_tensor_constant")  # of placeholde
 def _has_no_shader(match: Any) -> bool:
     """Of a quantized linear layer: its input has one scale, found at run time; or one row meets weights of 4 bits.
 
-    Of those of torchao whose inputs are quantized, there is one for weights of 4 bits in groups.
+    Of torchao's, there are shaders for weights of 4 bits in groups, and for one matrix: with such weights alone,
+    `Linear(64, 32)` of [2, 4, 64] returns infinite numbers, and with 8 bits the runtime aborts.
     """
-    given = match.dequantize_input_node
     if match.is_weight_pergroup_quantized() and _value(match.weight_node).shape[0] % 4:
         return True  # upstream pads the scales, and then fails
-    if given is not None and _name(given) == "torchao.dequantize_affine":
-        return not _is_of_groups(match)
+    given, weight = match.dequantize_input_node, match.dequantize_weight_node
+    if _name(weight) == "torchao.dequantize_affine":
+        in_groups = match.is_weight_pergroup_quantized() and weight.args[5] == _INT4_MIN
+        one_matrix = all(size == 1 for size in _value(match.pattern_input_node).shape[:-2])
+        return not (in_groups and one_matrix and (given is None or _takes_quantization(match)))
     if given is not None:
         return _name(given) == "quantized_decomposed.dequantize_per_tensor.tensor"
-    by_channel = _name(match.dequantize_weight_node) == "quantized_decomposed.dequantize_per_channel"
     row = _value(match.anchor_node).shape[-2] == 1
-    return by_channel and row and match.dequantize_weight_node.args[4] == _INT4_MIN
+    return _name(weight) == "quantized_decomposed.dequantize_per_channel" and row and weight.args[4] == _INT4_MIN
 
 
-def _is_of_groups(match: Any) -> bool:
-    """Of a layer of torchao: rows of its input and groups of weights have scales. What quantizes the input goes too."""
+def _takes_quantization(match: Any) -> bool:
+    """Of a layer of torchao whose rows of the input have scales. What quantizes the input becomes a part of it."""
     quantize, given = match.quantize_input_node, match.dequantize_input_node
     if (
         quantize is None
         or {*quantize.users} != {given}
         or {*given.users} - {*match.all_nodes}
-        or not (match.is_input_dynamic_perchannel_quantized() and match.is_weight_pergroup_quantized())
-        or any(size != 1 for size in _value(match.pattern_input_node).shape[:-2])  # scales are found for one matrix
-        or match.dequantize_weight_node.args[5] != _INT4_MIN
+        or not match.is_input_dynamic_perchannel_quantized()
     ):
         return False
     chosen = match.input_scales_node.args[0]
@@ -840,6 +883,28 @@ def mend_vulkan() -> None:
     """Applies all patches of this file that change no payload but wrong ones."""
     decline_fusions()
     write_operators_out()
+    FuseViewCopyTransform._merge_view_copy_chains = _merge_views  # noqa: SLF001 - there is no other place
+
+
+_merge = FuseViewCopyTransform._merge_view_copy_chains  # noqa: SLF001 - as above
+
+
+def _merge_views(fuse: FuseViewCopyTransform, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, bool]:
+    """Upstream gives the first of several views the shape of the last, whose sizes may be computed after the first.
+
+    It then finds the order wrong, as for a layer of torchao that is decomposed before another one, with a dynamic
+    batch. Sizes move to the front.
+    """
+    try:
+        merged: tuple[torch.fx.Graph, bool] = _merge(fuse, graph)
+    except RuntimeError:
+        *_, last = graph.find_nodes(op="placeholder")
+        for node in graph.nodes:
+            if node.op == "call_function" and isinstance(_value(node), torch.SymInt):
+                max(last, *node.all_input_nodes).append(node)
+        graph.eliminate_dead_code()
+        merged = graph, True
+    return merged
 
 
 def decline_fusions() -> None:
@@ -858,9 +923,9 @@ def _declining(detect: Callable[[Node], Any], declines: Callable[[Any], bool]) -
     def detected(node: Node) -> Any:
         try:
             match = detect(node)
-        except AssertionError:  # weights with one scale, which is no tensor
+            return None if match is None or declines(match) else match
+        except (AssertionError, IndexError):  # weights with one scale, which is no tensor; vectors as inputs
             return None
-        return None if match is None or declines(match) else match
 
     return detected
 

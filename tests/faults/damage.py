@@ -242,10 +242,10 @@ def rerun(whole: Whole, store: Store) -> None:
     """A model of which a run takes all for cached has the right files afterwards."""
     with open_run(whole.project, whole.workers, store=contextlib.nullcontext(store)) as session:
         find_models(session)
-        session.record("completed")
-    files = whole.project.files() if session.outcomes else {}
+        session.recording.save("completed")
+    files = whole.project.files() if session.progress.outcomes else {}
     for name, content in whole.files.items():
-        assert name.partition("/")[0] not in session.outcomes or files[name] == content, name
+        assert name.partition("/")[0] not in session.progress.outcomes or files[name] == content, name
 
 
 def maintain(_whole: Whole, store: Store) -> None:

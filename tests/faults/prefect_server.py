@@ -70,7 +70,7 @@ for line in sys.stdin:
     out, overrides = json.loads(line)
     with open_session(ExportRequest(zoo="zoo.yaml", out=out, overrides=overrides)) as session:
         outcome = run_flow(session)
-    print(json.dumps([outcome.exit_code, session.server_lost]), flush=True)
+    print(json.dumps([outcome.exit_code, session.prefect.lost]), flush=True)
 """
 
 

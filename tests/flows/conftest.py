@@ -338,10 +338,12 @@ def lower_zoo(project: Project, pool: Workers, *overrides: str, at_once: int = 8
     Overrides are those of ``--set``, options those of `open_run`.
     """
     with open_run(project, pool, *overrides, **options) as session:
-        with session.recorded():
+        with session.recording.open():
             find_models(session)
-            asyncio.run(lower_rest(session, LocalRunner(session.executor, at_once, session)))
-        return Lowered(session.outcome(), {name: outcome.stages for name, outcome in session.outcomes.items()})
+            asyncio.run(lower_rest(session, LocalRunner(session.executor, at_once, session.progress)))
+        return Lowered(
+            session.progress.outcome(), {name: outcome.stages for name, outcome in session.progress.outcomes.items()}
+        )
 
 
 @pytest.fixture(scope="session")

@@ -254,7 +254,9 @@ def spoiled(project, workers):
     def run(damage, times):
         with open_run(project, workers, engine=Spoiling) as session:
             session.executor.damage, session.executor.times = damage, times
-            outcome = asyncio.run(lower_one(session, *session.models, LocalRunner(session.executor, 4, session)))
+            outcome = asyncio.run(
+                lower_one(session, *session.models, LocalRunner(session.executor, 4, session.progress))
+            )
         assert session.executor.spoils == times
         return outcome
 

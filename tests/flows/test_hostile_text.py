@@ -200,8 +200,8 @@ def test_prefects_page(lowered, workers):
     """Prefect's page about a zoo has text of others as text, as the page in the folder of results has."""
     project, outcome = lowered
     with open_run(project, workers) as session:
-        session.outcomes |= {model.model: model for model in outcome.models}
-        session.release = ReleaseOutcome(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), held_back=True)
+        session.progress.outcomes |= {model.model: model for model in outcome.models}
+        session.recording.release = ReleaseOutcome(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), held_back=True)
         text = "\n".join(_summary(session))
     check(text)
     assert "\x1b" not in text

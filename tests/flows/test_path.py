@@ -71,6 +71,7 @@ ELSEWHERE = {
     "flows/prefect/embedded_server.py",
     "flows/prefect/pages.py",
     "tasks/engine/workers/warm_server.py",
+    "flows/run/recording.py",
     "flows/run/session.py",
 }
 

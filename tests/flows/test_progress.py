@@ -28,7 +28,8 @@ from pteforge.configs.zoo import RunConfig
 from pteforge.flows.cli.progress import Bar, Failures, Lines
 from pteforge.flows.run.outcome import ModelOutcome
 from pteforge.flows.run.pace import ExpectedStage, Pace
-from pteforge.flows.run.session import ZooObserver, stage_memory
+from pteforge.flows.run.progress import ZooObserver
+from pteforge.flows.run.session import stage_memory
 from pteforge.flows.run.zoo import find_models, lower_rest
 from pteforge.tasks.engine.executor import LocalRunner
 from pteforge.tasks.engine.keys.code import StageKey
@@ -223,14 +224,14 @@ def test_stages_are_known_before_they_run(lower, warm):
     before = lower(warm, models="linear")
     with Workers(jobs=1) as workers, open_run(warm, workers) as session:
         zoo = session.loaded.zoo.model_copy(update={"name": "a zoo that has no runs"})
-        other = replace(session, loaded=replace(session.loaded, zoo=zoo), pace=Pace())
+        other = replace(session, loaded=replace(session.loaded, zoo=zoo))
         session.expect_stages()
-        by_record = session.pace.known
-        assert session.pace.left(1) > 0
+        by_record = session.progress.pace.known
+        assert session.progress.pace.left(1) > 0
         other.expect_stages()
         assert not workers.started
     stages = len(before.stages["linear"])
-    assert by_record == other.pace.known >= 2 * stages
+    assert by_record == other.progress.pace.known >= 2 * stages
 
 
 def test_what_is_cached_takes_no_time(warm):
@@ -239,10 +240,10 @@ def test_what_is_cached_takes_no_time(warm):
     with Workers(jobs=1) as workers, open_run(warm, workers) as session:
         find_models(session)
         session.expect_stages()
-    stages = session.planned["linear"]
+    stages = session.progress.planned["linear"]
     assert {slot.split("/")[1] for slot, stage in stages.items() if stage.seconds == 0} >= {"export", "verify"}
     assert all(stage.seconds is None for slot, stage in stages.items() if slot.endswith("int8-dynamic"))
-    assert session.pace.known == sum(map(len, session.planned.values()))
+    assert session.progress.pace.known == sum(map(len, session.progress.planned.values()))
 
 
 def test_a_model_is_planned_once(warm, monkeypatch, tmp_path):
@@ -252,7 +253,7 @@ def test_a_model_is_planned_once(warm, monkeypatch, tmp_path):
         find_models(session)
         monkeypatch.delattr("pteforge.flows.run.pace.lower_model")
         session.expect_stages()
-    assert session.pace.known == sum(map(len, session.planned.values())) > len(session.models)
+    assert session.progress.pace.known == sum(map(len, session.progress.planned.values())) > len(session.models)
 
 
 class Watch(ZooObserver):
@@ -273,10 +274,10 @@ def test_large_stages_run_one_after_another(warm):
         past = {slot: store.ledger.last_run(slot).peak_memory for slot in exports}
     warm.edit("nets.py", "def conv", "EDITED = 1\n\n\ndef conv")
     with Workers(jobs=4, memory=sum(past.values()) - 1) as workers, open_run(warm, workers, recipes="po*") as session:
-        session.observer = watch = Watch()
-        asyncio.run(lower_rest(session, LocalRunner(session.executor, 8, session)))
-    assert session.outcome().exit_code == 0
-    stages = {stage.slot: stage for model in session.outcomes.values() for stage in model.stages}
+        session.progress.observe(watch := Watch())
+        asyncio.run(lower_rest(session, LocalRunner(session.executor, 8, session.progress)))
+    assert session.progress.outcome().exit_code == 0
+    stages = {stage.slot: stage for model in session.progress.outcomes.values() for stage in model.stages}
     for slot in exports:
         assert stages[slot].predicted_memory == past[slot]
         assert stages[slot].peak_memory > 0

@@ -90,8 +90,8 @@ def _listed(names: Iterable[str]) -> str:
     return f"{first} and {len(more)} more" if more else first
 
 
-def settle(start: str | None = None) -> str:
-    """Notes that all modules are loaded which this process loads first; returns `code_at_start` if that is all known.
+def note_loaded(start: str | None = None) -> str:
+    """Takes what is loaded by now as loaded from unchanged files; returns `code_at_start`, or zeros if files changed.
 
     Stages fail here from now on if a file has changed meanwhile, or since `start`, another process's `code_at_start`.
     """
@@ -225,7 +225,7 @@ _SITE = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 @cache
 def loaded_sources() -> LoadedSources:
-    """This process's. From the first call on it hears of each source that is imported, or reloaded."""
+    """This process's. From the first call on, each source that is imported or reloaded is noted."""
     sources, stats = LoadedSources(), SourceFileLoader.path_stats
     for name in list(sys.modules):
         if (path := module_file(name)).endswith(".py"):

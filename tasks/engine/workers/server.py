@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from ....errors import ObjectDamaged, ObjectMissing, from_user_code, is_bad_input, whole_message
-from ..keys.loaded import code_at_start, settle
+from ..keys.loaded import code_at_start, note_loaded
 from ..stage import reporter
 from .memory import children, own_memory
 from .protocol import CALL_FDS, PROCESS_FDS, READY, Answer, CallRequest, Ended, ProgressWriter, Started
@@ -129,7 +129,7 @@ def run_started_process(server: int, preload: list[str], own_fds: list[int], cod
         os.set_inheritable(fd, False)
     for module in preload:
         importlib.import_module(module)
-    settle(code)
+    note_loaded(code)
     run_stage_process(server, process_control(), own_fds)
 
 
@@ -244,7 +244,7 @@ def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | N
     for fd in filter(None, (control_fd, listener_fd)):
         os.set_inheritable(fd, False)
     pid = os.getpid()
-    greeting = READY + settle().encode()
+    greeting = READY + note_loaded().encode()
     preloading = None if forks else preload
     with socket.socket(fileno=control_fd) as control, _Server(control, listener, preloading, greeting) as server:
         process(_PR_SET_PDEATHSIG, 0)

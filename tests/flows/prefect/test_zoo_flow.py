@@ -10,15 +10,21 @@ from uuid import uuid4
 
 import pytest
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelling, Running
+from prefect.states import AwaitingRetry, Cancelling, Running
+from pteforge.errors import ZooFailed
 from pteforge.flows.prefect import zoo_flow
 
 
 class Server:
-    """Answers with one state after another, the last one for ever; None is an answer that fails."""
+    """Answers with one state after another, the last one for ever; None is an answer that fails.
 
-    def __init__(self, *states: State[Any] | None) -> None:
+    `before` are the states of the run's earlier attempts. The first `refused` calls that set a state fail.
+    """
+
+    def __init__(self, *states: State[Any] | None, before: tuple[State[Any], ...] = (), refused: int = 0) -> None:
         self.states = list(states)
+        self.before = before
+        self.refused = refused
         self.told: list[str] = []
 
     @asynccontextmanager
@@ -31,8 +37,14 @@ class Server:
             raise ConnectionError
         return SimpleNamespace(state=state)
 
+    async def read_flow_run_states(self, _: Any) -> list[State[Any]]:
+        return [*self.before, Running()]
+
     async def set_flow_run_state(self, _: Any, state: State[Any], *, force: bool) -> None:
         assert force
+        if self.refused:
+            self.refused -= 1
+            raise ConnectionError
         self.told.append(state.type.value)
 
 
@@ -40,7 +52,7 @@ class Server:
 def run(monkeypatch):
     """Runs the body of the flows against a server; its result, and what became of the work."""
 
-    def run_against(server: Server, seconds: float) -> tuple[Any, list[str]]:
+    def run_against(server: Server, seconds: float, problem: Exception | None = None) -> tuple[Any, list[str]]:
         ended = []
 
         async def lower(_asked: Any, *, part: bool) -> str:
@@ -50,12 +62,14 @@ def run(monkeypatch):
             except asyncio.CancelledError:
                 ended.append("cancelled")
                 raise
+            if problem:
+                raise problem
             return "done"
 
         monkeypatch.setattr(zoo_flow, "_lower", lower)
         monkeypatch.setattr(zoo_flow, "_CANCEL_LOOK", 0.02)
         monkeypatch.setattr(zoo_flow, "get_client", server.client)
-        monkeypatch.setattr(zoo_flow, "flow_run", SimpleNamespace(id=str(uuid4())))
+        monkeypatch.setattr(zoo_flow, "flow_run", SimpleNamespace(id=str(uuid4()), run_count=1 + bool(server.before)))
         monkeypatch.setattr(zoo_flow, "leave", lambda _: ended.append("left"))
         monkeypatch.setattr(zoo_flow, "_ENDING", 60.0)
         return asyncio.run(zoo_flow._run({})), ended
@@ -65,7 +79,7 @@ def run(monkeypatch):
 
 def test_cancelled_run_ends_by_itself(run, caplog):
     """A run that stays cancelling says so, reports that it is cancelled, and ends."""
-    server = Server(Running(), None, Cancelling())
+    server = Server(Running(), None, Cancelling(), refused=1)
     state, ended = run(server, 60.0)
     assert state.type.value == "CANCELLED"
     assert server.told == ["CANCELLED"]
@@ -79,3 +93,19 @@ def test_other_runs_go_on(run, states):
     server = Server(*states)
     assert run(server, 0.3) == ("done", [])
     assert server.told == []
+
+
+def test_run_that_fails_while_it_is_cancelled(run):
+    """The run of a zoo fails when the run of a model is cancelled with it, maybe before it has looked at its own."""
+    state, ended = run(Server(Cancelling()), 0.0, ZooFailed("1 of the files was not made"))
+    assert (state.type.value, ended) == ("CANCELLED", [])
+    for server in (Server(Running()), Server(None)):
+        with pytest.raises(ZooFailed):
+            run(server, 0.0, ZooFailed("1 of the files was not made"))
+
+
+def test_cancelled_between_two_attempts(run):
+    """Prefect takes a run that was cancelled while it waited for its next attempt to `Running`: it ends there."""
+    state, ended = run(Server(Running(), before=(Running(), AwaitingRetry(), Cancelling())), 60.0)
+    assert (state.type.value, ended) == ("CANCELLED", [])
+    assert run(Server(Running(), before=(Running(), AwaitingRetry())), 0.0) == ("done", [])

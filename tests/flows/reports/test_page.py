@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 from pteforge.artifacts.runs import ReleaseOutcome
 from pteforge.artifacts.store import open_store
-from pteforge.flows.reports.page import NAME, render, with_the_rest, write_page
+from pteforge.flows.reports.page import NAME, render, runs_before, with_the_rest, write_page
 from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
 from pteforge.tasks.results.delegation import MethodWork, OutsideCalls
 from pteforge.tasks.results.delivered import Delivered, Failure, delivered_by
@@ -367,6 +367,14 @@ def test_a_run_of_a_part_keeps_the_rest(record):
     elsewhere = replace(whole, parameters={**record.parameters, "out": "/elsewhere"})
     assert with_the_rest(part, [elsewhere]).files == part.files
     assert with_the_rest(record, [older]).files == record.files
+
+
+def test_runs_before(record, tmp_path):
+    """Parts that a run has had other runs lower are no runs before it."""
+    with open_store(str(tmp_path / "store")) as store:
+        for name, whole in {"before": "", "left": "killed", "now": "", "part": "now"}.items():
+            store.runs.write(replace(record, id=name, part_of=whole))
+        assert [run.id for run in runs_before("now", record.zoo, store.runs)] == ["before"]
 
 
 def test_no_page_is_a_warning(made, lower, caplog):

@@ -33,7 +33,7 @@ from pteforge.flows.run.zoo import find_models, lower_rest
 if __name__ == "__main__":
     log_json()
     with open_session(ExportRequest(zoo="zoo.yaml", store="store")) as session:
-        with session.recorded(Path("run.prom")):
+        with session.recording.open(Path("run.prom")):
             find_models(session)
             asyncio.run(lower_rest(session, session.local_runner()))
     assert "prefect" not in sys.modules
@@ -223,8 +223,8 @@ def test_metrics_of_hostile_names(project: Project, workers: Any, tmp_path: Path
     for models in (["linear", "lost"], ["linear"]):
         project.write_zoo(dict.fromkeys(models, "nets:linear"))
         zoo.write_text(zoo.read_text() + f"name: {json.dumps('../' + HOSTILE + chr(34))}\n")
-        with open_run(project, workers) as session, session.recorded(tmp_path):
-            session.add(ModelOutcome(models[-1], (Delivered(models[-1], "portable-fp32", "cached"),)))
+        with open_run(project, workers) as session, session.recording.open(tmp_path):
+            session.progress.add(ModelOutcome(models[-1], (Delivered(models[-1], "portable-fp32", "cached"),)))
         (file,) = tmp_path.glob("*.prom")
         assert file.stem.isascii()
         counted.append(samples(file))

@@ -311,10 +311,10 @@ def test_entrypoint_of_a_model(warm, on_server, recorded):
 # Two runs at once in one process, and which models each session heard of.
 TWO = """
 import asyncio, json, sys
-from pteforge.flows.run import session
+from pteforge.flows.run import progress
 from pteforge.flows.prefect import zoo_flow
 heard = {}
-session.Session.finished = lambda self, done: heard.setdefault(self.id, set()).add(done.call.model)
+progress.Progress.finished = lambda self, done: heard.setdefault(id(self), set()).add(done.call.model)
 async def both(given):
     runs = (zoo_flow.export_zoo(models=model, **given, return_state=True) for model in ("linear", "conv"))
     return await asyncio.gather(*runs)

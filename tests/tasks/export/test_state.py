@@ -1,6 +1,7 @@
 """State that calls leave for later ones: programs keep what is in buffers, and models with other state are refused."""
 
 import collections
+import contextlib
 import functools
 import itertools
 
@@ -218,3 +219,67 @@ def last_input(self, x):
 def test_what_outputs_do_not_depend_on(step):
     """Counters that nothing reads, constants that the first call makes, and inputs that are kept are left alone."""
     assert calls_of(Model(step, count=0, offset=None, seen=None)) == []
+
+
+class Method(torch.nn.Module):
+    """A method of a module's, by its name."""
+
+    def __init__(self, net, name):
+        super().__init__()
+        self.net, self.name = net, name
+
+    def forward(self, x):
+        return getattr(self.net, self.name)(x)
+
+
+class Memory(torch.nn.Module):
+    """What `encode` keeps, `decode` reads: in an attribute, in a buffer, or in both without need."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.kept, self.seen, self.past = kept, 0, torch.zeros(1, 3)
+        self.register_buffer("total", torch.zeros(1, 3))
+
+    def encode(self, x):
+        self.seen += 1
+        if self.kept == "past":
+            self.past = x * 2
+        else:
+            self.total.copy_(x * 2)
+        return x + 1
+
+    def decode(self, x):
+        return x + self.past + self.total
+
+
+@pytest.mark.parametrize("kept", ["past", "total"])
+def test_state_between_methods(kept):
+    """Where a method reads what another one leaves in an attribute, the model is refused; buffers are shared."""
+    from pteforge import MethodDefinition, ModelDefinition
+    from pteforge.tasks.export.eager import check_state_between
+
+    net = Memory(kept)
+    methods = {name: MethodDefinition(Method(net, name), [(X,)]) for name in ("encode", "decode")}
+    refused = pytest.raises(SourceError, match=r"'decode' reads what other methods leave in .* \(net\.past")
+    with refused if kept == "past" else contextlib.nullcontext():
+        check_state_between(ModelDefinition(methods))
+    assert (net.seen, net.past.sum(), net.total.sum()) == (0, 0, 0)
+
+
+LEFT = {"h": torch.zeros(1, 3)}
+
+
+def left(_, x):
+    LEFT["h"] = LEFT["h"] + x
+    return LEFT["h"] * 2
+
+
+def test_tensors_of_traces():
+    """A tensor that a trace has left in a global variable is told with the variable's name."""
+    from pteforge.tasks.export.eager import run_eager
+
+    module = Model(left)
+    with torch.no_grad():
+        torch.export.export(module, (X,))
+    with pytest.raises(SourceError, match=r"on example 0, the model uses a tensor .*test_state\.LEFT, .* a buffer"):
+        run_eager(module, ((X,), {}), "example 0")

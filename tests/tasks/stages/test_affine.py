@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pteforge.errors import TargetError
+from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.lower.graphs import decompose_affine
 from pteforge.tasks.quantize.module_transforms import make_config, transformed
 from pteforge.tests.lowering import XNNPACK, recipe
@@ -59,6 +60,16 @@ def test_what_xnnpack_does_not_take(builder, config, fields, message, lower):
     """Quantized operators that it does not know, or layers whose sizes it would fail on, are named beforehand."""
     with pytest.raises(TargetError, match=message):
         lower(f"builders:{builder}", torchao(config, fields, "xnnpack"))
+
+
+@pytest.mark.slow
+def test_what_vulkan_leaves(lower):
+    """Layers of sizes for which GPUs have no shader are decomposed, and the file is made."""
+    given = torchao("int8_dynamic_activation_intx_weight", PER_AXIS, "vulkan")
+    lowered = lower("builders:odd_stack", given | {"verify": {"required": False, "min_sqnr_db": 12}})
+    operators = {name for payload in lowered.payloads.values() for name in read_pte(payload).methods[0].operators}
+    assert operators
+    assert not any("torchao" in name for name in operators)
 
 
 @pytest.mark.slow

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import os
-import subprocess
-import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,10 @@ def chunks(x):
 
 def lookup(x):
     return functional.embedding(torch.arange(x.shape[1]), TABLE)
+
+
+def large_positions(x):
+    return torch.arange(1 << 25, (1 << 25) + x.shape[1])
 
 
 def causal(x):
@@ -68,6 +74,10 @@ class Total(nn.Module):
         return self.total * 2
 
 
+def pools(x):
+    return functional.avg_pool2d(x, 2), functional.max_pool2d(x, (1, 2))
+
+
 def on_both(*operators):
     return {"vulkan": {*operators}, "webgpu": {*operators}}
 
@@ -85,7 +95,6 @@ LEFT: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any], dict[str, set[
     "depthwise strides": (nn.Conv2d(6, 6, 1, 2, groups=6), (IMAGE,), {}, on_vulkan("convolution")),
     "transposed dilation": (nn.ConvTranspose2d(6, 4, 2, dilation=2), (IMAGE,), {}, on_vulkan("convolution")),
     "pointwise steps": (nn.Conv1d(6, 4, 1, 2), (TOKENS,), {}, on_vulkan("convolution")),
-    "strides of the kernel": (Function(lambda x: functional.avg_pool2d(x, 2)), (IMAGE,), {}, on_vulkan("avg_pool2d")),
     "factor": (nn.Upsample(scale_factor=1.5), (IMAGE,), {}, on_vulkan("upsample_nearest2d")),
     "size": (nn.Upsample((7, 8)), (IMAGE,), {}, on_vulkan("upsample_nearest2d")),
     "layout": (Function(channels_last), (IMAGES,), {}, on_both("_to_dim_order_copy")),
@@ -117,7 +126,19 @@ LEFT: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any], dict[str, set[
     "softmax": (Function(lambda x: x.softmax(1)), (IMAGES,), {}, on_vulkan("_softmax")),
     "softmax of images": (Function(lambda x: x.softmax(0)), (IMAGE,), {}, on_vulkan("_softmax")),
     "mean": (Function(lambda x: x.mean(1, keepdim=True)), (IMAGES,), {}, on_vulkan("mean")),
-    "positions": (Function(lambda x: x.argmax(-1, keepdim=True)), (TOKENS,), {}, on_vulkan("argmax")),
+    "positions": (
+        Function(lambda x: x.argmax(-1)),
+        (TOKENS.masked_fill(TOKENS > 1, torch.nan),),
+        {},
+        on_vulkan("argmax"),
+    ),
+    "long table": (nn.Embedding(16385, 4), (torch.tensor([[1, 16384]]),), {}, on_vulkan("embedding")),
+    "what fills texels": (
+        nn.Sequential(Function(torch.rsqrt), nn.Conv2d(5, 4, 3)),
+        (torch.rand(1, 5, 4, 3) + 1,),
+        {},
+        on_vulkan("rsqrt"),
+    ),
     "norm": (nn.LayerNorm((6, 8)), (TOKENS,), {}, on_both("native_layer_norm")),
     "norm of vectors": (nn.BatchNorm1d(6), (TOKENS,), {}, on_vulkan("_native_batch_norm_legit_no_training")),
     "norm of groups of lines": (nn.GroupNorm(2, 6), (TOKENS,), {}, on_vulkan("native_group_norm")),
@@ -154,6 +175,7 @@ TAKEN: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
     "depthwise": (nn.Conv2d(6, 6, 3, 2, groups=6), (IMAGE,), {}),
     "depthwise line": (nn.Conv2d(6, 6, (1, 3), padding=1, groups=6), (IMAGE,), {}),
     "lines in groups": (nn.Conv1d(6, 12, 3, groups=2), (TOKENS,), {}),
+    "strides of the kernel": (Function(pools), (IMAGE,), {}),
     "chunks": (Function(chunks), (TOKENS,), {}),
     "groups": (nn.Conv2d(8, 16, 3, groups=2), (torch.randn(1, 8, 5, 3),), {}),
     "integers": (Function(lambda x: x * x), (INTEGERS,), {}),
@@ -165,7 +187,13 @@ TAKEN: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
     "softmax": (Function(lambda x: x.softmax(-1)), (IMAGES,), {}),
     "softmax of one": (Function(lambda x: x.softmax(1)), (IMAGE,), {}),
     "mean of one": (Function(lambda x: x.mean(1, keepdim=True)), (IMAGE,), {}),
-    "positions": (Function(lambda x: x.argmax(-1)), (TOKENS,), {}),
+    "positions": (Function(lambda x: functional.linear(x, TABLE).argmax(-1)), (TOKENS,), {}),
+    "table as long as an image is wide": (nn.Embedding(16384, 4), (torch.tensor([[1, 16383]]),), {}),
+    "roots of whole texels": (
+        nn.Sequential(Function(torch.rsqrt), nn.Conv2d(8, 4, 3)),
+        (torch.rand(1, 8, 4, 3) + 1,),
+        {},
+    ),
     "norm": (nn.LayerNorm(8), (TOKENS,), {}),
     "product": (Function(torch.matmul), (TOKENS, torch.randn(8, 3)), {}),
     "state": (Total(), (torch.randn(4),), {}),
@@ -219,19 +247,44 @@ def test_calls_within_limits_are_taken(module, inputs, sizes):
     assert not left("vulkan", edge_program(module, inputs, sizes))
 
 
-@pytest.mark.parametrize(
-    ("outputs", "dtype", "taken"), [(32, torch.int4, True), (30, torch.int4, False), (32, torch.int8, False)]
-)
-def test_layers_of_torchao(outputs, dtype, taken):
-    """Weights of 4 bits in groups are taken with what quantizes the input; upstream fuses others and then fails."""
-    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+def layer_of_torchao(config: str, outputs: int, **fields: Any) -> nn.Module:
+    """A linear layer that torchao has quantized, and one in floating point."""
+    import torchao.quantization as ao
+
+    net = nn.Sequential(nn.Linear(64, outputs), nn.Linear(outputs, 3)).eval()
+    ao.quantize_(net, getattr(ao, config)(**fields), lambda layer, _: getattr(layer, "in_features", 0) == 64)
+    return net
+
+
+def layers_of_torchao() -> dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any], bool]]:
+    """Modules, inputs, dynamic sizes, and whether all of it is taken."""
     from torchao.quantization.granularity import PerGroup
 
-    net = nn.Sequential(nn.Linear(64, outputs)).eval()
-    quantize_(net, Int8DynamicActivationIntxWeightConfig(weight_dtype=dtype, weight_granularity=PerGroup(32)))
-    found = left("vulkan", edge_program(net, (torch.randn(4, 64),), {}))
-    assert ("quantize_affine" in found) != taken
-    assert not (taken and found)
+    rows, batch = torch.randn(4, 64), torch.randn(2, 4, 64)
+    dynamic = partial(layer_of_torchao, "Int8DynamicActivationIntxWeightConfig", weight_granularity=PerGroup(32))
+    weights = partial(layer_of_torchao, "IntxWeightOnlyConfig", granularity=PerGroup(32))
+    return {
+        "groups of 4 bits": (dynamic(32, weight_dtype=torch.int4), (rows,), {0: Dim("rows", min=2, max=8)}, True),
+        "odd size": (dynamic(30, weight_dtype=torch.int4), (rows,), {}, False),
+        "8 bits": (dynamic(32, weight_dtype=torch.int8), (rows,), {}, False),
+        "batch": (dynamic(32, weight_dtype=torch.int4), (batch,), {}, False),
+        "batch of any size": (dynamic(32, weight_dtype=torch.int4), (batch,), {0: Dim("batch", max=4)}, False),
+        "weights of 4 bits": (weights(32, weight_dtype=torch.int4), (rows,), {}, True),
+        "weights of 4 bits, batch": (weights(32, weight_dtype=torch.int4), (batch,), {}, False),
+        "weights of 8 bits": (weights(32, weight_dtype=torch.int8), (rows,), {}, False),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(8))
+def test_layers_of_torchao(number):
+    """Weights of 4 bits in groups are taken with what quantizes the input; what else there is, is decomposed."""
+    *lowering, taken = [*layers_of_torchao().values()][number]
+    programs = lowered(*lowering)
+    called = [node.target for node in programs.exported_program().graph.nodes if hasattr(node.target, "_schema")]
+    assert not any("torchao" in str(operator) for operator in called)
+    assert (not called) == taken
+    assert parts_of(programs)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +295,8 @@ def test_layers_of_torchao(outputs, dtype, taken):
         (lambda x: x**0.5, ["sqrt"]),
         (lambda x: x.softmax(-1), ["amax", "sub", "exp", "sum", "div"]),
         (lambda x: functional.linear(x, TABLE).softmax(-1), ["_softmax"]),
+        (lambda x: x.amax(-1), ["amax", "sigmoid", "sub", "sum", "add", "select_copy"]),
+        (lambda x: functional.linear(x, TABLE).amax(1, keepdim=True), ["amax"]),
         (torch.relu, ["relu", "sigmoid", "sub", "add"]),
         (lambda x: torch.relu(functional.linear(x, TABLE)), ["relu"]),
     ],
@@ -278,20 +333,27 @@ def test_weights_of_attention_are_taken_apart_on_the_cpu():
 def test_gelu_is_written_out():
     """The runtime's own is off by up to 5e-4, whatever form a model asks for; that by tanh is the model's."""
     for form, calls in (("none", 0), ("tanh", 1)):
-        program = lowered(nn.GELU(form), (TOKENS,)).exported_program()
-        (delegate,) = (module for module in program.graph_module.modules() if hasattr(module, "original_module"))
-        graph = delegate.original_module.graph
-        assert len([node for node in graph.nodes if "gelu" in str(node.target)]) == calls
+        (part,) = parts_of(lowered(nn.GELU(form), (TOKENS,)))
+        assert len([node for node in part.graph.nodes if "gelu" in str(node.target)]) == calls
 
 
 def test_what_upstream_keeps_whole():
     """An operator that stays on the CPU is decomposed: upstream refuses those that it keeps whole for the GPU."""
-    from executorch.exir.delegate import executorch_call_delegate
-
     sizes = {2: Dim("height", min=3, max=6)}
     for module, parts in ((nn.Upsample(scale_factor=2), 1), (nn.Upsample(size=(6, 6)), 0)):
-        program = lowered(module, (IMAGE,), sizes).exported_program()
-        assert len([node for node in program.graph.nodes if node.target is executorch_call_delegate]) == parts
+        assert len(parts_of(lowered(module, (IMAGE,), sizes))) == parts
+
+
+@pytest.mark.parametrize("function", [large_positions, lambda x: torch.full((x.shape[1], 2), 1 << 25)])
+def test_sizes_alone_are_no_part(function):
+    """Sizes that only the CPU takes stay there: upstream cannot lower a part that computes no tensor."""
+    assert not parts_of(lowered(Function(function), (TOKENS,), LENGTH))
+
+
+def parts_of(programs: Any) -> list[Any]:
+    """Programs of what is delegated."""
+    modules = programs.exported_program().graph_module.modules()
+    return [module.original_module for module in modules if hasattr(module, "original_module")]
 
 
 def test_patterns_are_traced_once():
@@ -348,11 +410,13 @@ def lowered(module: nn.Module, inputs: tuple[Any, ...], sizes: dict[int, Any] | 
     """The edge program of a module whose calls within limits are delegated to Vulkan."""
     import executorch.kernels.quantized  # noqa: F401 - registers what runs quantized operators
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+    from pteforge.tasks.lower.exir import decompose_left_affine
     from pteforge.tasks.targets import find_target
 
+    partitioners = [*find_target("vulkan").partitioners()]
     return to_edge_transform_and_lower(
-        exported(module, inputs, sizes or {}),
-        partitioner=[*find_target("vulkan").partitioners()],
+        decompose_left_affine(exported(module, inputs, sizes or {}), partitioners),
+        partitioner=partitioners,
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
 
@@ -360,17 +424,23 @@ def lowered(module: nn.Module, inputs: tuple[Any, ...], sizes: dict[int, Any] | 
 LIBRARY = os.environ.get("PTEFORGE_VULKAN_LIBRARY")
 """A library that registers VulkanBackend when it is loaded; Vulkan's own variables choose the driver."""
 
-RUN = """
-import ctypes, sys
-import torch, executorch.kernels.quantized
-from executorch.runtime import Runtime
-ctypes.CDLL(sys.argv[1])
-content = open(sys.argv[2], "rb").read()
-program = Runtime.get().load_program(content)
-method = program.load_method("forward")
-given = torch.load(sys.argv[3])
-torch.save([[each.clone() for each in method.execute(inputs)] for inputs in given], sys.argv[4])
-"""
+
+def run(content: bytes, calls: Sequence[tuple[Any, ...]], path: Path) -> list[list[torch.Tensor]]:
+    """What the runtime returns, call by call, in a process of its own, which it may end."""
+    import executorch.kernels.quantized  # noqa: F401 - registers what runs quantized operators
+    from executorch.runtime import Runtime
+
+    if not (child := os.fork()):
+        try:
+            ctypes.CDLL(LIBRARY)
+            method = Runtime.get().load_program(content).load_method("forward")
+            torch.save([[each.clone() for each in method.execute(inputs)] for inputs in calls], path)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert not os.waitpid(child, 0)[1]
+    return torch.load(path)
+
 
 MORE: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
     "gelu": (nn.GELU(), (TOKENS * 3,), {}),
@@ -382,9 +452,20 @@ MORE: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
     "dynamic line": (nn.Conv1d(6, 4, 3, padding=1), (TOKENS,), {2: Dim("length", min=2)}),
     "remainder": (Function(lambda x: x % 3), (INTEGERS,), {}),
     "causal mask of a dynamic size": (Function(causal), (TOKENS,), LENGTH),
+    "positions by the CPU": (Function(lambda x: (x * 2, large_positions(x))), (TOKENS,), LENGTH),
     "equal parts": (Function(lambda x: x.softmax(-1)), (torch.full((2, 6), torch.finfo(torch.float32).min),), {}),
     "no parts": (Function(lambda x: x.softmax(-1)), (torch.full((2, 6), float("-inf")),), {}),
     "no numbers": (nn.ReLU6(), (torch.tensor([-1.0, torch.nan, 2, 7, torch.inf]),), {}),
+    "no numbers in totals": (
+        Function(lambda x: (x.amax(-1), x.amin(-2, keepdim=True), torch.minimum(x, x[0]), functional.hardsigmoid(x))),
+        (TOKENS.masked_fill(TOKENS > 1, torch.nan),),
+        {},
+    ),
+    "hardswish": (
+        Function(lambda x: (functional.hardswish(x[0]), functional.hardswish(x.view(2, 1, 2, 3, 8)))),
+        (TOKENS * 3,),
+        {},
+    ),
     "quarters": (Function(lambda x: (x**2).amax(-1)), (TOKENS * 1e6,), {}),
     "norm by given weights": (Normed(), (torch.randn(2, 64), torch.randn(64)), {}),
     **{
@@ -397,9 +478,10 @@ MORE: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
 """What is lowered otherwise than by leaving calls."""
 
 if LIBRARY:
+    RUNS: list[Any] = [*LEFT.items(), *TAKEN.items(), *MORE.items(), *layers_of_torchao().items()]
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("case", [*LEFT.values(), *TAKEN.values(), *MORE.values()], ids=[*LEFT, *TAKEN, *MORE])
+    @pytest.mark.parametrize("case", [case for _, case in RUNS], ids=[name for name, _ in RUNS])
     def test_on_vulkan(case, tmp_path):
         """What Vulkan's runtime computes of each case is what eager computes, call after call, at each size."""
         module, first, sizes, *_ = case
@@ -412,13 +494,9 @@ if LIBRARY:
         made = programs.to_executorch().buffer
         eager = copy.deepcopy(module)
         expected = [[each.clone() for each in flat(eager(*call))] for call in calls]
-        file, given, taken = (tmp_path / name for name in ("net.pte", "inputs.pt", "outputs.pt"))
-        file.write_bytes(made)
-        torch.save(calls, given)
-        command = [sys.executable, "-c", RUN, LIBRARY, str(file), str(given), str(taken)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        torch.testing.assert_close(torch.load(taken), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+        torch.testing.assert_close(
+            run(made, calls, tmp_path / "outputs"), expected, rtol=1e-4, atol=1e-5, equal_nan=True
+        )
 
 
 def flat(values: Any) -> list[Any]:
