@@ -5,6 +5,7 @@ from __future__ import annotations
 __package__ = "pteforge.flows.prefect"  # as it is; but `prefect deploy FILE:export_zoo` loads the file by its path
 
 import asyncio
+import atexit
 import inspect
 import logging
 import os
@@ -46,7 +47,7 @@ from .pages import announce, progress_shown, show_findings, show_tables, show_zo
 from .pool import PART_OF, lower_in_pool, shortened, unreported
 from .run_flow import open_configured
 from .runner import PrefectRunner, add_tags, runner_of
-from .settings import redact_workspaces
+from .settings import redact_workspaces, server_configured
 
 tracer_provider()  # Prefect begins the span of a deployed run before it calls the flow
 _log = logging.getLogger(__name__)
@@ -102,16 +103,18 @@ def export_opened(session: Session) -> Any:
 
 async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
     """The body of both flows, until the run is cancelled. `part`: another run publishes the files."""
-    if await _cancelled_between_attempts():
-        return _cancelled_state()
     run, cancelled = asyncio.create_task(_lower(asked, part=part)), asyncio.create_task(_cancelled())
     try:
         await asyncio.wait((run, cancelled), return_when=asyncio.FIRST_COMPLETED)
         if run.done() or cancelled.exception():  # Prefect's handler of signals raises in whatever is running
             ended = run if run.done() else cancelled
             failed = not ended.cancelled() and isinstance(ended.exception(), Exception)
-            # a zoo's run fails, too, when a run of its models is cancelled along with it
-            return _cancelled_state() if failed and await _is_cancelling() else await ended
+            if failed:
+                if await _is_cancelling():  # a zoo's run fails, too, when a run of its models is cancelled with it
+                    return _cancelled_state()
+                if server_configured():
+                    atexit.register(_end_cancelled, UUID(flow_run.id))
+            return await ended
         _log.warning("the run is cancelled on the server, and its worker does not end it: it ends by itself")
         end = threading.Timer(_ENDING, leave, (0,))  # threads may wait for a store that is away
         end.daemon = True
@@ -156,16 +159,12 @@ async def _is_cancelling() -> bool:
     return False
 
 
-async def _cancelled_between_attempts() -> bool:
-    """Whether the run was cancelled while it waited to be tried again: Prefect takes it from there to `Running`."""
-    if flow_run.run_count < 2:
-        return False
-    with suppress(Exception):  # Prefect's
-        async with get_client() as client:
-            states = sorted(await client.read_flow_run_states(UUID(flow_run.id)), key=lambda state: state.timestamp)
-        before = [state for state in states if not state.is_running()]
-        return bool(before and before[-1].is_cancelling())
-    return False
+def _end_cancelled(run: UUID) -> None:
+    """Ends a run that was cancelled while it waited for its next attempt: Prefect leaves it `Cancelling`."""
+    with suppress(Exception), get_client(sync_client=True) as client:
+        state = client.read_flow_run(run).state
+        if state and state.is_cancelling():
+            client.set_flow_run_state(run, _cancelled_state(), force=True)
 
 
 async def _lower(asked: Mapping[str, Any], *, part: bool) -> Any:

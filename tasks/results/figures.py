@@ -17,12 +17,14 @@ from .tables import format_error, format_sqnr
 if TYPE_CHECKING:
     from .delivered import Delivered
 
-_MOST_DB = {"bfloat16": 22.0, "int8": 30.0, "float16": 40.0}
+_MOST_DB = {"bfloat16": 22.0, "int8": 30.0, "float16": 34.0}
 """The highest SQNR bound that applies to outputs of a dtype, coarsest first.
 
 One rounding to float16 (11 bits) leaves some 70 dB, and to bfloat16 (8 bits) 18 dB less; kernels round at every
-operator, so networks reach little more than half of that. Of values that are quantized to int8 on the way, by scales
-that are computed there, a few are rounded to the neighbour of eager's: a small language model reaches some 60 dB.
+operator, so networks reach little more than half of that. XNNPACK adds up in float16, too, where the processor can
+(AVX512-FP16, Armv8.2): a language model of two layers reached 38.7 dB there. Of values that are quantized to int8 on
+the way, by scales that are computed there, a few are rounded to the neighbour of eager's: a small language model
+reaches some 60 dB.
 """
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 from prefect.client.schemas.objects import State
-from prefect.states import AwaitingRetry, Cancelling, Running
+from prefect.states import Cancelling, Running
 from pteforge.errors import ZooFailed
 from pteforge.flows.prefect import zoo_flow
 
@@ -18,12 +18,11 @@ from pteforge.flows.prefect import zoo_flow
 class Server:
     """Answers with one state after another, the last one for ever; None is an answer that fails.
 
-    `before` are the states of the run's earlier attempts. The first `refused` calls that set a state fail.
+    The first `refused` calls that set a state fail.
     """
 
-    def __init__(self, *states: State[Any] | None, before: tuple[State[Any], ...] = (), refused: int = 0) -> None:
+    def __init__(self, *states: State[Any] | None, refused: int = 0) -> None:
         self.states = list(states)
-        self.before = before
         self.refused = refused
         self.told: list[str] = []
 
@@ -36,9 +35,6 @@ class Server:
         if state is None:
             raise ConnectionError
         return SimpleNamespace(state=state)
-
-    async def read_flow_run_states(self, _: Any) -> list[State[Any]]:
-        return [*self.before, Running()]
 
     async def set_flow_run_state(self, _: Any, state: State[Any], *, force: bool) -> None:
         assert force
@@ -69,7 +65,7 @@ def run(monkeypatch):
         monkeypatch.setattr(zoo_flow, "_lower", lower)
         monkeypatch.setattr(zoo_flow, "_CANCEL_LOOK", 0.02)
         monkeypatch.setattr(zoo_flow, "get_client", server.client)
-        monkeypatch.setattr(zoo_flow, "flow_run", SimpleNamespace(id=str(uuid4()), run_count=1 + bool(server.before)))
+        monkeypatch.setattr(zoo_flow, "flow_run", SimpleNamespace(id=str(uuid4())))
         monkeypatch.setattr(zoo_flow, "leave", lambda _: ended.append("left"))
         monkeypatch.setattr(zoo_flow, "_ENDING", 60.0)
         return asyncio.run(zoo_flow._run({})), ended
@@ -102,10 +98,3 @@ def test_run_that_fails_while_it_is_cancelled(run):
     for server in (Server(Running()), Server(None)):
         with pytest.raises(ZooFailed):
             run(server, 0.0, ZooFailed("1 of the files was not made"))
-
-
-def test_cancelled_between_two_attempts(run):
-    """Prefect takes a run that was cancelled while it waited for its next attempt to `Running`: it ends there."""
-    state, ended = run(Server(Running(), before=(Running(), AwaitingRetry(), Cancelling())), 60.0)
-    assert (state.type.value, ended) == ("CANCELLED", [])
-    assert run(Server(Running(), before=(Running(), AwaitingRetry())), 0.0) == ("done", [])
