@@ -269,6 +269,51 @@ def test_links_lead_somewhere():
     assert wrong == []
 
 
+def test_names_of_modules_are_right():
+    """Every dotted name in backticks that begins with a folder of the package leads to a module, and what it names."""
+    folders = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} - {"tests"}
+    name = re.compile(rf"`((?:{'|'.join(folders)})(?:\.\w+)+)`")
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs" / "internals").glob("*.md")]
+    texts += [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    named = {(text, found) for text in texts for found in name.findall(text.read_text(encoding="utf-8"))}
+    assert {found.split(".")[0] for _, found in named} >= {"artifacts", "configs", "tasks"}
+    assert [(str(text.relative_to(ROOT)), found) for text, found in sorted(named) if not names_something(found)] == []
+
+
+def names_something(name: str) -> bool:
+    """Whether a dotted name is that of a folder or a module, or of something that its module mentions."""
+    place, *rest = ROOT, *name.split(".")
+    while rest and (place / rest[0]).is_dir():
+        place = place / rest.pop(0)
+    if rest and (place / f"{rest[0]}.py").exists():
+        place = place / f"{rest.pop(0)}.py"
+    source = place if place.is_file() else place / "__init__.py"
+    words = set(re.findall(r"\w+", source.read_text(encoding="utf-8"))) if rest else set()
+    return set(rest) <= words
+
+
+def test_documents_name_what_there_is():
+    """Paths and identifiers in backticks exist: in CONTRIBUTING.md, and on the pages about the inside.
+
+    `upstream.md` is left out: it names what other projects have.
+    """
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    words = {part for path in listed for part in re.findall(r"\w+", path)}
+    for path in listed:
+        if path.endswith((".py", ".toml", ".yml", ".yaml")) and (ROOT / path).exists():
+            words |= set(re.findall(r"\w+", (ROOT / path).read_text(encoding="utf-8")))
+    wrong = [
+        f"{folder}/ is not in CONTRIBUTING.md's map"
+        for folder in sorted({p.split("/")[0] for p in listed if "/" in p})
+        if not folder.startswith(".") and f"`{folder}/`" not in (ROOT / "CONTRIBUTING.md").read_text()
+    ]
+    for page in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "internals").glob("[!u]*.md")):
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        names = re.findall(r"`([\w./-]+)`", text.replace("NAME", ""))
+        wrong += [f"{page.name}: {name}" for name in names if not set(re.findall(r"[A-Za-z_]\w*", name)) <= words]
+    assert wrong == []
+
+
 def test_the_gallery_shows_its_zoo():
     """The page has a row for each model of the gallery, and its recipes and models are the zoo's, word for word."""
     page, zoo = (ROOT / "docs" / "gallery.md").read_text(), (ROOT / "benchmarks" / "gallery.yaml").read_text()

@@ -180,7 +180,7 @@ def _is_default(item: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def _plain(value: Any, field: str) -> Any:
-    """A field's value as a recipe writes it: see `tasks.stages.torchao_values`."""
+    """A field's value as a recipe writes it: see `tasks.quantize.torchao_configs`."""
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.dtype):

@@ -235,7 +235,7 @@ class PlannedModel:
     limits: Limits = field(default_factory=Limits)
     python_path: tuple[Path, ...] = ()  # folders in which the source's modules are found
     folder: Path = field(default_factory=Path.cwd)
-    # what the zoo says about the model, as it was written (`configs.Metadata.written`); None if it says nothing
+    # what the zoo says about the model, as it was written (`configs.metadata.Metadata`); None if it says nothing
     metadata: Mapping[str, Any] | None = None
 
     @classmethod
