@@ -137,10 +137,11 @@ def check(site: Site, runs: list[str], met: Met) -> None:
         state = site.run(run)["state"]
         assert recorded[run.replace("-", "")] in _REACHED[state["type"]], (state, recorded)
     # Without its server, a worker cannot begin the runs that it has taken: they did crash, and others take their place.
+    # If none takes any for a minute, the run of the zoo lowers the models itself.
     begun = [run for run in site.runs_of_models(runs[0]) if run["run_count"]]
     ended = Counter(run["state"]["type"] for run in begun)
     if not (met.lost or met.dead):
-        assert set(ended) == {"COMPLETED"}, ended
+        assert set(ended) <= {"COMPLETED"}, ended
 
 
 def names() -> list[str]:
