@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pteforge
 from pteforge.tests.conftest import isolate
-from pteforge.tests.faults.campaign import Campaign, Report, run_campaign
+from pteforge.tests.faults.campaign import Campaign, Report, run_in_parallel
 from pteforge.tests.faults.crash import CRASH
 from pteforge.tests.faults.damage import DAMAGE
 from pteforge.tests.faults.fuzzing import FUZZ, NATIVE
@@ -47,9 +47,10 @@ def main() -> int:
         isolate(Path(room))
         for left, campaign in zip(range(len(campaigns), 0, -1), campaigns, strict=True):
             now = time.monotonic()
-            report = run_campaign(
+            report = run_in_parallel(
                 campaign,
                 Path(room) / f"{left}",
+                jobs=options.jobs if options.trial is None else 1,
                 seed=options.seed,
                 first=options.trial or 0,
                 trials=campaign.trials if options.trial is None else 1,
@@ -118,6 +119,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000), help="a random one")
     parser.add_argument("--only", choices=names, help="one campaign")
     parser.add_argument("--trial", type=int, help="one trial of it, by its number")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the trials of a campaign")
     parser.add_argument("--write", action="store_true", help="put the table into docs/internals/reliability.md")
     return parser.parse_args()
 

@@ -12,7 +12,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,40 @@ def run_campaign(
             with tempfile.TemporaryDirectory(dir=folder, prefix=f"{index}-", ignore_cleanup_errors=True) as room:
                 _try(campaign, prepared, index, Path(room), report)
     report.seconds = time.monotonic() - start
+    return report
+
+
+def run_in_parallel(
+    campaign: Campaign,
+    folder: Path,
+    *,
+    jobs: int,
+    seed: int,
+    trials: int,
+    first: int = 0,
+    deadline: float | None = None,
+) -> Report:
+    """The same, if by several processes, for campaigns that mostly wait; each prepares for itself."""
+    if jobs == 1:
+        return run_campaign(campaign, folder, seed=seed, trials=trials, first=first, deadline=deadline)
+    share, report = -(-trials // jobs), Report(campaign.name, seed)
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        parts = [
+            pool.submit(
+                run_campaign,
+                campaign,
+                folder / f"{begin}",
+                seed=seed,
+                trials=min(share, first + trials - begin),
+                first=begin,
+                deadline=deadline,
+            )
+            for begin in range(first, first + trials, share)
+        ]
+    for part in parts:
+        report.tried += part.result().tried
+        report.broken += part.result().broken
+        report.seconds = max(report.seconds, part.result().seconds)
     return report
 
 

@@ -132,15 +132,17 @@ def check(site: Site, runs: list[str], met: Met) -> None:
     assert not (site.project.folder / "twice").exists(), (site.project.folder / "twice").read_text()
     eventually(lambda: not site.unfinished())
     eventually(lambda: not any(worker.runs() for worker in site.workers.values()))
-    recorded = {run["id"]: run["status"] for run in json.loads(site.entry("pteforge", "runs", "--json"))["runs"]}
+    listed = json.loads(site.entry("pteforge", "runs", "--json"))["runs"]
+    recorded = {run["id"]: run["status"] for run in reversed(listed)}  # of the last attempt
     for run in runs:
         state = site.run(run)["state"]
         assert recorded[run.replace("-", "")] in _REACHED[state["type"]], (state, recorded)
     # Without its server, a worker cannot begin the runs that it has taken: they did crash, and others take their place.
+    # If none takes any for a minute, the run of the zoo lowers the models itself.
     begun = [run for run in site.runs_of_models(runs[0]) if run["run_count"]]
     ended = Counter(run["state"]["type"] for run in begun)
     if not (met.lost or met.dead):
-        assert set(ended) == {"COMPLETED"}, ended
+        assert set(ended) <= {"COMPLETED"}, ended
 
 
 def names() -> list[str]:

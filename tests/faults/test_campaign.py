@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pteforge.tests.faults import storage
 from pteforge.tests.faults.__main__ import BEGIN, END, PAGE, all_campaigns, with_reports
-from pteforge.tests.faults.campaign import Campaign, run_campaign, trying
+from pteforge.tests.faults.campaign import Campaign, run_campaign, run_in_parallel, trying
 from pteforge.tests.faults.crash import CRASH
 from pteforge.tests.faults.leaks import LEAKS, Exporter, Held, usual
 from pteforge.tests.faults.outages import OUTAGES
@@ -52,6 +52,14 @@ def test_trials_can_be_repeated(tmp_path):
     assert drawn(tmp_path / "one") == [drawn(tmp_path / "all")[broken.index]]
     run_campaign(DRAWING, tmp_path / "other", seed=2, trials=1)
     assert drawn(tmp_path / "other")[0] != drawn(tmp_path / "all")[0]
+
+
+def test_trials_in_several_processes(tmp_path):
+    """Each process has a share of the trials, which draw and break what they do in one."""
+    one = run_campaign(DRAWING, tmp_path / "one", seed=1, trials=20)
+    two = run_in_parallel(DRAWING, tmp_path / "two", jobs=3, seed=1, trials=20)
+    assert two.tried == one.tried
+    assert [(trial.index, trial.kind) for trial in two.broken] == [(trial.index, trial.kind) for trial in one.broken]
 
 
 def test_no_trial_starts_after_the_deadline(tmp_path):
