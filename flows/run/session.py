@@ -142,7 +142,7 @@ class Session:
             pace.asked = True
             due = [model for model in self.models if model.name not in done]
             pace.ask(model.name for model in due)
-            runs = () if self.request.until else self.store.runs.of_zoo(self.zoo)
+            runs = self.store.runs.of_zoo("" if self.request.until else self.zoo)
             for model, stages in expected_stages(due, runs, self.progress.planned):
                 pace.expect(model, stages)
 
