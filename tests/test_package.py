@@ -12,12 +12,19 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
+from dataclasses import fields
+from functools import cached_property
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import NamedTuple
 
 import pteforge
 import pytest
+from pteforge.flows.run.progress import Progress
+from pteforge.flows.run.recording import Recording
+from pteforge.flows.run.session import PrefectState, Session
 
 ROOT = Path(pteforge.__file__).parent
 BESIDE_THE_PACKAGE = {"benchmarks", "build", "dist", "docker", "docs", "examples", "out", "scripts", "tests"} | {
@@ -82,18 +89,31 @@ class Import(NamedTuple):
     name: str
     relative: bool
     line: int
+    for_types: bool  # under ``if TYPE_CHECKING:``
 
 
 def imports(path: Path) -> Iterator[Import]:
     """Every import in a module, at any depth."""
-    here = ["pteforge", *path.relative_to(ROOT).with_suffix("").parts]
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    here, tree = ["pteforge", *path.relative_to(ROOT).with_suffix("").parts], ast.parse(path.read_bytes())
+    checked = [
+        node.body for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    for_types = {node for body in checked for statement in body for node in ast.walk(statement)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(alias.name, relative=False, line=node.lineno) for alias in node.names)
+            yield from (Import(alias.name, False, node.lineno, node in for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = [*here[: -node.level], *filter(None, [node.module])] if node.level else [node.module]
             for alias in node.names:
-                yield Import(".".join([*base, alias.name]), bool(node.level), node.lineno)
+                yield Import(".".join([*base, alias.name]), bool(node.level), node.lineno, node in for_types)
+
+
+def module_of(name: str) -> str:
+    """The module that an imported name is, or is from; empty for the root's own, and outside of the package."""
+    top, _, inside = name.partition(".")
+    while top == "pteforge" and inside and inside not in MODULES:
+        inside = inside.rpartition(".")[0]
+    return inside if top == "pteforge" else ""
 
 
 def run_python(program: str) -> str:
@@ -223,3 +243,23 @@ def test_imports_go_down():
             if not known or (top.startswith("prefect") and not name.startswith("flows.prefect")):
                 wrong.append(f"{path}:{imported.line}: {part} imports {imported.name}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("part", ["api", "flows"])
+def test_no_module_imports_itself(part):
+    """No module of these parts imports itself by way of others, inside functions or not; those for types are apart."""
+    graph = {
+        name: {module_of(each.name) for each in imports(path) if not each.for_types} - {name, ""}
+        for name, path in MODULES.items()
+        if name.partition(".")[0] == part
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names a circle
+
+
+@pytest.mark.parametrize("part", [Session, Progress, Recording, PrefectState])
+def test_parts_of_a_session_are_small(part):
+    """What a run is, how far it is, and its record have at most 12 fields and 12 methods and properties each."""
+    kinds = FunctionType, property, cached_property
+    methods = [name for name, value in vars(part).items() if isinstance(value, kinds) and not name.startswith("__")]
+    assert len(fields(part)) <= 12
+    assert len(methods) <= 12, methods

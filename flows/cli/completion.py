@@ -96,7 +96,7 @@ def begun_runs(ctx: typer.Context, incomplete: str) -> list[str]:
 @completer
 def payloads(ctx: typer.Context) -> Iterable[str]:
     """The payloads of a fat file."""
-    from .options import open_fat_file
+    from .weights import open_fat_file
 
     return (payload.name for payload in open_fat_file(_first_argument(ctx), ctx.params["data"]).container.payloads)
 

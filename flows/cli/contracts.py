@@ -14,8 +14,9 @@ import typer
 from ...errors import InputError, PteforgeError, printable, runtime_reasons
 from ..reports.figures_text import format_runtimes, memory_header
 from .inspect import known_of
-from .options import AS_JSON, DATA, argument, data_files, open_fat_file, option
+from .options import AS_JSON, DATA, argument, option
 from .terminal import print_json
+from .weights import data_files, open_fat_file
 
 if TYPE_CHECKING:
     from ...formats.contract import Contract

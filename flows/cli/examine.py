@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import InputError, convert_os_errors, first_line, printable
-from ..prefect.settings import quiet_console, server_configured
+from ..prefect.settings import open_configured, quiet_console, server_configured
 from ..reports.figures_text import open_table, table_of
 from ..run.interrupt import leave_interrupted
 from ..run.request import ExportRequest
@@ -52,7 +52,6 @@ def bisect_recipe(
     Only stages that are not cached run. Verification is skipped, so bisect also works on a file that fails it.
     """
     from ...tasks.results.numerics import DROP_DB
-    from ..prefect.run_flow import open_configured
     from ..run.examine import bisect, check_plot, draw
     from .progress import observe
 
@@ -115,7 +114,6 @@ def doctor(
     if request is None:
         _check_server(as_json=as_json)
         return
-    from ..prefect.run_flow import open_configured
     from ..run.examine import examine
     from .progress import observe
 

@@ -13,7 +13,7 @@ import typer
 
 from ...errors import InputError, PteforgeError, convert_os_errors, printable
 from ...tasks.results.tables import format_size
-from ..prefect.settings import quiet_console, server_configured
+from ..prefect.settings import open_configured, quiet_console, server_configured
 from ..run.interrupt import leave, leave_interrupted
 from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest
@@ -57,7 +57,7 @@ def export(
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
-    from ..prefect.run_flow import open_configured, run_flow
+    from ..prefect.run_flow import run_flow
     from ..reports.page import NAME
     from ..run.metrics import check_place
     from ..run.zoo import find_models
@@ -122,8 +122,6 @@ def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
 
 def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
     """Prints the plan of a run, and exits."""
-    from ..prefect.run_flow import open_configured
-
     with open_configured(request, writes=False) as session:
         cached, will_run, may_run = _plan(session)
     if as_json:

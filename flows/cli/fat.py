@@ -12,19 +12,9 @@ import typer
 from ...errors import FileFormatError, InputError, convert_os_errors, printable
 from ...tasks.results.tables import fat_cost, format_size
 from . import completion
-from .options import (
-    AS_JSON,
-    DATA,
-    DATA_OUT,
-    OUT,
-    argument,
-    check_output,
-    data_files,
-    open_fat_file,
-    option,
-    split_names,
-)
+from .options import AS_JSON, DATA, DATA_OUT, OUT, argument, check_output, option, split_names
 from .terminal import print_json
+from .weights import data_files, open_fat_file
 
 if TYPE_CHECKING:
     from ...formats.nfat.container import Buffer, Container

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from ...errors import InputError
-from .options import AS_JSON, argument, check_found, data_files, option
+from .options import AS_JSON, argument, option
 from .terminal import print_json
+from .weights import check_found, data_files
 
 
 def generate_text(  # noqa: PLR0913 - one parameter per option

@@ -14,8 +14,9 @@ import typer
 from ...errors import FileFormatError, InputError, printable
 from ...tasks.results.tables import fat_cost, format_size
 from ..reports.figures_text import format_runtimes, open_table
-from .options import AS_JSON, DATA, argument, data_files, open_fat_file
+from .options import AS_JSON, DATA, argument
 from .terminal import open_console, print_json
+from .weights import data_files, open_fat_file
 
 if TYPE_CHECKING:
     from rich.console import Console

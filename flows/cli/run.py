@@ -18,20 +18,9 @@ import typer
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
 from ...tasks.results.tables import format_sqnr
 from . import completion
-from .options import (
-    AS_JSON,
-    DATA,
-    STORE,
-    argument,
-    check_digest,
-    check_found,
-    check_output,
-    data_files,
-    open_existing_store,
-    option,
-    split_names,
-)
+from .options import AS_JSON, DATA, STORE, argument, check_output, open_existing_store, option, split_names
 from .terminal import print_json
+from .weights import check_digest, check_found, data_files
 
 if TYPE_CHECKING:
     from ...artifacts.ref import ArtifactRef

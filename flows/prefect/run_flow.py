@@ -1,4 +1,4 @@
-"""Opening a session with Prefect's settings, and running it as a run of the zoo's flow."""
+"""Runs a session that is open as a run of the zoo's flow, or without Prefect where that fails."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..run.disk import check_space
 from ..run.interrupt import prompt_interrupt
 from ..run.outcome import ZooOutcome
-from ..run.request import ExportRequest
-from ..run.session import Session, check_names, open_session, start_workers
+from ..run.session import Session, check_names, start_workers
 from ..run.zoo import lower_rest
 from .machines import check_place
 from .settings import (
     local_run,
     quiet_console,
-    refresh_configured,
     send_what_is_queued,
     server_configured,
     set_embedded_defaults,
-    store_url,
 )
 
 if TYPE_CHECKING:
@@ -37,12 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _M_ARENA_MAX = -8  # malloc.h
-
-
-def open_configured(request: ExportRequest, **options: Any) -> AbstractContextManager[Session]:
-    """As `open_session`; the store may be named by a Prefect block, and Prefect's setting also asks for `refresh`."""
-    request = request.model_copy(update={"refresh": request.refresh or refresh_configured()})
-    return open_session(request, store_url=store_url, **options)
 
 
 def run_flow(session: Session) -> ZooOutcome:

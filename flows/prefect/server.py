@@ -26,7 +26,6 @@ from pydantic import Field, SecretStr
 
 from ...artifacts.records import KEY_VARIABLE
 from ...errors import InputError, PteforgeError, first_line
-from .settings import server_configured
 
 
 class PteforgeStore(Block):
@@ -47,8 +46,6 @@ def open_block(name: str) -> str:
 
     Raises InputError if the server does not have the block, or does not answer.
     """
-    if not server_configured():
-        raise InputError(f"the store block:{name} is kept by a Prefect server; set PREFECT_API_URL")
     load: Any = PteforgeStore.load
     try:
         block = load(name, _sync=True)

@@ -7,12 +7,16 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...artifacts.files import replace_file
-from ..run.request import BLOCK
+from ...errors import InputError
+from ..run.request import BLOCK, ExportRequest
+
+if TYPE_CHECKING:
+    from ..run.session import Session
 
 _EMBEDDED = {
     # by default the task run recorder writes one row per transaction, which keeps SQLite busy for many seconds
@@ -67,10 +71,20 @@ def refresh_configured() -> bool:
     return asked.lower() in ("true", "1", "t", "yes", "y", "on")
 
 
+def open_configured(request: ExportRequest, **options: Any) -> AbstractContextManager[Session]:
+    """As `open_session`; the store may be named by a Prefect block, and Prefect's setting also asks for `refresh`."""
+    from ..run.session import open_session  # noqa: PLC0415 - slow import, and commands need the other settings
+
+    request = request.model_copy(update={"refresh": request.refresh or refresh_configured()})
+    return open_session(request, store_url=store_url, **options)
+
+
 def store_url(store: str | None) -> str | None:
-    """The URL of a store that may be named by a Prefect block."""
+    """The URL of a store that may be named by a Prefect block; raises InputError if no server has it."""
     if store is None or not store.startswith(BLOCK):
         return store
+    if not server_configured():
+        raise InputError(f"the store {store} is kept by a Prefect server; set PREFECT_API_URL")
     from .server import open_block  # noqa: PLC0415 - imports Prefect, which is slow
 
     return open_block(store.removeprefix(BLOCK))

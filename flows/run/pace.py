@@ -11,11 +11,9 @@ from statistics import fmean
 from threading import Lock
 
 from ...artifacts.runs import RunRecord
-from ...tasks.engine.executor import Executor, PlanRunner
+from ...tasks.engine.executor import PlanRunner
 from ...tasks.engine.runner import Done, StageCall
-from ...tasks.lowering.graph import lower_model
 from ...tasks.lowering.model import PlannedModel
-from ...tasks.lowering.runs import ModelRun, run_without_loop
 from .outcome import ModelOutcome
 
 PAUSE = 10.0
@@ -205,28 +203,21 @@ def planned_stages(runner: PlanRunner) -> dict[str, ExpectedStage]:
 
 
 def expected_stages(
-    models: Iterable[PlannedModel],
-    executor: Executor,
-    zoo: str | None,
-    planned: Mapping[str, Mapping[str, ExpectedStage]],
+    models: Iterable[PlannedModel], runs: Iterable[RunRecord], planned: Mapping[str, Mapping[str, ExpectedStage]]
 ) -> Iterator[tuple[str, Mapping[str, ExpectedStage]]]:
     """The stages of models by slot, each with the model's name: those of its last run or, without one, by plan.
 
-    `zoo` is whose runs count, None for no run. `planned` has the `planned_stages` of models that were planned before.
-    Asks the store, which may take seconds.
+    `runs` are the zoo's, the newest first, and `planned` has the `planned_stages` of models. Reading runs may take
+    seconds.
     """
     due = {model.name: model for model in models}
-    for run in islice(executor.store.runs.of_zoo(zoo or ""), _RUNS_READ if due and zoo else 0):
+    for run in islice(runs, _RUNS_READ if due else 0):
         for name in [name for name in due if name in run.files]:
             if stages := _of_run(run, due[name]):
                 found = {slot: stage for slot, stage in planned.get(name, {}).items() if stage.seconds == 0}
                 yield name, stages | {slot: found[slot] for slot in found.keys() & stages.keys()}
                 del due[name]
-    for name, model in due.items():
-        if name not in planned:
-            runner = PlanRunner(executor)
-            run_without_loop(lower_model(ModelRun(runner, model)))
-        yield name, planned[name] if name in planned else planned_stages(runner)
+    yield from ((name, planned[name]) for name in due if name in planned)
 
 
 def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:

@@ -142,8 +142,8 @@ class Session:
             pace.asked = True
             due = [model for model in self.models if model.name not in done]
             pace.ask(model.name for model in due)
-            zoo = None if self.request.until else self.zoo
-            for model, stages in expected_stages(due, self.executor, zoo, self.progress.planned):
+            runs = self.store.runs.of_zoo("" if self.request.until else self.zoo)
+            for model, stages in expected_stages(due, runs, self.progress.planned):
                 pace.expect(model, stages)
 
     def abort(self) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,26 +26,22 @@ from pydantic import TypeAdapter
 
 from ...artifacts.digest import Digest, digest_bytes, digest_json
 from ...artifacts.ledger import ModelRecord, SourceRecord
+from ...artifacts.runs import StageOutcome
 from ...configs.sources import BuilderSource, ProgramSource
 from ...errors import CodeChanged, PteforgeError, SourceError
-from ...tasks.engine.executor import Executor, LedgerRunner
+from ...tasks.engine.executor import Executor
 from ...tasks.engine.keys.code import PTEFORGE, stage_code_digest
 from ...tasks.engine.keys.loaded import check_distributions, own_sources
 from ...tasks.engine.keys.search import ModuleSearch, distribution_versions, host_capability
 from ...tasks.engine.keys.source import source_fields
-from ...tasks.engine.runner import NotCached
-from ...tasks.lowering.graph import lower_model
+from ...tasks.engine.runner import StageCall
 from ...tasks.lowering.model import TOOLCHAIN, PlannedModel
-from ...tasks.lowering.runs import History, ModelRun, run_without_loop
+from ...tasks.lowering.runs import ModelRun
 from ...tasks.results.delivered import Delivered
-from ...tasks.stages.report import Report
 from ...tasks.targets.find import find_target_class, link_names
 from ...tasks.verify.emulators import processor
 
 _SOURCE: TypeAdapter[BuilderSource | ProgramSource] = TypeAdapter(BuilderSource | ProgramSource)
-
-Results = dict[str, Report.Outputs | Exception]
-"""Recipe name -> result or error."""
 
 
 class WholeModels:
@@ -74,16 +70,11 @@ class WholeModels:
             return None  # a file is gone, or code has changed: whoever looks up the stages says so
         return record if holds and self._store.has_all(record.objects) else None
 
-    def note(self, run: ModelRun, results: Results, outcomes: Iterable[Delivered]) -> None:
+    def note(self, run: ModelRun, stages: Iterable[StageOutcome], outcomes: Sequence[Delivered]) -> None:
         """Makes the record of a model whose stages were looked up or run, or drops it where something is missing."""
         try:
-            if not all(done.cached for part in run.all() for done in part.done.values()):  # as the next run will see it
-                run = ModelRun(LedgerRunner(self._executor), run.model, search=ModuleSearch(run.model.python_path))
-                results = run_without_loop(lower_model(run))
-            self._changes[run.model.name] = self._describe(
-                run, results, {delivered.recipe: delivered for delivered in outcomes}
-            )
-        except (NotCached, PteforgeError):
+            self._changes[run.model.name] = self._describe(run, stages, outcomes)
+        except PteforgeError:
             self._changes[run.model.name] = None
 
     def save(self) -> None:
@@ -96,31 +87,43 @@ class WholeModels:
             self._store.ledger.remember_whole_models(self._zoo, after)
         self._changes = {}
 
-    def _describe(self, run: ModelRun, results: Results, outcomes: Mapping[str, Delivered]) -> ModelRecord | None:
+    def _describe(
+        self, run: ModelRun, stages: Iterable[StageOutcome], outcomes: Sequence[Delivered]
+    ) -> ModelRecord | None:
+        """The record, as the next run is to find it: with all stages cached."""
         recipes = [
-            replace(outcomes[name], status="cached", path=None)
-            for name, outputs in results.items()
-            if not isinstance(outputs, Exception)
-            and outputs.provenance == outcomes[name].parts.get("provenance")
-            and not outcomes[name].debugging
+            replace(delivered, status="cached", path=None)
+            for delivered in outcomes
+            if "provenance" in delivered.parts and not delivered.debugging
         ]
-        histories = tuple(run.all())
-        if len(recipes) < len(results) or any(part.failed for part in histories):
+        if len(recipes) < len(outcomes) or any(part.failed for part in run.all()):
             return None
-        calls = [done.call for part in histories for done in part.done.values()]
+        calls = [done.call for part in run.all() for done in part.done.values()]
         distributions = tuple(sorted({name for call in calls for name in call.stage.versions_of(call.params)}))
-        sources = tuple(
-            SourceRecord(json.loads(source), watched, digest) for (source, watched), digest in run.sources.items()
-        )
         parts = [ref for recipe in recipes for ref in recipe.parts.values()]
         return ModelRecord(
             self._key(run.model, distributions),
             distributions,
-            sources,
-            History(run).outcomes(),
+            tuple(self._sources(run, calls)),
+            tuple(
+                replace(stage, status="cached", differs=(), message="", queued=0.0, predicted_memory=0)
+                for stage in stages
+            ),
             tuple(json.loads(recipe.encode()) for recipe in recipes),
             tuple(dict.fromkeys(blob for ref in parts for blob in self._store.objects_of(ref))),
         )
+
+    def _sources(self, run: ModelRun, calls: Iterable[StageCall]) -> Iterator[SourceRecord]:
+        """The user's code that stages run, with all that is watched by now: stages that ran may have added to that."""
+        watching = [(call.user_code, call.params.source) for call in calls if call.user_code]
+        digests = {
+            (code.source.model_dump_json(), self._store.ledger.watched(code.watch_name)): digest_json(fields)
+            for code, fields in watching
+        }
+        watched = {source for source, _ in digests}
+        digests |= {asked: digest for asked, digest in run.sources.items() if asked[0] not in watched}
+        for (source, names), digest in sorted(digests.items()):
+            yield SourceRecord(json.loads(source), names, digest)
 
     def _key(self, model: PlannedModel, distributions: tuple[str, ...]) -> Digest:
         targets = {

@@ -33,7 +33,9 @@ from .origin import Origin
 from .outcome import KEPT_AS, ModelOutcome
 from .pace import planned_stages
 from .session import Session
-from .whole import Results
+
+Results = dict[str, Report.Outputs | Exception]
+"""Recipe name -> result or error."""
 
 _ATTEMPTS = 3  # of a step that misses an object or finds one damaged: what made the object runs again
 
@@ -49,19 +51,22 @@ def find_model(session: Session, model: PlannedModel, search: ModuleSearch | Non
     """Concludes a model if the ledger has all of its stages, else notes its plan; returns whether it has an outcome."""
     if model.name in session.progress.outcomes or conclude_whole(session, model):
         return True
-    runner = PlanRunner(session.executor)
-    run = ModelRun(runner, model, search=search or ModuleSearch(model.python_path))
-    try:
-        results = run_without_loop(lower_model(run))
-    except (ObjectMissing, ObjectDamaged):
-        return False  # some stages have to run again
-    except InputError as error:
-        results = _all_failed(model, error)
-    if runner.will_run or runner.may_run:
-        session.progress.planned[model.name] = planned_stages(runner)
-    elif not any(isinstance(result, StoreError) for result in results.values()):
+    for _ in range(_ATTEMPTS):  # an object that turns out to be damaged is not found the next time
+        runner = PlanRunner(session.executor)
+        run = ModelRun(runner, model, search=search or ModuleSearch(model.python_path))
         with suppress(ObjectMissing, ObjectDamaged):
-            conclude(session, run, results)
+            try:
+                results = run_without_loop(lower_model(run))
+            except InputError as error:
+                results = _all_failed(model, error)
+            unread = [result for result in results.values() if isinstance(result, StoreError)]
+            if runner.will_run or runner.may_run:
+                session.progress.planned[model.name] = planned_stages(runner)
+            elif not unread:
+                conclude(session, run, results)
+            elif isinstance(unread[0], ObjectMissing | ObjectDamaged):
+                continue
+            break
     return model.name in session.progress.outcomes
 
 
@@ -107,8 +112,9 @@ def conclude(session: Session, run: ModelRun, results: Results) -> ModelOutcome:
     model, history = run.model, History(run)
     recipes = tuple(_conclude_recipe(session, run, recipe.name, results[recipe.name]) for recipe in model.recipes)
     history.remember()
-    session.whole_models.note(run, results, recipes)
-    return _add(session, model, recipes, history.outcomes(), run)
+    stages = history.outcomes()
+    session.whole_models.note(run, stages, recipes)
+    return _add(session, model, recipes, stages, run)
 
 
 def conclude_whole(session: Session, model: PlannedModel) -> bool:

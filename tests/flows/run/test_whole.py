@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
+import sys
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +21,8 @@ from pteforge.flows.run import whole
 from pteforge.flows.run.request import ExportRequest
 from pteforge.flows.run.session import open_session
 from pteforge.tasks.engine.keys.loaded import changed_code, own_sources
+from pteforge.tasks.lowering import graph
+from pteforge.tests.conftest import run_process
 
 CODE = {
     "transforms.py": "def double(module):\n    module.weight.data.mul_(2)\n",
@@ -33,13 +40,35 @@ EVERYTHING = {
 }
 
 
+@contextmanager
+def counted_walks():
+    """By model, the kinds of runners with which it is walked through the graph."""
+    walks, export_methods = defaultdict(list), graph.export_methods
+
+    def counting(run):
+        walks[run.model.name].append(type(run.runner).__name__)
+        return export_methods(run)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(graph, "export_methods", counting)
+        yield walks
+
+
 @pytest.fixture(scope="module")
-def lowered(lower_project):
+def cold_walks():
+    return {}
+
+
+@pytest.fixture(scope="module")
+def lowered(lower_project, cold_walks):
     """Two models with the same code of the user's of every kind, one of whose modules only watching finds."""
     source = {"builder": "lazily:plugin", "kwargs": {"name": "small"}, "files": ["weights.bin"]}
     model = {"source": source, "calibration": {"forward": {"dataset": "batches:batches"}}}
     zoo = {"net": model, "twin": model}, ("everything", "portable-fp32"), {"everything": EVERYTHING}
-    return lower_project(*zoo, files={**CODE, "weights.bin": "1"})
+    with counted_walks() as walks:
+        project = lower_project(*zoo, files={**CODE, "weights.bin": "1"})
+    cold_walks |= walks
+    return project
 
 
 @pytest.fixture
@@ -75,12 +104,73 @@ def records(project):
     return list((project.store / "ledger" / "zoos").glob("*"))
 
 
+def by_slot(found):
+    """A record or an outcome with its stages in one order: that in which they ended is another one in each run."""
+    return replace(found, stages=tuple(sorted(found.stages, key=lambda stage: stage.slot)))
+
+
+def noted(project):
+    """What records say, by model."""
+    with open_store(str(project.store)) as store:
+        return {
+            name: by_slot(record)
+            for name, record in store.ledger.whole_models(str(project.folder / "zoo.yaml")).items()
+        }
+
+
+def forget(project, stage, model):
+    """Forgets a stage of a model, by the key of its last run."""
+    with open_store(str(project.store)) as store:
+        for slot in [slot for slot in store.ledger.slots() if slot.slot.startswith(f"{model}/{stage}/")]:
+            store.ledger.forget(slot.key)
+
+
+def test_walks_through_the_graph(made, lower, cold_walks):
+    """A model that has to run is walked once to look and once to run; a cached one only where it has no record."""
+    assert cold_walks == {name: ["PlanRunner", "LocalRunner"] for name in ("net", "twin")}
+    with counted_walks() as walks:
+        lower(made)
+        assert walks == {}
+        forget(made, "report", "net")
+        assert lower(made).ran("net") == {"report/everything", "report/portable-fp32"}
+        assert walks == {"net": ["PlanRunner", "LocalRunner"], "twin": ["PlanRunner"]}
+    assert holding(made) == {"net", "twin"}
+
+
+_DRIVER = """
+import json, sys
+from pteforge.tests.command import run_command
+from pteforge.tests.flows.run.test_whole import counted_walks
+with counted_walks() as walks:
+    run_command()
+print(json.dumps(walks), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_walks_in_prefect(project):
+    """The same holds for the flow."""
+    project.write_zoo({"net": "nets:linear"}, ("portable-fp32",))
+
+    def walks():
+        command = [sys.executable, "-c", _DRIVER, "export", "zoo.yaml"]
+        said = run_process(*command, cwd=project.folder, env=project.environment(), timeout=project.limit)
+        return json.loads(said.stderr.splitlines()[-1]), said.stdout
+
+    cold, said = walks()
+    assert (cold, "0 cached" in said) == ({"net": ["PlanRunner", "PrefectRunner"]}, True)
+    assert walks()[0] == {}
+    forget(project, "report", "net")
+    last, said = walks()
+    assert (last, "1 stages run" in said) == ({"net": ["PlanRunner", "PrefectRunner"]}, True)
+
+
 def test_one_read_for_all_models(lowered, lower, reads):
     """After the run that made everything, a run reads one file in place of all stages' records, and says the same."""
     project = lowered[0]
     assert holding(project) == {"net", "twin"}
     (file,) = records(project)
-    before = file.read_bytes()
+    before = noted(project)
 
     def run():
         reads.clear()
@@ -93,9 +183,9 @@ def test_one_read_for_all_models(lowered, lower, reads):
     file.unlink()
     long, asked = run()
     assert asked.count("stages") == asked.count("slots") == long.outcome.cached
-    assert file.read_bytes() == before
+    assert noted(project) == before
     assert long.outcome.ran == short.outcome.ran == 0
-    assert (short.outcome.models, short.stages) == (long.outcome.models, long.stages)
+    assert [*map(by_slot, long.outcome.models)] == [*map(by_slot, short.outcome.models)]
 
 
 EDITS = {

@@ -1,0 +1,60 @@
+"""The weights of `.pte` files that are in files of their own, and fat files with theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import InputError
+
+if TYPE_CHECKING:
+    from ...formats.nfat.container import FatFile
+
+
+def check_digest(file: Path, data: Path, sha256: str) -> None:
+    """Checks that `data` is the `.ptd` that a file was made with; raises InputError if it is not, or is missing."""
+    from ...artifacts.digest import digest_file
+
+    try:
+        present = digest_file(data)
+    except OSError as error:
+        raise InputError(f"{data}, which has the weights of {file}, cannot be read: {error.strerror}") from error
+    if present != sha256:
+        raise InputError(
+            f"{data} is not the one that was made with {file}: its SHA-256 is {present}, and should be {sha256}"
+        )
+
+
+def check_found(file: Path, weights: Sequence[Path]) -> None:
+    """Checks the `.ptd` found next to a file against the file's provenance, if there is one; raises as `check_digest`.
+
+    Kernels look weights up by name, so those of another model with equal sizes would be accepted.
+    """
+    from ...tasks.results.delivered import Delivered
+
+    delivered = Delivered.next_to(file) if weights else None
+    if delivered and "ptd" in delivered.digests:
+        check_digest(file, weights[0], delivered.digests["ptd"])
+
+
+def data_files(file: Path, named: Sequence[Path] | None) -> tuple[Path, ...]:
+    """The `.ptd` files to read with a file: those named, or else the sibling file."""
+    from ...formats.nfat.container import is_fat
+    from ...formats.pte.ptd import may_have_external_weights
+    from ...formats.pte.reader import open_pte
+
+    if named:
+        return tuple(named)
+    sibling = file.with_suffix(".ptd")
+    if not sibling.is_file():
+        return ()
+    pte = open_pte(file)
+    return (sibling,) if is_fat(pte) or may_have_external_weights(file, pte) else ()
+
+
+def open_fat_file(file: Path, named: Sequence[Path] | None) -> FatFile:
+    """A fat file with its external weights; raises as `open_fat`."""
+    from ...formats.nfat.container import open_fat
+
+    return open_fat(file, data_files(file, named))
