@@ -83,7 +83,7 @@ def test_what_runs_alone(tmp_path):
     """A stage that measures time asks for more memory than there is, which is admitted when nothing else runs."""
     runner = Listening()
     executor = Executor(Store(tmp_path / "store"), runner)
-    params = Bench.Params(place=None, name="host", payload="", machine="m")
+    params = Bench.Params(place=None, machine="m")
     with pytest.raises(StageFailed):
         executor.run(StageCall("net", StageId("bench", recipe="fast"), Bench, params, {}, Limits(), tmp_path))
     assert runner.memory > memory_for_calls()
