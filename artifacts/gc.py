@@ -217,7 +217,6 @@ def collect(
     keep_last: int | None = None,
     max_bytes: int | None = None,
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> GcReport:
     """Deletes objects that no ledger record refers to, after dropping some records.
 
@@ -260,13 +259,11 @@ def collect(
         )
     removed: list[StoredObject] = []
     kept: dict[str, list[StoredObject]] = defaultdict(list)  # by reason
-    for done, stored in enumerate(objects, 1):
+    for stored in objects:
         reason = needed.get(stored.digest) or ("" if stored.changed < since else f"needed by no stage, written {why}")
         if not reason and not (dry_run or store.discard(stored.digest, since)):
             reason = "needed by no stage, and written while this ran"
         (kept[reason] if reason else removed).append(stored)
-        if progress:
-            progress(done, len(objects))
     leftovers = store.sweep_leftovers(since, dry_run=dry_run)
     stayed = [stored for group in kept.values() for stored in group]
     return GcReport(

@@ -112,6 +112,11 @@ class RemoteStore(Store):
             return False
         return True
 
+    @property
+    def writable(self) -> bool:
+        """Whether this user may write to the bucket is not known before it is tried."""
+        return True
+
     def discard(self, digest: Digest, unless_since: float) -> bool:
         discarded = self.local.discard(digest, unless_since)
         file = self._files.find(_object_name(digest))

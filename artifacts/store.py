@@ -1,11 +1,10 @@
-"""The interface of stores, the store in a local folder, opening what a path or URL names, and copies of stages."""
+"""Stores: the one in a local folder, whose methods remote ones override, opening one by path or URL, and copies."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -29,8 +28,8 @@ from .runs import Runs
 _log = logging.getLogger(__name__)
 
 
-class Store(ABC):
-    """Artifacts by ref, and the records about them; can be used from several threads.
+class Store:
+    """Artifacts by ref, and the records about them, in a folder of this machine; can be used from several threads.
 
     Stages read and write `local`. The caller fetches their inputs before, publishes their outputs afterwards, and
     commits to the ledger only what was published.
@@ -46,21 +45,31 @@ class Store(ABC):
     leases: Leases
     runs: Runs
 
+    def __init__(self, root: Path) -> None:
+        """Opens the store in a folder. It is trusted, because it belongs to the user."""
+        self.local = LocalStore.open(root)
+        self.url = str(root)
+        files = LocalFiles(root)
+        self.ledger = Ledger(files, Seal(None))
+        self.leases = LocalLeases(root / "leases")
+        self.runs = Runs(files)
+
     @cached_property
     def inputs(self) -> KnownFiles:
         """What this machine knows of the files that users' code reads."""
         return KnownFiles(self.local.root, "inputs")
 
-    @abstractmethod
     def publish(self, ref: ArtifactRef) -> None:
         """Makes every object of a local artifact durable; raises ObjectMissing, ObjectDamaged or StoreUnusable."""
+        self.fetch(ref)
 
-    @abstractmethod
     def fetch(self, ref: ArtifactRef) -> None:
         """Makes every object of an artifact available in `local`, verified; a damaged one goes into quarantine.
 
         Raises ObjectMissing, ObjectDamaged or StoreUnusable.
         """
+        for blob in self.local.objects_of(ref):
+            self.local.require(blob)  # not verified again where it is marked: whoever reads an object digests it
 
     def has(self, ref: ArtifactRef) -> bool:
         """Whether every object of an artifact exists; reads only the manifest."""
@@ -71,13 +80,13 @@ class Store(ABC):
         except StoreError:
             return False
 
-    @abstractmethod
     def has_all(self, blobs: Sequence[BlobRef]) -> bool:
         """Whether all of these objects exist."""
+        return all(map(self.local.contains, blobs))
 
-    @abstractmethod
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:
         """Every object of an artifact, the root first; raises ObjectMissing or ObjectDamaged for its manifest."""
+        return self.local.objects_of(ref)
 
     def known_objects(self, ref: ArtifactRef) -> set[Digest]:
         """Digests of the objects of an artifact; of one whose manifest is lost, the root's alone."""
@@ -88,18 +97,18 @@ class Store(ABC):
         except StoreError:
             return {ref.root.digest}
 
-    @abstractmethod
     def objects(self) -> Iterator[StoredObject]:
         """All objects, in no order."""
+        return iter(self.local)
 
-    @abstractmethod
     def check(self, blob: BlobRef) -> bool:
         """Reads an object again and returns whether it is good; a damaged one goes into quarantine."""
+        return self.local.check(blob)
 
     @property
     def writable(self) -> bool:
-        """Whether this user may write to it; of a bucket that is not known."""
-        return True
+        """Whether this user may write to it."""
+        return os.access(self.local.root, os.W_OK)
 
     def forget_damaged(self) -> set[Digest]:
         """Drops the records of all stages that were made from objects found damaged since the last call.
@@ -150,23 +159,24 @@ class Store(ABC):
         for digest in damaged:
             self.local.settle(digest)
 
-    @abstractmethod
     def discard(self, digest: Digest, unless_since: float) -> bool:
         """Deletes an object unless it was published since then, in seconds since the epoch; returns whether it did."""
+        return self.local.discard(digest, unless_since)
 
-    @abstractmethod
     def clock(self) -> float:
         """The store's time in seconds since the epoch: the modification time of a file that is written now."""
+        with write_errors(self.local.root), staging_file(self.local.root / "tmp") as (_, file):
+            return os.fstat(file.fileno()).st_ctime
 
-    @abstractmethod
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
         """Deletes leftovers of processes and collections; returns how many.
 
         That is: staging files and leases of dead processes, and, from before `since`, quarantined objects and what
         interrupted stages left.
         """
+        return self.local.sweep_leftovers(since, dry_run=dry_run)
 
-    def close(self) -> None:  # noqa: B027 - most stores have nothing to close
+    def close(self) -> None:
         """Closes connections."""
 
     def __enter__(self) -> Self:
@@ -176,53 +186,6 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class LocalOnlyStore(Store):
-    """A store in a folder of this machine, trusted because it belongs to the user."""
-
-    def __init__(self, root: Path) -> None:
-        self.local = LocalStore.open(root)
-        self.url = str(root)
-        files = LocalFiles(root)
-        self.ledger = Ledger(files, Seal(None))
-        self.leases = LocalLeases(root / "leases")
-        self.runs = Runs(files)
-
-    @property
-    def writable(self) -> bool:
-        return os.access(self.local.root, os.W_OK)
-
-    def publish(self, ref: ArtifactRef) -> None:
-        """Checks that every object exists: local objects are durable already."""
-        self.fetch(ref)
-
-    def fetch(self, ref: ArtifactRef) -> None:
-        """Verifies every object that is not marked as verified: whoever reads one digests it."""
-        for blob in self.local.objects_of(ref):
-            self.local.require(blob)
-
-    def has_all(self, blobs: Sequence[BlobRef]) -> bool:
-        return all(map(self.local.contains, blobs))
-
-    def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:
-        return self.local.objects_of(ref)
-
-    def objects(self) -> Iterator[StoredObject]:
-        return iter(self.local)
-
-    def check(self, blob: BlobRef) -> bool:
-        return self.local.check(blob)
-
-    def discard(self, digest: Digest, unless_since: float) -> bool:
-        return self.local.discard(digest, unless_since)
-
-    def clock(self) -> float:
-        with write_errors(self.local.root), staging_file(self.local.root / "tmp") as (_, file):
-            return os.fstat(file.fileno()).st_ctime
-
-    def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
-        return self.local.sweep_leftovers(since, dry_run=dry_run)
 
 
 def open_store(url: str | None = None, *, cache: Path | None = None) -> Store:
@@ -235,11 +198,11 @@ def open_store(url: str | None = None, *, cache: Path | None = None) -> Store:
     """
     cache = cache or cache_folder()
     if url is None:
-        return LocalOnlyStore(cache / "store")
+        return Store(cache / "store")
     if "://" not in url:
-        return LocalOnlyStore(Path(url).expanduser().absolute())
+        return Store(Path(url).expanduser().absolute())
     if (parts := urlsplit(url)).scheme in {"file", "local"}:
-        return LocalOnlyStore(Path(unquote(parts.netloc + parts.path)).absolute())
+        return Store(Path(unquote(parts.netloc + parts.path)).absolute())
     from .remote_store import RemoteStore  # noqa: PLC0415 - imports fsspec and tenacity, which a local store does without
 
     return RemoteStore(url, cache / "remotes" / digest_bytes(url.encode())[:16])

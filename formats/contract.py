@@ -188,12 +188,6 @@ def selective_key(key: str) -> str:
     return key.replace("[", "").replace("]", "")
 
 
-def runtime_key(key: str) -> str:
-    """The key as ExecuTorch's runtime looks it up: without lists; empty for a call without tensors."""
-    tensors = [one for one in key.partition("/")[2].split("|") if one and not one.startswith("[")]
-    return f"v1/{'|'.join(tensors)}" if tensors else ""
-
-
 class Verdict(NamedTuple):
     """Why a runtime cannot load a file, if it cannot; notes are on payloads that it passes over."""
 

@@ -45,14 +45,10 @@ class Compared:
     def change(self) -> str:
         """How it differs from the last run's, in a few words; empty where it does not, or there is none."""
         result, before, state = self.result, self.before, self.state
-        if before is None or before.failure or state in ("failed", "not applicable"):
-            return (
-                ""
-                if before is None or state == "not applicable"
-                else "failed before"
-                if before.failure
-                else "made before"
-            )
+        if before is None or state == "not applicable":
+            return ""
+        if before.failure or state == "failed":
+            return "failed before" if before.failure else "made before"
         changes = changes_since(result, before)
         said = ", ".join(f"{name} {change.text}" for name, change in changes.items() if change.tone != "same")
         return said or ("other bytes" if state == "changed" else "")

@@ -22,15 +22,7 @@ from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
 from ...tasks.results.delivered import Delivered, columns_of, delivered_by
 from ...tasks.results.tables import format_size
-from .changes import (
-    Change,
-    Compared,
-    State,
-    changes_since,
-    is_of_a_part,
-    runs_before,
-    with_the_rest,
-)
+from .changes import Change, Compared, State, changes_since, is_of_a_part, runs_before, with_the_rest
 from .comparison import Block, FileMap, map_of
 
 NAME = "index.html"

@@ -100,19 +100,16 @@ class Container:
             raise FileFormatError(f"payload {payload.name} is damaged: the blob {blob.digest} has other bytes")
         return GoldenCheck(content, payload.self_check.tolerance, payload.self_check.repeats)
 
-    def rebuild(self, payload: Payload) -> bytes:
-        return b"".join(self._verified(payload))
-
     def write(self, payload: Payload, destination: Path) -> None:
         """Writes a payload to a file atomically; creates the folder if needed.
 
         Raises FileFormatError if a blob is missing or bytes are damaged; then `destination` is unchanged.
         """
         with new_file(destination) as file:
-            file.writelines(self._verified(payload))
+            file.writelines(self.verified(payload))
 
     def verify(self, payload: Payload) -> None:
-        for _ in self._verified(payload):
+        for _ in self.verified(payload):
             pass
 
     def chunks(self, payload: Payload) -> Iterator[memoryview]:
@@ -153,7 +150,7 @@ class Container:
                     pieces = transposed(stored, transpose.shape) if transpose else [stored]
                 yield from (memoryview(piece) for piece in pieces)
 
-    def _verified(self, payload: Payload) -> Iterator[memoryview]:
+    def verified(self, payload: Payload) -> Iterator[memoryview]:
         """Yields the same as `chunks`; raises FileFormatError after the last one if the SHA-256 is wrong."""
         sha256 = hashlib.sha256()
         for chunk in self.chunks(payload):

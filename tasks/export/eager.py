@@ -321,7 +321,8 @@ def is_like_eager(
         except SourceError:
             continue
         try:
-            return agrees_with_eager(_run_program(program, call), drawn, expected, _rounding_of(program))
+            outputs = call_module(with_own_buffers(program), call)
+            return agrees_with_eager(outputs, drawn, expected, _rounding_of(program))
         except Exception:  # noqa: BLE001 - an assertion of the program, an operator's error, another shape
             return False
     return None
@@ -349,11 +350,6 @@ def refusal(
         else:
             return ""
     return problem
-
-
-def _run_program(program: ExportedProgram, call: Call) -> list[Any]:
-    """Flat outputs of a program, whose state stays as it is."""
-    return call_module(with_own_buffers(program), call)
 
 
 def with_own_buffers(program: ExportedProgram) -> torch.nn.Module:

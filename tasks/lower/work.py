@@ -63,11 +63,7 @@ def _operations(node: Node) -> int:
 def _tensors(nodes: Iterable[Node]) -> Iterator[torch.Tensor]:
     for node in nodes:
         value = node.meta.get("val")
-        yield from (each for each in (value if isinstance(value, tuple | list) else [value]) if _is_tensor(each))
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
+        yield from (each for each in (value if isinstance(value, tuple | list) else [value]) if torch.is_tensor(each))
 
 
 def _elements(tensor: torch.Tensor) -> int:

@@ -245,7 +245,8 @@ def _has_several_layouts(op: Any, args: Any, result: Any) -> bool:
     """Whether an operator takes or returns images in several layouts; convolutions may, and so may copies."""
     if op is ops.edge.aten.convolution.default or _is_copy(op):
         return False
-    values = [_tensor_of(value) for value in pytree.tree_leaves((args, result))]
+    leaves = pytree.tree_leaves((args, result))
+    values = [leaf.data if isinstance(leaf, ProxyValue) else _of_node(leaf) for leaf in leaves]
     return len({_is_contiguous(value) for value in values if isinstance(value, torch.Tensor) and value.dim() > 3}) > 1
 
 
@@ -256,10 +257,6 @@ def _is_copy(op: Any) -> bool:
 def _is_in_both_layouts(value: Any) -> bool:
     known = isinstance(value, torch.Tensor) and all(type(size) is int for size in value.shape)
     return known and value.is_contiguous() and not _is_contiguous(value)
-
-
-def _tensor_of(value: Any) -> Any:
-    return value.data if isinstance(value, ProxyValue) else _of_node(value)
 
 
 def _is_contiguous(value: torch.Tensor) -> bool:

@@ -134,10 +134,6 @@ def _is_not_contiguous(node: Node, _: Facts) -> bool:
     return any(list(tensor.dim_order()) != sorted(tensor.dim_order()) for tensor in _tensors(node))
 
 
-def _has_no_dims(node: Node, _: Facts) -> bool:
-    return bool(_value(node).dim() == 0)
-
-
 _INDICES = {"aten.embedding": 1, "aten.index_select": 2, "aten.gather": 2}  # position of what has to be int64
 _MOST_ELEMENTS = 1 << 27  # of a tensor: upstream's `DEFAULT_BUFFER_LIMIT`
 
@@ -194,17 +190,9 @@ def _is_over_outer_dims(node: Node, _: Facts) -> bool:
     return bool(value.dim() == 4 and (0 in over or (1 in over and value.shape[0] != 1)))
 
 
-def _keeps_dim(node: Node, _: Facts) -> bool:
-    return len(node.args) > 2 and bool(node.args[2])
-
-
 def _rounds_wrongly(node: Node, _: Facts) -> bool:
     """The runtime divides numbers down, and integers towards zero, whatever it is asked for."""
     return bool(node.kwargs.get("rounding_mode") != ("floor" if _value(node).is_floating_point() else "trunc"))
-
-
-def _makes_bools(node: Node, _: Facts) -> bool:
-    return bool(_value(node).dtype == torch.bool != _value(node.args[0]).dtype)
 
 
 _WIDEST = 16384  # texels, of an image
@@ -229,10 +217,6 @@ _WEIGHTS = {
 def _computes_weights(node: Node, facts: Facts) -> bool:
     places = [node.args[place] for place in _WEIGHTS[_name(node)]]
     return any(given not in facts.constants for given in places if isinstance(given, Node))
-
-
-def _lacks_weights(node: Node, _: Facts) -> bool:
-    return None in (node.args[place] for place in _WEIGHTS[_name(node)])
 
 
 def _becomes_computed_weight(node: Node, facts: Facts) -> bool:
@@ -272,7 +256,7 @@ LIMITS = (
     ),
     Limit(
         _BINARY,
-        _has_no_dims,
+        lambda node, _: _value(node).dim() == 0,
         "the runtime throws where the result has no dimensions: `x[0] * 2` of a vector",
         ["vulkan"],
     ),
@@ -339,7 +323,7 @@ LIMITS = (
     Limit(["aten.index.Tensor"], _always, "negative indices are taken for others: 3.5 dB"),
     Limit(
         ["aten._to_copy", "dim_order_ops._to_dim_order_copy"],
-        _makes_bools,
+        lambda node, _: _value(node).dtype == torch.bool != _value(node.args[0]).dtype,
         "the runtime has no conversion to bool, and throws: `x.bool()`",
         ["vulkan"],
     ),
@@ -374,7 +358,7 @@ LIMITS = (
     ),
     Limit(
         ["aten.argmax", "aten.argmin"],
-        _keeps_dim,
+        lambda node, _: len(node.args) > 2 and bool(node.args[2]),
         "the runtime throws: `x.argmax(-1, keepdim=True)`",
         ["vulkan"],
     ),
@@ -391,7 +375,7 @@ LIMITS = (
     ),
     Limit(
         ["aten.native_layer_norm", "aten.native_group_norm", "aten._native_batch_norm_legit_no_training"],
-        _lacks_weights,
+        lambda node, _: None in (node.args[place] for place in _WEIGHTS[_name(node)]),
         "the runtime throws without weight or bias: `LayerNorm(7, bias=False)`",
         ["vulkan"],
     ),

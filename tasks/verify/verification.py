@@ -31,7 +31,7 @@ from ..results.figures import (
     violations,
     worst_of,
 )
-from ..usercode.inputs import StoredCase, same_shapes, stored_cases
+from ..usercode.inputs import same_shapes, stored_cases
 from .adversarial import Found, Judge
 from .compare import compare_all
 from .parts import worst_parts
@@ -131,23 +131,20 @@ def same_for_all(examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds
         return
     for method, stored in examples.items():
         first, *rest = stored_cases(stored, bounds.drawn_inputs)
-        others = [case for case in rest if same_shapes(case.inputs, first.inputs) and not _all_equal(case, first)]
+        alike = (case for case in rest if same_shapes(case.inputs, first.inputs))
+        others = [case for case in alike if not all(map(_equal, case.inputs, first.inputs))]
         try:
             cases = [figures for case in others for figures in compare_all(first.expected, case, method=method)]
         except VerificationFailed:  # numbers in one place, and none in the other
             continue
         outside = any(line for case in cases for line in violations(case, bounds)) or any(disagreements(cases, bounds))
         if cases and not outside:
-            alike = worst_of(cases).sqnr_db
-            within = "" if alike is None else f" within {alike:.1f} dB"
+            sqnr_db = worst_of(cases).sqnr_db
+            within = "" if sqnr_db is None else f" within {sqnr_db:.1f} dB"
             yield (
                 f"eager's {method!r} returns the same{within} for {len(others) + 1} inputs, so that a file that "
                 "ignores its inputs would pass: give it trained weights, or other example inputs"
             )
-
-
-def _all_equal(one: StoredCase, other: StoredCase) -> bool:
-    return all(map(_equal, one.inputs, other.inputs))
 
 
 def check_sizes(pte: PteFile, examples: Mapping[str, Mapping[str, Any]]) -> None:

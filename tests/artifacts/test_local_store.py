@@ -14,7 +14,7 @@ from pteforge.artifacts.digest import Digest, digest_bytes
 from pteforge.artifacts.files import LocalFiles, abandoned, remove, remove_abandoned_files, staging_file, staging_folder
 from pteforge.artifacts.local_store import VERIFIED_MTIME_NS, LocalStore
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
-from pteforge.artifacts.store import LocalOnlyStore
+from pteforge.artifacts.store import Store
 from pteforge.errors import InputError, ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
 
 
@@ -172,7 +172,7 @@ def test_artifacts_are_not_mixed_up(store):
     lie = ArtifactRef("program/aten", composite.root, composite.identity, composite=True)
     with pytest.raises(StoreError, match="another artifact"):
         store.objects_of(lie)
-    assert not LocalOnlyStore(store.root).has(lie)
+    assert not Store(store.root).has(lie)
 
 
 def test_unexpected_files_are_ignored(store):
@@ -237,7 +237,7 @@ def test_store_of_somebody_else_is_refused(tmp_path):
 
 def test_records_of_somebody_else_are_refused(tmp_path, monkeypatch):
     """A record in a store of ours that belongs to another user is not used, whose folder it may be in."""
-    store = LocalOnlyStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     store.ledger.watch("nets:linear", ["helpers"])
     assert store.ledger.watched("nets:linear") == ("helpers",)
     ours = os.geteuid()

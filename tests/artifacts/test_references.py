@@ -13,7 +13,7 @@ from pteforge.artifacts.gc import collect, usage, verify_store
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactManifest, BlobRef
 from pteforge.artifacts.references import Reference
-from pteforge.artifacts.store import LocalOnlyStore, open_store
+from pteforge.artifacts.store import Store, open_store
 from pteforge.errors import ObjectMissing
 
 CONTENT = bytes(range(256)) * 4096
@@ -126,7 +126,7 @@ def test_transfers_take_the_bytes(tmp_path: Path, store: LocalStore, file: Path)
 
 
 def test_maintenance_knows_references(tmp_path: Path, file: Path) -> None:
-    store = LocalOnlyStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     blob = store.local.put_reference(Reference.of(str(file), 12, len(CONTENT)))
     assert [stored.digest for stored in store.objects()] == [blob.digest]
     assert usage(store).size < 1000
@@ -141,7 +141,7 @@ def test_maintenance_knows_references(tmp_path: Path, file: Path) -> None:
 
 def test_a_deep_check_does_not_copy(tmp_path: Path, file: Path) -> None:
     """It would fill the disk with what is in checkpoints already."""
-    store = LocalOnlyStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     store.local.put_reference(Reference.of(str(file), 12, len(CONTENT)))
     assert not verify_store(store).damaged
     assert bytes_in(store.local) < 1000

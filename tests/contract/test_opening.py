@@ -12,7 +12,7 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.remote_files import RemoteFiles
 from pteforge.artifacts.runs import RunRecord
-from pteforge.artifacts.store import LocalOnlyStore, cache_folder, open_store
+from pteforge.artifacts.store import Store, cache_folder, open_store
 from pteforge.errors import InputError, StoreUnusable
 from pteforge.tests.contract.conftest import SIGNING_KEY
 
@@ -53,7 +53,7 @@ def test_paths_and_file_urls_are_local(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for url in ("a store", "~/a store", str(tmp_path / "a store"), f"file://{tmp_path}/a%20store"):
         store = open_store(url)
-        assert isinstance(store, LocalOnlyStore)
+        assert type(store) is Store
         assert store.local.root == tmp_path / "a store"
 
 

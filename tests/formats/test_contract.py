@@ -26,7 +26,6 @@ from pteforge.formats.contract import (
     judge,
     kernel_libraries,
     read_needs,
-    runtime_key,
     selective_key,
 )
 from pteforge.formats.pte.contents import KernelCall
@@ -57,16 +56,13 @@ def test_selective_build_gets_what_its_own_tool_makes(sample, tmp_path):
 
 
 def test_keys_have_lists_apart(samples):
-    """A list of tensors stands in brackets: selective build counts its first tensor, the runtime passes over it."""
+    """A list of tensors stands in brackets, since selective build counts its first tensor."""
     keys = {call.operator: call.key for call in read_kernel_calls(samples.files["lists"])}
     listed = {key for key in keys.values() if "[" in key}
     assert listed
     for key in listed:
         assert key.startswith("v1/")
-        assert selective_key(key).count(";") == key.count(";") == runtime_key(key).count(";") + key.count("[")
-    assert runtime_key("v1/[6;0,1]|6;0,1") == "v1/6;0,1"
-    assert runtime_key("v1/6;|[6;0]") == "v1/6;"
-    assert runtime_key("v1/[6;0]") == runtime_key("v1") == ""
+        assert selective_key(key).count(";") == key.count(";")
 
 
 def test_keys_in_words():

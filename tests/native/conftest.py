@@ -46,7 +46,7 @@ class Program:
     def payload(self, name: str) -> Any:
         """A payload of the first container, as a file."""
         container = self.containers[0]
-        return read_pte(container.rebuild(container.payload(name)))
+        return read_pte(b"".join(container.verified(container.payload(name))))
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def test_constants_of_one_name(lower):
     (container,) = program.containers
     assert [payload.name for payload in container.payloads] == ["first", "second", "portable"]
     for name, fill in (("first", 1), ("second", 2)):
-        content = container.rebuild(container.payload(name))
+        content = b"".join(container.verified(container.payload(name)))
         (named,) = program.payload(name).named_data
         segment = program.payload(name).segments[named.segment]
         assert named.key == "weight"

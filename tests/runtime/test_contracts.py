@@ -14,7 +14,7 @@ import pteforge
 import pytest
 import yaml
 from executorch.codegen.tools.gen_oplist import gen_oplist
-from pteforge.formats.contract import Contract, read_needs, runtime_key
+from pteforge.formats.contract import Contract, read_needs
 from pteforge.formats.nfat.container import is_fat, open_fat
 from pteforge.formats.pte.reader import open_pte
 
@@ -36,6 +36,12 @@ def plain_files(path: Path, folder: Path) -> list[tuple[Path, list[Path]]]:
     return files
 
 
+def _runtime_key(key: str) -> str:
+    """The key as ExecuTorch's runtime looks it up: without lists; empty for a call without tensors."""
+    tensors = [one for one in key.partition("/")[2].split("|") if one and not one.startswith("[")]
+    return f"v1/{'|'.join(tensors)}" if tensors else ""
+
+
 @pytest.fixture
 def check(sanitized) -> Callable[[Path, Sequence[Path]], int]:
     """Checks a plain file with just the kernels of its contract, and less each; returns how many they are.
@@ -45,7 +51,7 @@ def check(sanitized) -> Callable[[Path, Sequence[Path]], int]:
 
     def check(path: Path, data: Sequence[Path] = ()) -> int:
         (needs,) = read_needs(path)
-        kernels = sorted({f"{call.operator} {runtime_key(call.key)}".strip() for call in needs.calls})
+        kernels = sorted({f"{call.operator} {_runtime_key(call.key)}".strip() for call in needs.calls})
         given = "".join(f"{kernel}\n" for kernel in kernels)
         command = [sanitized / "load_with_kernels", path, *data]
         done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)

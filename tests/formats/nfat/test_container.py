@@ -89,7 +89,7 @@ def test_blobs_in_the_file(path, segments):
     fat = open_fat(path)
     assert is_fat(fat.program)
     assert [method.name for method in fat.program.methods] == ["forward"]
-    assert {payload.name: fat.container.rebuild(payload) for payload in fat.container.payloads} == _PAYLOADS
+    assert {payload.name: b"".join(fat.container.verified(payload)) for payload in fat.container.payloads} == _PAYLOADS
 
 
 def test_blobs_in_another_file(path):
@@ -99,11 +99,11 @@ def test_blobs_in_another_file(path):
     weights = path.with_name("weights.ptd")
     weights.write_bytes(_ptd({first: _WEIGHTS[first]}))
     container = open_fat(path, [weights]).container
-    assert {payload.name: container.rebuild(payload) for payload in container.payloads} == _PAYLOADS
+    assert {payload.name: b"".join(container.verified(payload)) for payload in container.payloads} == _PAYLOADS
     alone = open_fat(path).container
-    assert alone.rebuild(alone.payload("portable")) == _PAYLOADS["portable"]
+    assert b"".join(alone.verified(alone.payload("portable"))) == _PAYLOADS["portable"]
     with pytest.raises(FileFormatError, match=f"needs the blob {first}.*ptd"):
-        alone.rebuild(alone.payload("xnnpack"))
+        b"".join(alone.verified(alone.payload("xnnpack")))
     weights.write_bytes(path.read_bytes())
     with pytest.raises(FileFormatError, match=r"weights\.ptd: not a \.ptd"):
         open_fat(path, [weights])
@@ -178,6 +178,6 @@ def test_damaged_fat_files(path):
             opened += 1
             for payload in container.payloads:
                 with contextlib.suppress(FileFormatError):
-                    assert digest_bytes(container.rebuild(payload)) == payload.sha256
+                    assert digest_bytes(b"".join(container.verified(payload))) == payload.sha256
                     verified += 1
     assert 100 < verified < 2 * opened

@@ -13,7 +13,7 @@ from pteforge.artifacts.lease import Lease, LocalLeases
 from pteforge.artifacts.ledger import StageRecord
 from pteforge.artifacts.local_store import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef
-from pteforge.artifacts.store import LocalOnlyStore, open_store
+from pteforge.artifacts.store import Store, open_store
 from pteforge.configs.model import Limits
 from pteforge.configs.recipe import CompileOptions
 from pteforge.errors import LeaseLost, ObjectMissing, StageCrashed, StageFailed
@@ -56,7 +56,7 @@ class Listening(InProcess):
 def chain(tmp_path):
     """The chain of a stage with these params, in a recipe."""
     runner = Listening()
-    executor = Executor(LocalOnlyStore(tmp_path / "store"), runner)
+    executor = Executor(Store(tmp_path / "store"), runner)
 
     def of(stage: Any, params: Any, **step: str) -> CallChain | None:
         name = StageId(stage.name, **{"recipe": "fast", **step})
@@ -70,7 +70,7 @@ def chain(tmp_path):
 def test_calls_run_in_their_chains(tmp_path):
     """The process that is asked for a call is the one of its chain."""
     runner = Listening()
-    executor = Executor(LocalOnlyStore(tmp_path / "store"), runner)
+    executor = Executor(Store(tmp_path / "store"), runner)
     call = StageCall("net", StageId("edge", recipe="fast"), Edge, EDGE, {}, Limits(), tmp_path)
     assert not executor.awaited(call)
     asked, runner.chain = runner.chain, None
@@ -82,8 +82,8 @@ def test_calls_run_in_their_chains(tmp_path):
 def test_what_runs_alone(tmp_path):
     """A stage that measures time asks for more memory than there is, which is admitted when nothing else runs."""
     runner = Listening()
-    executor = Executor(LocalOnlyStore(tmp_path / "store"), runner)
-    params = Bench.Params(place=None, name="host", payload="", machine="m")
+    executor = Executor(Store(tmp_path / "store"), runner)
+    params = Bench.Params(place=None, machine="m")
     with pytest.raises(StageFailed):
         executor.run(StageCall("net", StageId("bench", recipe="fast"), Bench, params, {}, Limits(), tmp_path))
     assert runner.memory > memory_for_calls()
@@ -145,11 +145,11 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalOnlyStore:
-    return LocalOnlyStore(tmp_path / "store")
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
-def program(store: LocalOnlyStore, *sizes: int) -> ArtifactRef:
+def program(store: Store, *sizes: int) -> ArtifactRef:
     """A program with weights of these sizes; those of equal size are equal."""
     weights = tuple(store.local.put_bytes(bytes([size % 251]) * size) for size in sizes)
     return store.local.put_manifest(ArtifactManifest("program/aten", weights, {"weights": len(weights)}))
@@ -213,7 +213,7 @@ class Losing(LocalLeases):
 @pytest.mark.parametrize("killed", [False, True])
 def test_lost_lease(tmp_path, killed):
     """A stage whose lease is lost is killed; nothing of it is published, and the result is that of the new holder."""
-    store = LocalOnlyStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     leases = store.leases = Losing(tmp_path / "leases")
     call = StageCall("net", StageId("edge", recipe="fast"), Edge, EDGE, {}, Limits(), tmp_path)
 

@@ -17,7 +17,7 @@ import torch
 from pteforge.artifacts.digest import Digest
 from pteforge.artifacts.gc import collect
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.artifacts.store import LocalOnlyStore
+from pteforge.artifacts.store import Store
 from pteforge.configs.model import MethodDefinition, ModelDefinition
 from pteforge.errors import StoreUnusable
 from pteforge.tasks.codecs import storages
@@ -267,7 +267,7 @@ def test_what_cannot_be_restored_is_not_kept(bench, monkeypatch):
 
 def test_layers_are_objects_of_the_store(bench, interrupted, tmp_path):
     """No byte is on the disk twice, and no scratch file is left; garbage collection counts and removes the layers."""
-    store = LocalOnlyStore(tmp_path / "store")
+    store = Store(tmp_path / "store")
     made = {path.stat().st_ino for path in store.local.root.glob("objects/*/*")}
     assert collect(store, dry_run=True).objects_kept == len(made) > 0
     bench.run(interrupted, TRANSFORMS["8da4w"])

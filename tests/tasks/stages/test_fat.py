@@ -40,7 +40,7 @@ def test_payloads_and_methods(builder, lower, tmp_path):
     fat = opened(lowered, tmp_path)
     assert [payload.name for payload in fat.container.payloads] == ["xnnpack", "portable"]
     for payload in fat.container.payloads:
-        assert fat.container.rebuild(payload) == lowered.payloads[payload.name]
+        assert b"".join(fat.container.verified(payload)) == lowered.payloads[payload.name]
         assert payload.description.executorch_version == "1.5.1"
     assert fat.container.payloads[-1].description.backends == ()
 
@@ -61,14 +61,14 @@ def test_weights_are_stored_once(lower, tmp_path):
     """Linear layers have the same bytes in both payloads, which the file holds once."""
     inside = opened(lower("builders:mlp", FAT), tmp_path).container
     stored = len(inside.inline) + sum(blob.size for blob in inside.manifest.blobs)
-    weights = sum(c.extent.size for c in read_pte(inside.rebuild(inside.payload("portable"))).constants)
+    weights = sum(c.extent.size for c in read_pte(b"".join(inside.verified(inside.payload("portable")))).constants)
     assert stored + weights <= sum(payload.size for payload in inside.payloads) + 4096
-    rebuilt = [inside.rebuild(payload) for payload in inside.payloads]
+    rebuilt = [b"".join(inside.verified(payload)) for payload in inside.payloads]
 
     lowered = lower("builders:mlp", FAT | {"output": {"form": "fat", "external_data": True}})
     outside = opened(lowered, tmp_path)
     assert outside.program.named_data == ()
-    assert [outside.container.rebuild(payload) for payload in outside.container.payloads] == rebuilt
+    assert [b"".join(outside.container.verified(payload)) for payload in outside.container.payloads] == rebuilt
     assert lowered.provenance["data"]["sha256"]
 
 
@@ -107,7 +107,7 @@ def test_weights_that_are_converted(shared, target, expected, lower, tmp_path):
 
 
 def pack_of(container, **options):
-    payloads = [(payload.description, container.rebuild(payload)) for payload in container.payloads]
+    payloads = [(payload.description, b"".join(container.verified(payload))) for payload in container.payloads]
     return pack_v2(payloads, **options).open()
 
 

@@ -10,7 +10,7 @@ from pteforge.tests.conftest import run_process
 START = """
 import importlib, os, sys, pteforge
 from pathlib import Path
-from pteforge.artifacts.store import LocalOnlyStore
+from pteforge.artifacts.store import Store
 from pteforge.configs.model import Limits
 from pteforge.errors import StageFailed
 from pteforge.tasks.engine.executor import Executor
@@ -69,7 +69,7 @@ def test_code_that_is_edited_later(say):
     Those that only carry are not.
     """
     same, worker, carried, late = say("""
-Executor(LocalOnlyStore(Path("store")), InProcess())
+Executor(Store(Path("store")), InProcess())
 edit()
 once = stage_code_digest(GATE)
 (ROOT / "tasks/stages/gate.py").unlink()
