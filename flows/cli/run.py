@@ -198,17 +198,10 @@ def verify_files(
         list[Path], typer.Argument(metavar="FILE...", help=".pte files that pteforge made, or folders of such.")
     ],
     *,
-    device: Annotated[
-        str,
-        option(
-            "Run them elsewhere: a command that takes the arguments of nfat_run, and does there what it does.",
-            "COMMAND",
-            False,
-        ),
-    ] = "",
     place: Annotated[
         str, option("Run them elsewhere: qemu:CORE, library:PATH or command:COMMAND.", "PLACE", False)
     ] = "",
+    device: Annotated[str, typer.Option(hidden=True)] = "",  # the former spelling
     store: STORE = None,
     as_json: AS_JSON = False,
 ) -> None:
@@ -219,13 +212,13 @@ def verify_files(
     """
     from ...runtime.quiet import quiet
 
-    try:
-        command = shlex.split(device)
-    except ValueError as error:
-        raise InputError(f"--device {device!r}: {error}") from error
+    if device and place:
+        raise InputError("--device and --place both say where files run; leave one of them out")
+    if device:
+        place = f"command:{device}"
+        typer.echo("note: `--device COMMAND` is `--place command:COMMAND` now", err=True)
+    command: list[str] = []
     if place:
-        if device:
-            raise InputError("--device and --place both say where files run; leave one of them out")
         with quiet():
             command = _reach(place)
     several = len(files) > 1 or files[0].is_dir()
@@ -256,8 +249,13 @@ def verify_files(
 
 def _reach(text: str) -> list[str]:
     """The command of a place; loads the libraries of one. Raises InputError if it cannot be reached."""
+    from ...configs.places import PlaceConfig
+    from ...tasks.verify.emulators import NFAT_RUN
     from ...tasks.verify.running import load_libraries
 
+    words = shlex.split(PlaceConfig.parse(text)[1].command or "")
+    if words and words[0] != NFAT_RUN:  # which may have to be found; no key needs to know what others say of themselves
+        return words
     place = _plan(text)
     load_libraries(place.library, place.env)
     return list(place.command)
@@ -531,12 +529,13 @@ def _fetch(made: _Made, store: Store) -> None:
 
 def _verify(made: _Made, store: Store, command: Sequence[str]) -> Figures:
     from ...tasks.codecs.values import load_value
-    from ...tasks.verify.device import verify_on_device
+    from ...tasks.verify.device import device_program, verify_program
     from ...tasks.verify.verification import verify_file
 
     examples = {method: load_value(ref, store.local) for method, ref in made.examples.items()}
     if command:
-        return verify_on_device(command, made.file, examples, made.bounds, made.data_files)
+        with device_program(command, made.file, made.data_files, {}) as program:
+            return verify_program(program, examples, made.bounds)
     try:
         return verify_file(made.file, examples, made.bounds, made.data_files)
     except (RuntimeError, ValueError, KeyError) as error:

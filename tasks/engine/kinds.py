@@ -39,7 +39,7 @@ WeightDigests = Annotated[ArtifactRef, Kind("model/weights")]  # of all methods'
 Constants = Annotated[ArtifactRef, Kind("model/constants")]  # values of constant methods
 Assets = Annotated[ArtifactRef, Kind("model/assets")]  # files that are delivered with the model, by name
 Metadata = Annotated[ArtifactRef, Kind("model/metadata")]  # configs.metadata.Metadata, as it was written
-Observed = Annotated[ArtifactRef, Kind("model/observed")]  # what the user's code loaded and read: see `tasks.engine.keys.inputs`
+Observed = Annotated[ArtifactRef, Kind("model/observed")]  # what users' code has read: see `tasks.engine.keys.inputs`
 
 Sizes = Annotated[ArtifactRef, Kind("model/sizes")]  # see `tasks.usercode.inputs.input_sizes`
 

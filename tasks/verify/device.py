@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,42 +30,26 @@ _LINES = 5  # of the command's messages
 _COUNTED = 2  # calls: what a backend makes in the first one may stay
 
 
-def verify_on_device(
-    command: Sequence[str],
-    path: Path,
-    examples: Mapping[str, Mapping[str, Any]],
-    bounds: VerifyBounds,
-    data_files: Sequence[Path] = (),
-    *,
-    env: Mapping[str, str] = MappingProxyType({}),
-) -> Figures:
-    """Runs a `.pte` file by a command on the examples that `export` stored; a fat file runs the payload chosen there.
-
-    The command is run in a folder that holds all files that its arguments name. Words of it that are paths of existing
-    files may be relative to the current folder. `env` is added to its environment.
+def verify_program(program: DeviceProgram, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> Figures:
+    """Runs a program on the examples that `export` stored; a fat file runs the payload chosen there.
 
     Raises:
         VerificationFailed: the command fails, or outputs are outside the bounds.
         InputError: there is no such command.
     """
-    with device_program(command, path, data_files, env) as program:
-        return verify_program(program, examples, bounds)
-
-
-def verify_program(program: DeviceProgram, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> Figures:
-    """As `verify_on_device`, for a program that is there already."""
     cases = [replace(case, payload=program.payload) for case in run_cases(program, examples, bounds)]
     return summarize(cases, parts=worst_parts(cases, bounds))
 
 
 @contextmanager
 def device_program(
-    command: Sequence[str],
-    path: Path,
-    data_files: Sequence[Path] = (),
-    env: Mapping[str, str] = MappingProxyType({}),
+    command: Sequence[str], path: Path, data_files: Sequence[Path], env: Mapping[str, str]
 ) -> Iterator[DeviceProgram]:
-    """A file that a command runs, while the context lasts."""
+    """A file that a command runs, while the context lasts.
+
+    The command is run in a folder that holds all files that its arguments name. Words of it that are paths of existing
+    files may be relative to the current folder. `env` is added to its environment.
+    """
     with TemporaryDirectory(prefix="pteforge-device-") as folder:
         yield DeviceProgram(command, Path(folder), path, next(iter(data_files), None), env)
 

@@ -1,4 +1,4 @@
-"""`pteforge verify --device`: files on another machine, which is a process here, or Arm cores that QEMU emulates."""
+"""`pteforge verify --place`: files on another machine, which is a process here, or Arm cores that QEMU emulates."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_what_is_compared_is_the_same(verify, lowered, build):
     """For calls with all kinds of inputs and outputs, and sequences of them, figures are those of this process."""
     files = [file for file in sorted(lowered.glob("out/*/*.pte")) if file.name != "fat.pte"]
     assert len(files) == len(_PLAIN) + 4
-    there = _figures(verify(*files, "--json", "--device", build / "nfat_run"))
+    there = _figures(verify(*files, "--json", "--place", f"command:{build}/nfat_run"))
     assert there == _figures(verify(*files, "--json"))
     assert len(there["verified"]) == len(files)
 
@@ -104,8 +104,8 @@ def test_devices_that_fail(verify, build, tmp_path):
             "method 'forward', example 0: the command ended with exit code 3:\nno phone",
         ),
     ):
-        said = verify(file, "--device", command)
+        said = verify(file, "--place", f"command:{command}")
         assert (said.code, said.out) == (1, ""), command
         assert telling in said.err
-    verify(file, "--device", "no-such-program").refused("the command 'no-such-program' cannot be run")
-    verify(file, "--device", "'nfat_run").refused("--device", "No closing quotation")
+    verify(file, "--place", "command:no-such-program").refused("the command 'no-such-program' cannot be run")
+    verify(file, "--place", "command:'nfat_run").refused("No closing quotation")

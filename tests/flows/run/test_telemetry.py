@@ -137,7 +137,8 @@ def test_a_run_with_nothing_to_do(warm: Project, collector: Collector):
     first = warm.export(env=env)
     assert (first.code, first.out) == (0, ""), first.err
     stages = [event for event in events(first.err) if event["event"] == "stage_finished"]
-    assert all(event["cached"] and event["seconds"] for event in stages)
+    assert all(event["cached"] for event in stages)
+    assert sum(event["seconds"] for event in stages) > 0.0  # of when they ran; `report` may take less than one shows
     spans = [span for span in collector.spans() if span["name"].startswith("stage ")]
     assert len(spans) == len(stages) == len({(event["model"], event["step"]) for event in stages}) > 20
     assert all(span["pteforge.cached"] and span["end"] == span["start"] for span in spans)
