@@ -832,7 +832,10 @@ _CONSTANT_NAMES = ("p_", "b_", "c_", "_lifted_tensor_constant")  # of placeholde
 
 
 def _has_no_shader(match: Any) -> bool:
-    """Of a quantized linear layer: its input has one scale, found at run time; or one row meets weights of 4 bits.
+    """Of a quantized linear layer: its input has one scale, found at run time; or its weights have 4 bits.
+
+    For those, the shader takes several rows of one matrix, inputs and outputs being multiples of 4: `Linear(64, 30)` of
+    [3, 64] makes the runtime throw.
 
     Of torchao's, there are shaders for weights of 4 bits in groups, and for one matrix: with such weights alone,
     `Linear(64, 32)` of [2, 4, 64] returns infinite numbers, and with 8 bits the runtime aborts.
@@ -846,8 +849,10 @@ def _has_no_shader(match: Any) -> bool:
         return not (in_groups and one_matrix and (given is None or _takes_quantization(match)))
     if given is not None:
         return _name(given) == "quantized_decomposed.dequantize_per_tensor.tensor"
-    row = _value(match.anchor_node).shape[-2] == 1
-    return _name(weight) == "quantized_decomposed.dequantize_per_channel" and row and weight.args[4] == _INT4_MIN
+    if _name(weight) != "quantized_decomposed.dequantize_per_channel" or weight.args[4] != _INT4_MIN:
+        return False
+    *several, rows, _ = _value(match.anchor_node).shape
+    return rows == 1 or any(size != 1 for size in several) or any(size % 4 for size in _value(match.weight_node).shape)
 
 
 def _takes_quantization(match: Any) -> bool:

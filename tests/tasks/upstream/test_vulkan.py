@@ -394,13 +394,30 @@ class Normed(nn.Module):
         return self.layer(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * scale)
 
 
-def quantized(**options: Any) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A module that Vulkan's quantizer converted, and its inputs."""
+WHOLE = {(3, 64, 32): True, (1, 64, 32): False, (3, 64, 30): False, (3, 62, 32): False}
+
+
+def layer_in_4_bits(rows: int, given: int, count: int) -> tuple[nn.Module, tuple[Any, ...]]:
+    return quantized(nn.Linear(given, count), (torch.randn(rows, given),), weight_bits=4)
+
+
+@pytest.mark.parametrize(("sizes", "fused"), WHOLE.items())
+def test_sizes_of_layers_in_4_bits(sizes, fused):
+    """A layer stays whole where the shader takes its sizes."""
+    program = lowered(*layer_in_4_bits(*sizes)).exported_program()
+    names = {node.target.name() for node in program.graph.nodes if hasattr(node.target, "_schema")}
+    assert ("quantized_decomposed::dequantize_per_channel" in names) != fused
+
+
+def quantized(
+    module: nn.Module | None = None, inputs: tuple[Any, ...] = (), **options: Any
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module that Vulkan's quantizer converted, by default a norm and a layer, and its inputs."""
     from pteforge.tasks.targets.vulkan import Vulkan, VulkanQuantizerOptions
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    inputs = (torch.randn(1, 64),)
-    whole = torch.export.export(Normed().eval(), inputs).module()
+    inputs = inputs or (torch.randn(1, 64),)
+    whole = torch.export.export((module or Normed()).eval(), inputs).module()
     prepared = prepare_pt2e(whole, Vulkan.quantizer(VulkanQuantizerOptions(**options)))
     prepared(*inputs)
     return convert_pt2e(prepared), inputs
@@ -474,6 +491,7 @@ MORE: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
         for bits in (4, 8)
         if LIBRARY
     },
+    **{f"layer in 4 bits {sizes}": (*layer_in_4_bits(*sizes), {}) for sizes in WHOLE if LIBRARY},
 }
 """What is lowered otherwise than by leaving calls."""
 
