@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from pteforge.tasks.targets import TargetParams
 from pteforge.tasks.upstream.exir_emission import floor_remainders
 from pteforge.tests.zoo.networks import Function
 from torch import nn
@@ -394,31 +395,43 @@ class Normed(nn.Module):
         return self.layer(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * scale)
 
 
-WHOLE = {(3, 64, 32): True, (1, 64, 32): False, (3, 64, 30): False, (3, 62, 32): False}
+WHOLE = {
+    ("4 bits", (3, 64), 40): True,
+    ("4 bits", (1, 64), 40): False,
+    ("4 bits", (3, 64), 12): False,
+    ("4 bits", (3, 62), 32): False,
+    ("4 bits", (2, 3, 64), 32): True,
+    ("static", (1, 3, 16), 6): True,
+    ("static", (2, 3, 16), 6): False,
+    ("static", (1, 2, 3, 16), 6): False,
+}
+"""How a layer is quantized, the sizes of its input, and the number of its outputs; whether it stays whole."""
 
 
-def layer_in_4_bits(rows: int, given: int, count: int) -> tuple[nn.Module, tuple[Any, ...]]:
-    return quantized(nn.Linear(given, count), (torch.randn(rows, given),), weight_bits=4)
+def layer(how: str, sizes: tuple[int, ...], count: int) -> tuple[nn.Module, tuple[Any, ...]]:
+    net = nn.Linear(sizes[-1], count), (torch.randn(sizes),)
+    return quantized(*net, weight_bits=4) if how == "4 bits" else quantized(*net, target="xnnpack")
 
 
-@pytest.mark.parametrize(("sizes", "fused"), WHOLE.items())
-def test_sizes_of_layers_in_4_bits(sizes, fused):
-    """A layer stays whole where the shader takes its sizes."""
-    program = lowered(*layer_in_4_bits(*sizes)).exported_program()
+@pytest.mark.parametrize(("quantized_layer", "whole"), WHOLE.items())
+def test_layers_that_the_shaders_take(quantized_layer, whole):
+    """A quantized layer stays whole where its shader takes the sizes."""
+    program = lowered(*layer(*quantized_layer)).exported_program()
     names = {node.target.name() for node in program.graph.nodes if hasattr(node.target, "_schema")}
-    assert ("quantized_decomposed::dequantize_per_channel" in names) != fused
+    assert ("quantized_decomposed::dequantize_per_channel" in names) != whole
 
 
 def quantized(
-    module: nn.Module | None = None, inputs: tuple[Any, ...] = (), **options: Any
+    module: nn.Module | None = None, inputs: tuple[Any, ...] = (), target: str = "vulkan", **options: Any
 ) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A module that Vulkan's quantizer converted, by default a norm and a layer, and its inputs."""
-    from pteforge.tasks.targets.vulkan import Vulkan, VulkanQuantizerOptions
+    """A module that a target's quantizer converted, by default a norm and a layer, and its inputs."""
+    from pteforge.tasks.targets.find import find_quantizer_options, make_quantizer
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     inputs = inputs or (torch.randn(1, 64),)
     whole = torch.export.export((module or Normed()).eval(), inputs).module()
-    prepared = prepare_pt2e(whole, Vulkan.quantizer(VulkanQuantizerOptions(**options)))
+    chosen = find_quantizer_options(target, options).model_dump()
+    prepared = prepare_pt2e(whole, make_quantizer([TargetParams(name=target, options=chosen)]))
     prepared(*inputs)
     return convert_pt2e(prepared), inputs
 
@@ -491,7 +504,6 @@ MORE: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
         for bits in (4, 8)
         if LIBRARY
     },
-    **{f"layer in 4 bits {sizes}": (*layer_in_4_bits(*sizes), {}) for sizes in WHOLE if LIBRARY},
 }
 """What is lowered otherwise than by leaving calls."""
 
@@ -515,6 +527,17 @@ if LIBRARY:
         torch.testing.assert_close(
             run(made, calls, tmp_path / "outputs"), expected, rtol=1e-4, atol=1e-5, equal_nan=True
         )
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("quantized_layer", WHOLE)
+    def test_quantized_layers_on_vulkan(quantized_layer, tmp_path):
+        """Vulkan's runtime computes what eager computes, but for outputs that are rounded to the neighbour."""
+        module, inputs = layer(*quantized_layer)
+        programs = lowered(module, inputs)
+        floor_remainders(programs.exported_program())
+        ((got,),) = run(programs.to_executorch().buffer, [inputs], tmp_path / "outputs")
+        expected = module(*inputs)
+        assert (got - expected).norm() < 0.03 * expected.norm()
 
 
 def flat(values: Any) -> list[Any]:
