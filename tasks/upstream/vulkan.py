@@ -438,6 +438,7 @@ _STATIC = ("webgpu",)
 
 _SIZES = "the runtime takes no dynamic sizes: of 14 cases 2 were right"
 
+_CROSSES = "the runtime throws where int8 values of several matrices come into a part, or leave it"
 _IDLE = "the runtime is wrong or throws where a part takes no input, or gives no output: `x[:, [0, 2]]` -0.9 dB"
 
 
@@ -539,8 +540,42 @@ _RANGES: dict[str, Callable[..., float]] = {
 }
 
 
+def _keep_int8_inside(program: ExportedProgram) -> None:
+    """Lets no int8 values of several matrices come into a part, or leave it.
+
+    The runtime takes such inputs and outputs of a delegate for fewer bytes than they have, and throws: static int8 of
+    [1, 8, 6, 5] with a convolution in 4 groups, which the CPU computes. What makes them floats moves into the part that
+    they leave, or out of the one that they come to; what makes them for others, or of what others gave, moves out.
+    """
+    for node in program.graph.nodes:
+        if _name(node) not in _PER_TENSOR or all(size == 1 for size in _value(node).shape[:-2]):
+            continue
+        tag, given = node.meta.get("delegation_tag"), node.args[0]
+        if _name(node) == _PER_TENSOR[0]:
+            users = {user.meta.get("delegation_tag") == tag for user in node.users}
+            if tag and (True not in users or (False in users and given.meta.get("delegation_tag") != tag)):
+                del node.meta["delegation_tag"]
+                node.meta[KEPT] = _CROSSES
+            continue
+        source = given.meta.get("delegation_tag")
+        if given.op != "call_function" or source == tag:
+            continue
+        if source:
+            node.meta["delegation_tag"] = source
+            node.meta.pop(KEPT, None)
+        else:
+            del node.meta["delegation_tag"]
+            node.meta[KEPT] = _CROSSES
+
+
+_PER_TENSOR = ("quantized_decomposed.quantize_per_tensor", "quantized_decomposed.dequantize_per_tensor")
+
+
 def _drop_idle(result: PartitionResult, constants: Collection[Node]) -> None:
-    """Takes partitions back that compute with constants or sizes only, or whose results are not used."""
+    """Takes partitions back that compute with constants or sizes only, or nothing, or whose results are not used.
+
+    Of what only turns integers into floats, the runtime gives one result where it is to give two equal ones.
+    """
     parts: dict[str, list[Node]] = {}
     for node in result.tagged_exported_program.graph.nodes:
         if tag := node.meta.get("delegation_tag"):
@@ -549,7 +584,8 @@ def _drop_idle(result: PartitionResult, constants: Collection[Node]) -> None:
         calls = {node for node in nodes if node.op == "call_function"}
         taken = {given for node in calls for given in node.all_input_nodes} - calls
         used = {node for node in calls if node.users.keys() - calls and not isinstance(_value(node), torch.SymInt)}
-        if calls and not (taken - set(constants) and used):
+        computes = not all(_name(node).startswith("quantized_decomposed.") for node in calls)
+        if calls and not (taken - set(constants) and used and computes):
             for node in nodes:
                 node.meta.pop("delegation_tag")
             for node in calls:
@@ -618,6 +654,7 @@ def _within_limits(upstream: type, target: str) -> type:
             facts = _facts(exported_program)
             with patch.object(VulkanSupportedOperators, "_is_node_supported", _leaving(facts, target)):
                 result = super().partition(exported_program)
+            _keep_int8_inside(result.tagged_exported_program)
             _drop_idle(result, facts.constants)
             vulkans: Any = getattr(self, "_vulkan_partitioner", self)
             if not vulkans.options.get("alias_buffer_mutations"):
