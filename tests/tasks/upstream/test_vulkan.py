@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from pteforge.tasks.targets import TargetParams
 from pteforge.tasks.upstream.exir_emission import floor_remainders
 from pteforge.tests.zoo.networks import Function
 from torch import nn
@@ -394,14 +395,81 @@ class Normed(nn.Module):
         return self.layer(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * scale)
 
 
-def quantized(**options: Any) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A module that Vulkan's quantizer converted, and its inputs."""
-    from pteforge.tasks.targets.vulkan import Vulkan, VulkanQuantizerOptions
+class Joined(nn.Module):
+    """Convolutions, of which the CPU computes those of several images or in small groups, and what joins them."""
+
+    def __init__(self, join: Any, groups: int = 1):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=groups)
+        self.join = join
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.join(x, self.second(x))
+
+
+JOINED = {
+    "groups": (Joined(lambda x, y: torch.relu(x + y), groups=4), 1),
+    "two images": (Joined(lambda x, y: torch.relu(x + y)), 2),
+    "two images, product": (Joined(lambda x, y: x * y.sigmoid()), 2),
+    "two images side by side": (Joined(lambda x, y: torch.cat([x, y], 1)), 2),
+}
+
+
+@pytest.mark.parametrize(("module", "images"), JOINED.values(), ids=[*JOINED])
+def test_images_in_int8_stay_inside(module, images):
+    """Between the GPU and the CPU, images are floats: the runtime takes those in int8 for fewer bytes."""
+    program = lowered(*quantized(module, (torch.randn(images, 8, 6, 5),), target="xnnpack")).exported_program()
+    calls = [node for node in program.graph.nodes if node.target is torch.ops.higher_order.executorch_call_delegate]
+    passed = [node for call in calls for node in (*call.all_input_nodes, *call.users) if node.op != "get_attr"]
+    dtypes = {node.meta["val"].dtype for node in passed if isinstance(node.meta.get("val"), torch.Tensor)}
+    assert dtypes <= {torch.float32}
+
+
+def test_one_image_in_int8_stays_whole():
+    """A network of one image, all of whose convolutions have a shader, is one part with int8 values inside."""
+    (part,) = parts_of(lowered(*quantized(Joined(torch.add), (torch.randn(1, 8, 6, 5),), target="xnnpack")))
+    names = {node.target.name() for node in part.graph.nodes if hasattr(node.target, "_schema")}
+    assert "quantized_decomposed::quantize_per_tensor" in names
+
+
+WHOLE = {
+    ("4 bits", (3, 64), 40): True,
+    ("4 bits", (1, 64), 40): False,
+    ("4 bits", (3, 64), 12): False,
+    ("4 bits", (3, 62), 32): False,
+    ("4 bits", (2, 3, 64), 32): True,
+    ("static", (1, 3, 16), 6): True,
+    ("static", (2, 3, 16), 6): False,
+    ("static", (1, 2, 3, 16), 6): False,
+}
+"""How a layer is quantized, the sizes of its input, and the number of its outputs; whether it stays whole."""
+
+
+def layer(how: str, sizes: tuple[int, ...], count: int) -> tuple[nn.Module, tuple[Any, ...]]:
+    net = nn.Linear(sizes[-1], count), (torch.randn(sizes),)
+    return quantized(*net, weight_bits=4) if how == "4 bits" else quantized(*net, target="xnnpack")
+
+
+@pytest.mark.parametrize(("quantized_layer", "whole"), WHOLE.items())
+def test_layers_that_the_shaders_take(quantized_layer, whole):
+    """A quantized layer stays whole where its shader takes the sizes."""
+    program = lowered(*layer(*quantized_layer)).exported_program()
+    names = {node.target.name() for node in program.graph.nodes if hasattr(node.target, "_schema")}
+    assert ("quantized_decomposed::dequantize_per_channel" in names) != whole
+
+
+def quantized(
+    module: nn.Module | None = None, inputs: tuple[Any, ...] = (), target: str = "vulkan", **options: Any
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module that a target's quantizer converted, by default a norm and a layer, and its inputs."""
+    from pteforge.tasks.targets.find import find_quantizer_options, make_quantizer
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    inputs = (torch.randn(1, 64),)
-    whole = torch.export.export(Normed().eval(), inputs).module()
-    prepared = prepare_pt2e(whole, Vulkan.quantizer(VulkanQuantizerOptions(**options)))
+    inputs = inputs or (torch.randn(1, 64),)
+    whole = torch.export.export((module or Normed()).eval(), inputs).module()
+    chosen = find_quantizer_options(target, options).model_dump()
+    prepared = prepare_pt2e(whole, make_quantizer([TargetParams(name=target, options=chosen)]))
     prepared(*inputs)
     return convert_pt2e(prepared), inputs
 
@@ -497,6 +565,22 @@ if LIBRARY:
         torch.testing.assert_close(
             run(made, calls, tmp_path / "outputs"), expected, rtol=1e-4, atol=1e-5, equal_nan=True
         )
+
+    STATIC = {" ".join(map(str, of)): layer(*of) for of in WHOLE} | {
+        name: quantized(module, (torch.randn(images, 8, 6, 5),), target="xnnpack")
+        for name, (module, images) in JOINED.items()
+    }
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", STATIC)
+    def test_quantized_layers_on_vulkan(name, tmp_path):
+        """Vulkan's runtime computes what eager computes, but for outputs that are rounded to the neighbour."""
+        module, inputs = STATIC[name]
+        programs = lowered(module, inputs)
+        floor_remainders(programs.exported_program())
+        ((got,),) = run(programs.to_executorch().buffer, [inputs], tmp_path / "outputs")
+        expected = module(*inputs)
+        assert (got - expected).norm() < 0.03 * expected.norm()
 
 
 def flat(values: Any) -> list[Any]:
