@@ -235,6 +235,8 @@ def noise(got: Tensor, expected: Tensor) -> float:
     if not special or (not expected.is_floating_point() and not torch.equal(got, expected)):
         return INF
     off = (got.double() - expected.double())[finite].norm().item()
+    if math.isnan(off):
+        return INF
     return off / (expected[finite].double().norm().item() or math.ulp(0.0)) if off else 0.0
 
 

@@ -143,7 +143,7 @@ async def _cancelled() -> State[Any]:
         await asyncio.sleep(_CANCEL_LOOK)
         looks = looks + 1 if await _is_cancelling() else 0
         if looks >= 2:
-            with suppress(Exception):  # Prefect's: its server may be away, and is told at the next look
+            with suppress(Exception):  # Prefect's: its server may be away; the next look tries again
                 async with get_client() as client:
                     await client.set_flow_run_state(UUID(flow_run.id), state, force=True)
                 return state

@@ -532,27 +532,25 @@ def _keep_int8_inside(program: ExportedProgram) -> None:
     they leave, or out of the one that they come to; what makes them for others, or of what others gave, moves out.
     """
     for node in program.graph.nodes:
-        if _name(node) not in _PER_TENSOR or all(size == 1 for size in _value(node).shape[:-2]):
+        if _name(node) not in (_QUANTIZE, _DEQUANTIZE) or all(size == 1 for size in _value(node).shape[:-2]):
             continue
-        tag, given = node.meta.get("delegation_tag"), node.args[0]
-        if _name(node) == _PER_TENSOR[0]:
-            users = {user.meta.get("delegation_tag") == tag for user in node.users}
-            if tag and (True not in users or (False in users and given.meta.get("delegation_tag") != tag)):
-                del node.meta["delegation_tag"]
-                node.meta[KEPT] = _CROSSES
-            continue
-        source = given.meta.get("delegation_tag")
-        if given.op != "call_function" or source == tag:
-            continue
-        if source:
-            node.meta["delegation_tag"] = source
-            node.meta.pop(KEPT, None)
+        operand, tag = node.args[0], node.meta.get("delegation_tag")
+        source = operand.meta.get("delegation_tag")
+        if _name(node) == _QUANTIZE:
+            inside = {user.meta.get("delegation_tag") == tag for user in node.users}
+            moves_out = True not in inside or (False in inside and source != tag)
         else:
+            moves_out = operand.op == "call_function" and not source
+            if source and source != tag:
+                node.meta["delegation_tag"] = source
+                node.meta.pop(KEPT, None)
+        if tag and moves_out:
             del node.meta["delegation_tag"]
             node.meta[KEPT] = _CROSSES
 
 
-_PER_TENSOR = ("quantized_decomposed.quantize_per_tensor", "quantized_decomposed.dequantize_per_tensor")
+_QUANTIZE = "quantized_decomposed.quantize_per_tensor"
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor"
 
 
 def _drop_idle(result: PartitionResult, constants: Collection[Node]) -> None:
@@ -870,8 +868,7 @@ def _has_no_shader(match: Any) -> bool:
         in_groups = match.is_weight_pergroup_quantized() and weight.args[5] == _INT4_MIN
         return not (in_groups and one_matrix and (given is None or _takes_quantization(match)))
     if given is not None:
-        scale = _name(given).removeprefix("quantized_decomposed.")
-        return scale == "dequantize_per_tensor.tensor" or (scale == "dequantize_per_tensor" and not one_matrix)
+        return _name(given) == f"{_DEQUANTIZE}.tensor" or (_name(given) == _DEQUANTIZE and not one_matrix)
     if _name(weight) != "quantized_decomposed.dequantize_per_channel" or weight.args[4] != _INT4_MIN:
         return False
     count, width = _value(match.weight_node).shape

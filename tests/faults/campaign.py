@@ -128,7 +128,7 @@ def run_in_parallel(
     first: int = 0,
     deadline: float | None = None,
 ) -> Report:
-    """The same, if by several processes, for campaigns that mostly wait; each prepares for itself."""
+    """As `run_campaign`, with the trials shared among processes, each of which prepares for itself."""
     if jobs == 1:
         return run_campaign(campaign, folder, seed=seed, trials=trials, first=first, deadline=deadline)
     share, report = -(-trials // jobs), Report(campaign.name, seed)

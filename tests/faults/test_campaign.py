@@ -56,10 +56,11 @@ def test_trials_can_be_repeated(tmp_path):
 
 def test_trials_in_several_processes(tmp_path):
     """Each process has a share of the trials, which draw and break what they do in one."""
-    one = run_campaign(DRAWING, tmp_path / "one", seed=1, trials=20)
-    two = run_in_parallel(DRAWING, tmp_path / "two", jobs=3, seed=1, trials=20)
-    assert two.tried == one.tried
-    assert [(trial.index, trial.kind) for trial in two.broken] == [(trial.index, trial.kind) for trial in one.broken]
+    serial = run_campaign(DRAWING, tmp_path / "serial", seed=1, trials=20)
+    parallel = run_in_parallel(DRAWING, tmp_path / "parallel", jobs=3, seed=1, trials=20)
+    assert parallel.tried == serial.tried
+    broken = [[(trial.index, trial.kind) for trial in report.broken] for report in (serial, parallel)]
+    assert broken[0] == broken[1]
 
 
 def test_no_trial_starts_after_the_deadline(tmp_path):
