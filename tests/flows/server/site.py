@@ -221,13 +221,13 @@ class Site:
         (found,) = self.read("flow_runs/filter", flow_runs={"id": {"any_": [run]}})
         return found
 
-    def wait_for(self, run: str, models: int | None = None, *, begun: bool = False) -> Any:
-        """The run's state at its end, or as soon as it has begun, or runs of so many models are done."""
+    def wait_for(self, run: str, models: int | None = None) -> Any:
+        """The run's state at its end, or as soon as runs of so many models are done."""
 
         def reached() -> Any:
             state = self.run(run)["state"]
             done = models is not None and len(self.runs_of_models(run, "COMPLETED")) >= models
-            return state if state["type"] in FINAL or done or (begun and state["type"] == "RUNNING") else None
+            return state if state["type"] in FINAL or done else None
 
         return eventually(reached, 900)
 
