@@ -36,26 +36,26 @@ from ..errors import (
     VerificationFailed,
 )
 from ..formats.pte.buckets import Bucket
-from ..tasks.codecs.program import load_program
-from ..tasks.codecs.values import count_values
 from ..tasks.engine.executor import EngineRunner, Executor
 from ..tasks.engine.keys.loaded import loaded_sources
 from ..tasks.engine.runner import CutShort, Done, StageCall, StageId
 from ..tasks.engine.stage import Params, to_roles
 from ..tasks.engine.workers import InProcess, as_in_a_process
+from ..tasks.explain.stages.diagnose import Diagnose, diagnose_built
+from ..tasks.export.stages.export import Export, export_built
+from ..tasks.file.stages.report import Report
 from ..tasks.lowering.graph import check_stage, lower_model
 from ..tasks.lowering.model import PlannedModel, for_debugging, plan_buckets
 from ..tasks.lowering.places import PlannedPlace, plan_place
 from ..tasks.lowering.runs import History, ModelRun, run_without_loop
+from ..tasks.programs.program import load_program
+from ..tasks.programs.values import count_values
 from ..tasks.quantize.samples import checked_samples, flat_samples, save_samples
-from ..tasks.stages.baseline import Baseline, score_built
-from ..tasks.stages.calibration import Calibration
-from ..tasks.stages.diagnose import Diagnose, diagnose_built
-from ..tasks.stages.export import Export, export_built
-from ..tasks.stages.gate import Gate
-from ..tasks.stages.report import Report
-from ..tasks.stages.source_transform import SourceTransform, transform_built
-from ..tasks.stages.verify import Verify
+from ..tasks.quantize.stages.calibration import Calibration
+from ..tasks.quantize.stages.source_transform import SourceTransform, transform_built
+from ..tasks.verify.stages.baseline import Baseline, score_built
+from ..tasks.verify.stages.gate import Gate
+from ..tasks.verify.stages.verify import Verify
 from .recipes import RecipeLike, find_recipe
 from .result import Exported, alone
 from .source import Inputs, Keywords, LiveSource, Model, Samples, live_source, method_inputs, read_calibration

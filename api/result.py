@@ -24,27 +24,27 @@ from ..runtime.generation import Generated, GenerationOptions, generate
 from ..runtime.host import LoadedProgram, load
 from ..runtime.quiet import quiet
 from ..runtime.selection import scratch_folder
-from ..tasks.codecs.delegates import load_delegates
-from ..tasks.codecs.payload import load_assets, payload_sha256, read_payload, write_payload
-from ..tasks.codecs.program import load_program
-from ..tasks.codecs.values import load_value, load_values
+from ..tasks.backend.stages.compile import Compile, emit, linked_manager
+from ..tasks.backend.stages.edge import Edge
+from ..tasks.backend.stages.partition import Partition
 from ..tasks.engine.runner import Done, StageId
 from ..tasks.engine.stage import from_roles
+from ..tasks.export.stages.export import Export
+from ..tasks.file.stages.report import Report
+from ..tasks.file.stages.serialize import Serialize
 from ..tasks.lowering.bisection import Bisection, bisect
 from ..tasks.lowering.graph import check_stage
 from ..tasks.lowering.runs import RecipeRun, run_without_loop
+from ..tasks.programs.delegates import load_delegates
+from ..tasks.programs.payload import load_assets, payload_sha256, read_payload, write_payload
+from ..tasks.programs.program import load_program
+from ..tasks.programs.values import load_value, load_values
 from ..tasks.results.delivered import Delivered
 from ..tasks.results.figures import Figures
 from ..tasks.results.numerics import DROP_DB
 from ..tasks.results.quantization import Quantization
 from ..tasks.results.tables import Table, in_html
-from ..tasks.stages.compile import Compile, emit, linked_manager
-from ..tasks.stages.edge import Edge
-from ..tasks.stages.export import Export
-from ..tasks.stages.partition import Partition
-from ..tasks.stages.report import Report
-from ..tasks.stages.serialize import Serialize
-from ..tasks.stages.verify import Verify
+from ..tasks.verify.stages.verify import Verify
 from .source import LiveSource
 
 if TYPE_CHECKING:

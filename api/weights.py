@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import SourceError, first_line
 from ..formats.checkpoint import files_of
-from ..tasks.usercode.weights import cast_for_builder
+from ..tasks.programs.weights import cast_for_builder
 
 
 def load_weights(module: nn.Module, path: str | Path, *, dtype: torch.dtype | None = None) -> None:

@@ -155,7 +155,7 @@ def pack(model: str, payload: str, payloads: Mapping[str, bytes], shape: tuple[i
     """Writes the fat file, the bare payload and an input of ones."""
     from pteforge.formats.nfat.contents import Description
     from pteforge.formats.nfat.pack import pack_v2
-    from pteforge.tasks.lower.file_programs import write_fat
+    from pteforge.tasks.backend.file_programs import write_fat
 
     packed = pack_v2([(Description(name, BACKENDS[name], ("forward",)), content) for name, content in payloads.items()])
     stem = f"{model.replace(' ', '-')}-{payload}"

@@ -27,7 +27,7 @@ from pteforge.artifacts.ref import ArtifactRef
 from pteforge.artifacts.store import Store, open_store
 from pteforge.configs import BuilderSource, ModelConfig
 from pteforge.configs.load import load_zoo
-from pteforge.tasks.codecs.values import load_value, load_values
+from pteforge.tasks.programs.values import load_value, load_values
 from pteforge.tasks.usercode.model_source import build, seed_everything
 from pteforge.tasks.verify.running import Loadable, run_method
 from torch.utils import _pytree as pytree

@@ -22,12 +22,12 @@ from ..formats.nfat.pack import pack_v2
 from ..formats.pte.contents import Method
 from ..formats.pte.reader import read_pte
 from ..runtime.signature import signature_mismatch
-from ..tasks.codecs.payload import check_file
-from ..tasks.lower import kernels  # noqa: F401 - the forms of quantized operators that files name
-from ..tasks.lower.emission import backend_config
-from ..tasks.lower.exir import decompose_left_affine
-from ..tasks.lower.file_programs import named_blobs
-from ..tasks.lower.graphs import check_no_affine, graph_modules
+from ..tasks.backend import kernels  # noqa: F401 - the forms of quantized operators that files name
+from ..tasks.backend.emission import backend_config
+from ..tasks.backend.exir import decompose_left_affine
+from ..tasks.backend.file_programs import named_blobs
+from ..tasks.programs.graphs import check_no_affine, graph_modules
+from ..tasks.programs.payload import check_file
 from ..tasks.targets.base import Target
 from ..tasks.upstream.torch_lowering import no_pending_symbols
 from .aten import signature_of, to_aten

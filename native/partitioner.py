@@ -16,8 +16,8 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from ..configs.base import describe_errors
 from ..configs.recipe import Specialization
 from ..errors import TargetError
-from ..tasks.lower.delegates import find_backend
-from ..tasks.lower.graphs import find_operators
+from ..tasks.backend.delegates import find_backend
+from ..tasks.programs.graphs import find_operators
 from .aten import tag_constants
 from .backend import NfatBackend
 from .settings import Settings, resolve, to_compile_specs

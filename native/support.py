@@ -16,7 +16,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.utils import _pytree as pytree
 
 from ..formats.pte.reader import read_pte
-from ..tasks.lower.graphs import graph_modules
+from ..tasks.programs.graphs import graph_modules
 
 NON_CORE_OPERATORS = (
     "aten.linear.default",

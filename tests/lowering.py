@@ -20,20 +20,20 @@ from pteforge.configs.model import ModelConfig
 from pteforge.configs.recipe import Recipe
 from pteforge.configs.verification import resolve_gate
 from pteforge.errors import InputError
-from pteforge.tasks.codecs.canonical import program_form
-from pteforge.tasks.codecs.payload import read_payload
-from pteforge.tasks.codecs.program import load_program
-from pteforge.tasks.codecs.storages import StorageTable
-from pteforge.tasks.codecs.values import load_value
 from pteforge.tasks.engine.executor import Executor, StageWork, run_stage
 from pteforge.tasks.engine.keys.search import ModuleSearch
 from pteforge.tasks.engine.runner import CutShort, Done, StageCall
 from pteforge.tasks.engine.stage import Params, Stage, Workspace, from_roles, to_roles
 from pteforge.tasks.engine.workers import InProcess
+from pteforge.tasks.export.stages.export import Export
 from pteforge.tasks.lowering.graph import lower_model
 from pteforge.tasks.lowering.model import PlannedModel, plan_recipe
 from pteforge.tasks.lowering.runs import ModelRun, run_without_loop
-from pteforge.tasks.stages.export import Export
+from pteforge.tasks.programs.canonical import program_form
+from pteforge.tasks.programs.payload import read_payload
+from pteforge.tasks.programs.program import load_program
+from pteforge.tasks.programs.storages import StorageTable
+from pteforge.tasks.programs.values import load_value
 from pteforge.tasks.targets.find import find_target
 
 ZOO = Path(__file__).parent / "zoo"
@@ -225,7 +225,7 @@ def lower_upstream(builder: str, recipe: Mapping[str, Any]) -> Any:
     """
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
-    from pteforge.tasks.lower.graphs import find_operators
+    from pteforge.tasks.programs.graphs import find_operators
 
     made = Recipe.model_validate(recipe)
     (specialization,) = made.specializations

@@ -12,7 +12,7 @@ from pathlib import Path
 import pteforge
 import pytest
 import torch
-from pteforge.tasks.codecs.payload import read_payload
+from pteforge.tasks.programs.payload import read_payload
 from pteforge.tasks.verify.emulators import arm_host, install
 from pteforge.tests.conftest import run_process
 from pteforge.tests.lowering import PORTABLE, XNNPACK, outputs_of, recipe

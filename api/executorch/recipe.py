@@ -21,12 +21,12 @@ from ...configs.recipe import AtenPass, CompileOptions, EmissionPass, MethodOpti
 from ...configs.recipe_lookup import load_preset
 from ...configs.verification import Verification
 from ...errors import ConfigError
-from ...tasks.lower.emission import SYM_SHAPE_EVAL
-from ...tasks.stages.edge import Edge
-from ...tasks.stages.edge_manager_passes import EdgeManagerPasses
-from ...tasks.stages.export import Export
-from ...tasks.stages.preprocess import Preprocess
-from ...tasks.stages.quantize import Quantize
+from ...tasks.backend.emission import SYM_SHAPE_EVAL
+from ...tasks.backend.stages.edge import Edge
+from ...tasks.backend.stages.edge_manager_passes import EdgeManagerPasses
+from ...tasks.backend.stages.preprocess import Preprocess
+from ...tasks.export.stages.export import Export
+from ...tasks.quantize.stages.quantize import Quantize
 from .lowering import edge_options, import_path, import_paths, manager_passes, specialization, untranslatable
 from .quantization import quantize, source_transforms
 

@@ -184,7 +184,7 @@ def _without_metadata(source: _Source, path: Path) -> _Source:
     if not source.pte.metadata:
         return source
     with quiet():
-        from ...tasks.lower.file_programs import write_metadata
+        from ...tasks.backend.file_programs import write_metadata
 
         base = source.pte.segment_base
         alignment = max(BYTE_ALIGNMENT, base & -base)  # the greatest that the file can have been written with
@@ -283,7 +283,7 @@ def _write_fat_file(packed: PackedContainer, signature: Buffer, path: Path, data
     from ...runtime.quiet import quiet
 
     with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
-        from ...tasks.lower.file_programs import write_fat
+        from ...tasks.backend.file_programs import write_fat
 
         write_fat(packed, memoryview(signature), path, data_path=data_path)
 
@@ -301,7 +301,7 @@ def _carry_metadata(source: Path, path: Path, alignment: int) -> None:
     if not metadata:
         return
     with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
-        from ...tasks.lower.file_programs import write_metadata
+        from ...tasks.backend.file_programs import write_metadata
 
         write_metadata(path, metadata, path, constant_methods=returned, segment_alignment=alignment)
 

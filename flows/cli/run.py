@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...tasks.results.costs import Timing
     from ...tasks.results.delivered import Delivered
     from ...tasks.results.figures import Figures
-    from ...tasks.stages.prove import PlaceParams
+    from ...tasks.verify.stages.prove import PlaceParams
 
 
 def run_file(  # noqa: PLR0913 - one parameter per option
@@ -383,7 +383,7 @@ def _ratios(
 def _bench_inputs(file: Path, program: Path, store: str | None) -> dict[str, Sequence[Any]]:
     """Flat inputs of the methods of a program, which is `file` or a payload of it."""
     from ...formats.pte.reader import open_pte
-    from ...tasks.codecs.values import load_value
+    from ...tasks.programs.values import load_value
 
     found: dict[str, Sequence[Any]] = {}
     with suppress(InputError):
@@ -528,7 +528,7 @@ def _fetch(made: _Made, store: Store) -> None:
 
 
 def _verify(made: _Made, store: Store, command: Sequence[str]) -> Figures:
-    from ...tasks.codecs.values import load_value
+    from ...tasks.programs.values import load_value
     from ...tasks.verify.device import device_program, verify_program
     from ...tasks.verify.verification import verify_file
 

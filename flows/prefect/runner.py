@@ -30,13 +30,13 @@ from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import differing_fields
 from ...artifacts.store import open_store
 from ...errors import PteforgeError, StageError, StageFailed, StoreError, StoreUnusable, first_line, printable
-from ...tasks.codecs.binding import graph_of
 from ...tasks.engine.executor import Executor, SharingRunner
 from ...tasks.engine.keys.code import StageKey
 from ...tasks.engine.keys.loaded import changed_files
 from ...tasks.engine.runner import DepthFirst, Done, Observer, StageCall
 from ...tasks.engine.stage import Progressed
 from ...tasks.engine.workers import Workers
+from ...tasks.programs.binding import graph_of
 from ...tasks.results.tables import format_size
 from ..run.pace import Throttle, samples_done
 from ..run.session import Session, stage_memory

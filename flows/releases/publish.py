@@ -21,7 +21,7 @@ from ...artifacts.runs import ReleaseOutcome, RunRecord
 from ...artifacts.store import Store
 from ...configs.zoo import PublishConfig
 from ...errors import InputError, StoreUnusable, convert_os_errors
-from ...tasks.codecs.payload import asset_blobs, payload_sha256, write_payload
+from ...tasks.programs.payload import asset_blobs, payload_sha256, write_payload
 from ...tasks.results.delivered import Delivered
 from ...tasks.results.searches import FOUND, FoundLayers
 

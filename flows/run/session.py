@@ -36,7 +36,7 @@ from .whole import WholeModels
 _log = logging.getLogger(__name__)
 
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
-_CHECK_OPERATORS = "pteforge.tasks.lower.graphs:check_operators"
+_CHECK_OPERATORS = "pteforge.tasks.programs.graphs:check_operators"
 _CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
 
 

@@ -16,19 +16,19 @@ from ...errors import InputError, ObjectDamaged, ObjectMissing, StoreError
 from ...tasks.engine.executor import LedgerRunner, PlanRunner, SharingRunner
 from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.runner import CutShort, NotCached
+from ...tasks.file.stages.report import Report
+from ...tasks.file.stages.serialize import Serialize
 from ...tasks.lowering.graph import lower_model
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe
 from ...tasks.lowering.runs import History, ModelRun, StageCalls, run_without_loop
 from ...tasks.results.delivered import Delivered, Failure, Status
 from ...tasks.results.finding import Finding, to_json
 from ...tasks.results.numerics import Rung
-from ...tasks.stages.gate import Gate
-from ...tasks.stages.ladder import Ladder as LadderStage
-from ...tasks.stages.prove import Prove
-from ...tasks.stages.report import Report
-from ...tasks.stages.search_inputs import SearchInputs
-from ...tasks.stages.serialize import Serialize
-from ...tasks.stages.verify import Verify
+from ...tasks.verify.stages.gate import Gate
+from ...tasks.verify.stages.ladder import Ladder as LadderStage
+from ...tasks.verify.stages.prove import Prove
+from ...tasks.verify.stages.search_inputs import SearchInputs
+from ...tasks.verify.stages.verify import Verify
 from .origin import Origin
 from .outcome import KEPT_AS, ModelOutcome
 from .pace import planned_stages

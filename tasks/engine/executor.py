@@ -38,7 +38,6 @@ from ...errors import (
     StageFailed,
 )
 from ..results.causes import add_known_causes, awaits_diagnosis
-from ..targets.find import find_target_class, link_names
 from .keys.code import PTEFORGE, StageKey, only_carries, source_digest, stage_code_digest
 from .keys.inputs import Observed
 from .keys.loaded import (
@@ -63,6 +62,7 @@ from .keys.source import (
 from .runner import DepthFirst, Done, NotCached, Observer, StageCall
 from .stage import (
     UNKNOWN_DIGEST,
+    Plugin,
     Progressed,
     Workspace,
     from_roles,
@@ -95,11 +95,11 @@ class Executor:
         self.store = store
         self.refresh = refresh
         self._workers = workers
-        self._toolchains: dict[tuple[str, tuple[str, ...], tuple[str, ...]], tuple[Digest, Mapping[str, str]]] = {}
+        self._toolchains: dict[tuple[Any, ...], tuple[Digest, Mapping[str, str]]] = {}
 
     def key(self, call: StageCall) -> StageKey:
         stage, params = call.stage, call.params
-        name = (stage.name, stage.versions_of(params), params.target_names())
+        name = (stage.name, stage.versions_of(params), params.plugins())
         if name not in self._toolchains:
             self._toolchains[name] = _toolchain(stage.__module__, *name[1:])
         code, versions = self._toolchains[name]
@@ -375,25 +375,22 @@ def _chain(call: StageCall) -> CallChain | None:
     """The chain of the calls for one payload of a model, where all code that this one runs is ours."""
     if os.environ.get(PROCESSES_VARIABLE) == "fresh" or not call.stage.shares_process(call.params):
         return None
-    targets = {link for name in call.params.target_names() for link in link_names(name)}
-    if not all(find_target_class(target).__module__.startswith(f"{PTEFORGE}.tasks.") for target in targets):
+    if not all(plugin.__module__.startswith(f"{PTEFORGE}.tasks.") for plugin in call.params.plugins()):
         return None
     name = canonical_json([call.model, call.id.recipe, call.id.payload, list(map(str, call.python_path))]).decode()
     return CallChain(name, goes_on=not call.stage.ends_chain)
 
 
 def _toolchain(
-    module: str, distributions: tuple[str, ...], targets: tuple[str, ...]
+    module: str, distributions: tuple[str, ...], plugins: tuple[type[Plugin], ...]
 ) -> tuple[Digest, Mapping[str, str]]:
     """What a stage runs with: the digest of our code, and the versions of everything else.
 
     Takes milliseconds, since it reads what is installed: keep it for the time of a run. Raises CodeChanged if either
     has changed since this process started.
     """
-    modules, names = [module], list(distributions)
-    for target in dict.fromkeys(targets):
-        names += find_target_class(target).distributions
-        modules += [find_target_class(link).__module__ for link in link_names(target)]
+    modules = [module, *(plugin.__module__ for plugin in plugins)]
+    names = [*distributions, *(name for plugin in plugins for name in plugin.distributions)]
     versions = {"python": platform.python_version(), **distribution_versions(names)}
     check_distributions(versions)
     return digest_json([stage_code_digest(name) for name in modules]), versions

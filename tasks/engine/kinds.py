@@ -15,7 +15,7 @@ class Kind:
 
 
 # ExportedPrograms: each a graph, and one object for each weight storage. A graph is an artifact, too (see
-# `tasks.codecs.binding`): stages that do not read weights take it, and return one, or say why they cannot.
+# `tasks.programs.binding`): stages that do not read weights take it, and return one, or say why they cannot.
 AtenProgram = Annotated[ArtifactRef, Kind("program/aten")]
 QuantizedProgram = Annotated[ArtifactRef, Kind("program/quantized")]
 EdgeProgram = Annotated[ArtifactRef, Kind("program/edge")]

@@ -9,7 +9,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, TypeAlias, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,6 +32,12 @@ from .kinds import Kind
 _log = logging.getLogger(__name__)
 
 
+class Plugin(Protocol):
+    """What parameters may name and others may install, such as a target."""
+
+    distributions: ClassVar[tuple[str, ...]]  # packages whose versions the outputs depend on
+
+
 class Params(BaseModel):
     """What a stage reads besides its input artifacts; all of it enters the stage key, so nothing here names a machine.
 
@@ -29,8 +46,8 @@ class Params(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def target_names(self) -> tuple[str, ...]:
-        """The targets whose code takes part, and so enters the key."""
+    def plugins(self) -> tuple[type[Plugin], ...]:
+        """Classes whose modules take part in what the stage does, and so enter the key."""
         return ()
 
 
@@ -176,8 +193,9 @@ _AnyParams: TypeAlias = Params  # within `Stage`, the name means the stage's own
 class Stage:
     """One step of the lowering: pure, so that its outputs can be found again by key.
 
-    A subclass is one file of `tasks.stages`. It names itself (``class Edge(Stage, name="edge")``) and has the nested
-    classes `Params`, `Inputs` and `Outputs`, and a body that reads its inputs and its params and nothing else.
+    A subclass is one file in the folder `stages` of a room of `tasks`, and has a name of its own
+    (``class Edge(Stage, name="edge")``), the nested classes `Params`, `Inputs` and `Outputs`, and a body that reads its
+    inputs and its params and nothing else.
 
     Attributes:
         name: unique; enters keys, the ledger and messages.
@@ -233,8 +251,12 @@ class Stage:
         raise NotImplementedError
 
 
+_ROOMS = Path(__file__).parents[1]
+
+
 def find_stage(name: str) -> type[Stage]:
     """The stage of a name: the class in its module; ImportError where there is none."""
-    module = importlib.import_module(f"..stages.{name}", __package__)
+    room = next((path.parents[1].name for path in _ROOMS.glob(f"*/stages/{name}.py")), "engine")
+    module = importlib.import_module(f"..{room}.stages.{name}", __package__)
     classes = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Stage))
     return next(stage for stage in classes if getattr(stage, "name", "") == name)

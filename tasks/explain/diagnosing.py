@@ -32,11 +32,11 @@ from ...errors import SourceError
 from ..export.eager import run_eager
 from ..export.method import Shapes, dynamic_shapes_of, export_method, export_sized
 from ..export.sizes import asked_sizes
+from ..programs.weights import weights_on_use
 from ..results.causes import known_causes
 from ..results.diagnosis import Attempt, Cause, Diagnosis, Mode, without_advice
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module
-from ..usercode.weights import weights_on_use
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with_shapes
 
 _LENGTH = 2000  # characters of an error that are kept

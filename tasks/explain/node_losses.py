@@ -13,7 +13,7 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch.fx import Graph, Node
 
 from ...errors import VerificationFailed
-from ..lower.graphs import Origin, calls_of, module_path
+from ..programs.graphs import Origin, calls_of, module_path
 from ..results.figures import Case, worst_of
 from ..results.numerics import NodeLoss
 from ..verify.compare import compare

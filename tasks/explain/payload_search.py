@@ -29,10 +29,10 @@ from torch.fx import Graph, Node
 from ...artifacts.local_store import LocalStore
 from ...configs.recipe import CompileOptions
 from ...errors import TargetError, VerificationFailed, first_line
-from ..lower.delegates import link_delegates, preprocess_all
-from ..lower.emission import backend_config, to_executorch
-from ..lower.exir import split_compile_specs, to_partitioned_program
-from ..lower.graphs import calls_of, lowered_modules, origin_of, state_names
+from ..backend.delegates import link_delegates, preprocess_all
+from ..backend.emission import backend_config, to_executorch
+from ..backend.exir import split_compile_specs, to_partitioned_program
+from ..programs.graphs import calls_of, lowered_modules, origin_of, state_names
 from ..results.figures import Worst, worst_of
 from ..results.numerics import CLEAN_DB, DelegateLoss, LosingPart, Operator, PayloadLosses
 from ..usercode.inputs import StoredCase

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from ...configs.model import ModelDefinition
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError, first_line
+from ..programs.weights import weights_on_use
 from ..results.figures import disagreements, violations
 from ..usercode.inputs import (
     DRAWS,
@@ -29,7 +30,6 @@ from ..usercode.inputs import (
 )
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module, copy_modules, for_inference
-from ..usercode.weights import weights_on_use
 from ..verify.compare import compare_all
 from .state import Change, changes, is_of_trace, is_same, left_by_traces
 

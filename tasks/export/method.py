@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 from ...artifacts.digest import Digest, digest_bytes
 from ...configs.model import MethodDefinition, ModelDefinition
 from ...errors import SourceError
+from ..programs.weights import content_of
 from ..upstream.torch_export import comparable_strides, uncompared_masks
 from ..usercode.inputs import check_bounded, check_fits
 from ..usercode.model_source import BuiltModel, by_name
 from ..usercode.modules import convert_prepared, copy_module, for_inference, is_prepared
-from ..usercode.weights import content_of
 from .buckets import make_bucket
 from .eager import is_like_eager, refusal, run_eager
 from .sizes import (
@@ -43,7 +43,7 @@ from .sizes import (
 
 if TYPE_CHECKING:
     from ...formats.pte.buckets import Bucket
-    from ..stages.export import MethodParams
+    from .stages.export import MethodParams
 
 
 def to_dims(inputs: list[Any]) -> tuple[Any, ...]:

@@ -25,8 +25,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ..programs.weights import content_of
 from ..upstream.torch_export import inline, traced
-from ..usercode.weights import content_of
 from .batch_norms import is_constant
 
 _ATEN = torch.ops.aten

@@ -20,7 +20,7 @@ from ..results.numerics import (
     find_loss,
 )
 from ..results.tables import Table, format_error, format_sqnr, in_html, rungs_of
-from ..stages.ladder import RungParams
+from ..verify.stages.ladder import RungParams
 from .graph import lower_to_ladder
 from .model import PlannedModel
 from .quality import Climbed, bisect_payload, bisect_rung

@@ -14,38 +14,38 @@ from ...artifacts.ref import ArtifactRef
 from ...configs.sources import BuilderSource
 from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ...formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
+from ..backend.stages.compile import Compile
+from ..backend.stages.edge import Edge
+from ..backend.stages.edge_manager_passes import EdgeManagerPasses
+from ..backend.stages.partition import Partition
+from ..backend.stages.preprocess import Preprocess
 from ..engine.runner import CutShort, Done, NotCached, UserCode
 from ..engine.stage import Stage, is_known
+from ..explain.stages.bisect import Bisect
+from ..explain.stages.bisect_payload import BisectPayload
+from ..explain.stages.diagnose import Diagnose
+from ..export.stages.aten_passes import AtenPasses
+from ..export.stages.export import Export
+from ..export.stages.fold_batch_norms import FoldBatchNorms
+from ..file.stages.pack import Pack, PackedPayload, SelfCheckParams
+from ..file.stages.report import Report
+from ..file.stages.serialize import Serialize
+from ..quantize.stages.calibration import Calibration
+from ..quantize.stages.quantize import Quantize
+from ..quantize.stages.source_transform import SourceTransform
 from ..results.accuracy import Scores
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
 from ..results.searches import Attempt, FoundLayers, next_count
-from ..stages.aten_passes import AtenPasses
-from ..stages.baseline import Baseline
-from ..stages.bench import Bench
-from ..stages.bisect import Bisect
-from ..stages.bisect_payload import BisectPayload
-from ..stages.calibration import Calibration
-from ..stages.compile import Compile
-from ..stages.diagnose import Diagnose
-from ..stages.edge import Edge
-from ..stages.edge_manager_passes import EdgeManagerPasses
-from ..stages.evaluate import Evaluate
-from ..stages.export import Export
-from ..stages.fold_batch_norms import FoldBatchNorms
-from ..stages.gate import Gate, judge
-from ..stages.ladder import Ladder
-from ..stages.pack import Pack, PackedPayload, SelfCheckParams
-from ..stages.partition import Partition
-from ..stages.preprocess import Preprocess
-from ..stages.prove import Prove
-from ..stages.quantize import Quantize
-from ..stages.report import Report
-from ..stages.search_inputs import SearchInputs
-from ..stages.serialize import Serialize
-from ..stages.source_transform import SourceTransform
-from ..stages.verify import Verify
+from ..verify.stages.baseline import Baseline
+from ..verify.stages.bench import Bench
+from ..verify.stages.evaluate import Evaluate
+from ..verify.stages.gate import Gate, judge
+from ..verify.stages.ladder import Ladder
+from ..verify.stages.prove import Prove
+from ..verify.stages.search_inputs import SearchInputs
+from ..verify.stages.verify import Verify
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .params import (
     aten_pass_params,

@@ -9,21 +9,21 @@ from ...artifacts.digest import canonical_json, digest_json
 from ...configs.quantize import CallableTransform, TorchaoTransform
 from ...configs.quantize import SourceTransform as Transform
 from ...configs.sources import BuilderSource, ProgramSource
+from ..backend.stages.compile import Compile, EmissionPassParams
+from ..backend.stages.edge import Edge, PassParams
+from ..backend.stages.edge_manager_passes import ManagerPassParams
 from ..engine.keys.search import ModuleSearch, host_capability
 from ..engine.keys.source import source_fields
 from ..engine.runner import UserCode
 from ..engine.stage import CallableParams
+from ..explain.stages.diagnose import Diagnose
+from ..export.stages.aten_passes import AtenPasses
+from ..export.stages.export import Export
+from ..file.stages.report import Report
+from ..file.stages.serialize import MetadataParams
+from ..quantize.stages.quantize import Quantize
+from ..quantize.stages.source_transform import SourceTransform
 from ..quantize.torchao_configs import TorchaoParams, class_name
-from ..stages.aten_passes import AtenPasses
-from ..stages.compile import Compile, EmissionPassParams
-from ..stages.diagnose import Diagnose
-from ..stages.edge import Edge, PassParams
-from ..stages.edge_manager_passes import ManagerPassParams
-from ..stages.export import Export
-from ..stages.quantize import Quantize
-from ..stages.report import Report
-from ..stages.serialize import MetadataParams
-from ..stages.source_transform import SourceTransform
 from ..targets import TargetParams
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .runs import RecipeRun, StageCalls

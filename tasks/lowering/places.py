@@ -19,8 +19,8 @@ from ...artifacts.digest import digest_file
 from ...configs.model import Limits
 from ...configs.places import PlaceConfig
 from ...errors import InputError, SourceError, first_line, printable
-from ..stages.prove import PlaceParams
 from ..verify.emulators import NFAT_RUN, arm_host, own_host
+from ..verify.stages.prove import PlaceParams
 
 _SECONDS = 60.0  # that a place has to say what it is
 _PAYLOAD_SECONDS = 600.0  # for each payload, unless the zoo says otherwise

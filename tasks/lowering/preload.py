@@ -20,7 +20,7 @@ with shorter_imports():
     import torch.hub
     from executorch.exir import to_edge_transform_and_lower
 
-    from .. import explain, export, lower, quantize, stages, usercode, verify
+    from .. import backend, explain, export, file, quantize, usercode, verify
     from ..engine import executor
     from ..engine.workers import entry
     from ..targets.find import find_target
@@ -38,7 +38,7 @@ def _warm_up() -> None:
 torch.set_num_threads(1)
 torch.hub.tqdm.monitor_interval = 0  # torch.fx's progress bars start a thread, and a process with threads must not fork
 with shorter_imports():
-    for package in (usercode, export, quantize, lower, verify, explain, stages):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+    for package in (usercode, export, quantize, backend, verify, explain, file):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     _warm_up()

@@ -16,24 +16,24 @@ from ...errors import PteforgeError, StageError, StageTimedOut, VerificationFail
 from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
+from ..explain.stages.bisect import Bisect
+from ..explain.stages.bisect_payload import BisectPayload
+from ..file.stages.serialize import Serialize
 from ..results.causes import Circumstance
 from ..results.costs import MemoryUse, exceeded
 from ..results.delivered import Delivered
 from ..results.figures import WHOLE_FILE, Figures, Proof
 from ..results.numerics import NodeLosses
 from ..results.searches import Searched, rank_layers
-from ..stages.baseline import Baseline
-from ..stages.bench import Bench
-from ..stages.bisect import Bisect
-from ..stages.bisect_payload import BisectPayload
-from ..stages.evaluate import Evaluate
-from ..stages.gate import Gate
-from ..stages.ladder import Ladder, RungParams
-from ..stages.prove import Prove
-from ..stages.search_inputs import SearchInputs
-from ..stages.serialize import Serialize
-from ..stages.verify import Verify
 from ..verify.emulators import processor
+from ..verify.stages.baseline import Baseline
+from ..verify.stages.bench import Bench
+from ..verify.stages.evaluate import Evaluate
+from ..verify.stages.gate import Gate
+from ..verify.stages.ladder import Ladder, RungParams
+from ..verify.stages.prove import Prove
+from ..verify.stages.search_inputs import SearchInputs
+from ..verify.stages.verify import Verify
 from .model import PlannedRecipe, params_of
 from .params import edge_params, fields_of
 from .places import PlannedPlace

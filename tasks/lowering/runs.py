@@ -15,18 +15,18 @@ from ...artifacts.runs import FieldChange, StageOutcome, differing_fields
 from ...artifacts.store import Store
 from ...configs.model import Limits
 from ...errors import first_line
-from ..codecs.binding import REFUSED, bind, graph_of
+from ..backend.stages.compile import Compile
+from ..backend.stages.edge import Edge
 from ..engine.keys.search import ModuleSearch
 from ..engine.runner import CutShort, Done, NotCached, Runner, StageCall, StageId, UserCode
 from ..engine.stage import Params, Roles, Stage, Workspace, is_known, to_roles
+from ..export.stages.export import Export
+from ..file.stages.serialize import Serialize
+from ..programs.binding import REFUSED, bind, graph_of
+from ..quantize.stages.quantize import Quantize
+from ..quantize.stages.source_transform import SourceTransform
 from ..results.causes import Circumstance, add_known_causes, awaits_diagnosis
 from ..results.finding import FINDING, Finding, read_findings
-from ..stages.compile import Compile
-from ..stages.edge import Edge
-from ..stages.export import Export
-from ..stages.quantize import Quantize
-from ..stages.serialize import Serialize
-from ..stages.source_transform import SourceTransform
 from .model import PlannedModel, PlannedRecipe
 
 Outputs_co = TypeVar("Outputs_co", covariant=True)

@@ -22,10 +22,10 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.records import RecordFiles, Seal
 from ...artifacts.ref import ArtifactManifest
 from ...errors import ObjectDamaged, ObjectMissing, StoreUnusable
-from ..codecs.pickler import dump_stream, load_stream
-from ..codecs.storages import AbsentWeights, BlobSink, StorageTable, open_externals, storage_bytes
-from ..codecs.values import is_dense
-from ..usercode.weights import TensorFiles, cast_of, rebuilt, reference_of
+from ..programs.pickler import dump_stream, load_stream
+from ..programs.storages import AbsentWeights, BlobSink, StorageTable, open_externals, storage_bytes
+from ..programs.values import is_dense
+from ..programs.weights import TensorFiles, cast_of, rebuilt, reference_of
 
 
 @dataclass(kw_only=True)

@@ -33,9 +33,9 @@ from ...configs.base import did_you_mean
 from ...errors import SourceError, StoreError, TargetError
 from ..engine.stage import CallableParams
 from ..export.eager import as_traced
+from ..programs.weights import TensorFiles, cast_of, rebuilt
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
-from ..usercode.weights import TensorFiles, cast_of, rebuilt
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 

@@ -63,6 +63,11 @@ def find_target_class(name: str) -> type[Target]:
     return loaded
 
 
+def target_classes(names: Iterable[str]) -> tuple[type[Target], ...]:
+    """The classes of targets and of the links of those that are several, each once."""
+    return tuple(dict.fromkeys(find_target_class(link) for name in names for link in link_names(name)))
+
+
 def find_target(name: str, options: dict[str, Any] | None = None) -> Target:
     """The target `name` with validated options; TargetError if there is none, or one that cannot be imported."""
     target = find_target_class(name)

@@ -121,7 +121,7 @@ def partitioner_arguments(options: GpuOptions) -> tuple[dict[str, Any], list[Any
 
 
 def _edge_operators(names: Sequence[str]) -> list[Any]:
-    from ..lower.graphs import find_edge_operators
+    from ..programs.graphs import find_edge_operators
 
     try:
         return list(find_edge_operators(names))

@@ -145,7 +145,7 @@ def _config(scales: Scales) -> Any:
 
 
 def _add_rule(quantizer: Any, rule: XnnpackRule) -> None:
-    from ..lower.graphs import find_operators
+    from ..programs.graphs import find_operators
 
     config = _config(rule) if rule.quantize else None
     if rule.module is not None:

@@ -28,7 +28,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from ...artifacts.digest import Digest, digest_bytes
-from ..codecs.delegates import ViewedData
+from ..programs.delegates import ViewedData
 
 _COND = torch.ops.higher_order.cond
 _CONTROL_FLOW = (_COND, torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)

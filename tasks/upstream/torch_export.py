@@ -115,43 +115,6 @@ def whole_dynamic_quantization() -> AbstractContextManager[object]:
     return patch.object(quantize_pt2e, "_quant_node_constraint", is_folded)
 
 
-_LEAST_BY_ROWS = 1 << 26
-"""Numbers of a tensor from which on it is dequantized by rows."""
-
-
-def dequantization_by_rows() -> AbstractContextManager[object]:
-    """Has torchao dequantize large matrices some rows at a time while the context is open, to the same numbers.
-
-    For torchao 0.18. `_dequantize_affine_no_dtype_check` in quantization/quant_primitives.py makes three tensors of the
-    matrix in floating point, one after another, two of which exist at once. Delete once it writes to one.
-    """
-    from torchao.quantization import quant_primitives  # noqa: PLC0415 - not for all that needs this module
-
-    whole = quant_primitives._dequantize_affine_no_dtype_check  # noqa: SLF001 - the function that computes
-
-    def by_rows(
-        values: torch.Tensor,
-        block: list[int],
-        scale: torch.Tensor,
-        zero_point: torch.Tensor | None,
-        lowest: float,
-        highest: float,
-        dtype: torch.dtype = torch.float32,
-    ) -> torch.Tensor:
-        rows = len(scale) == len(values) and values.dim() == scale.dim() == 2 and block[0] == 1
-        if not rows or type(values) not in (torch.Tensor, torch.nn.Parameter) or values.numel() < _LEAST_BY_ROWS:
-            return whole(values, block, scale, zero_point, lowest, highest, dtype)
-        dequantized = torch.empty(values.shape, dtype=dtype)
-        step = max(1, _LEAST_BY_ROWS // 4 // values.shape[1])
-        for first in range(0, len(values), step):
-            part = slice(first, first + step)
-            zeros = None if zero_point is None else zero_point[part]
-            dequantized[part] = whole(values[part], block, scale[part], zeros, lowest, highest, dtype)
-        return dequantized
-
-    return patch.object(quant_primitives, "_dequantize_affine_no_dtype_check", by_rows)
-
-
 STEPS = "pteforge_steps"
 """Key of a node's metadata: linear layers with one value here are the steps of one layer, with one weight."""
 

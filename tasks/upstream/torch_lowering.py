@@ -26,8 +26,8 @@ from torch.fx.graph_module import GraphModule
 from torch.fx.traceback import NodeSource
 from torch.utils._pytree import tree_leaves
 
-from ..codecs.program import fake_on
-from ..codecs.storages import AbsentWeights, storage_address
+from ..programs.program import fake_on
+from ..programs.storages import AbsentWeights, storage_address
 
 _recompile = GraphModule.recompile
 
@@ -206,7 +206,7 @@ class WeightRead(BaseException):
 def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
     """While the context is open, raises WeightRead where code reads or writes absent weights.
 
-    Stages that run without weights (see `tasks.codecs.binding`) have fake tensors in their place, which torch lets code
+    Stages that run without weights (see `programs.binding`) have fake tensors in their place, which torch lets code
     read: `item` returns a symbol, `data_ptr` zero. Code that needs the bytes of one must neither go on with something
     else nor catch the error: `WeightRead` is no `Exception`. Code may compute with weights, as MLX's partitioner does
     to see what it supports, but it cannot read what comes out. `copy.deepcopy` of a weight, by which exir's

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from transformers import core_model_loading, masking_utils
 
-from ..usercode.weights import cast_on_use
+from ..programs.weights import cast_on_use
 
 
 def masks_of_indices() -> AbstractContextManager[object]:

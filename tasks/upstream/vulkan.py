@@ -36,7 +36,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from ..lower.graphs import KEPT, exclude_from_partitions
+from ..programs.graphs import KEPT, exclude_from_partitions
 
 
 @dataclass(frozen=True)

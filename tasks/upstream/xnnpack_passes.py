@@ -33,7 +33,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
-from ..lower.packing import packed_by_rows
+from ..programs.packing import packed_by_rows
 
 
 def mend_xnnpack_passes() -> None:

@@ -34,9 +34,9 @@ from .. import sources
 from ..engine.keys.inputs import Recorder, recording
 from ..engine.keys.source import loaded_files, observed_distributions, observed_modules
 from ..engine.stage import Workspace
+from ..programs.weights import builder_scope
 from ..upstream.torch_export import import_torchvision, mapping_heard
 from .inputs import own_tensors
-from .weights import builder_scope
 
 _OWN_CODE = Path(__file__).parents[1]
 

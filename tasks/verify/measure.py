@@ -26,8 +26,8 @@ from ..results.figures import WHOLE_FILE
 from .running import Loadable, load_libraries, missing_backends, runnable_payloads
 
 if TYPE_CHECKING:
-    from ..stages.prove import PlaceParams
     from .device import DeviceProgram
+    from .stages.prove import PlaceParams
 
 _TRIED, _LEAST, _MOST = 3, 10, 1000  # calls to find out how many to make, and those at least and at most
 _TRACED = 5

@@ -27,11 +27,11 @@ from ...formats.nfat.golden import GoldenCheck
 from ...formats.pte.contents import Method
 from ...formats.pte.ptd import check_external_weights
 from ...formats.pte.reader import open_pte
-from ..codecs.program import load_program
-from ..lower import kernels  # noqa: F401 - those of quantized operators, too
+from ..backend import kernels  # noqa: F401 - those of quantized operators, too
+from ..programs.program import load_program
+from ..programs.weights import weights_on_use
 from ..results.figures import Case
 from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases
-from ..usercode.weights import weights_on_use
 from .compare import compare_all
 
 

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from ...configs.model import ModelDefinition
 from ...errors import PteforgeError, SourceError
 from ...formats.pte.buckets import Bucket, fit_bucket
+from ..programs.weights import weights_on_use
 from ..usercode.model_source import seed_everything, user_code_error
-from ..usercode.weights import weights_on_use
 
 if TYPE_CHECKING:
     from .running import Loadable

@@ -19,7 +19,7 @@ from ...artifacts.ref import ArtifactRef
 from ...configs.verification import ERROR_BOUNDS, VerifyBounds
 from ...errors import VerificationFailed
 from ...formats.pte.contents import PteFile, TensorSpec, shape_problem
-from ..codecs.program import load_program
+from ..programs.program import load_program
 from ..results.figures import (
     WHOLE_FILE,
     Case,

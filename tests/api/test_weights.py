@@ -8,7 +8,7 @@ import pytest
 import torch
 from pteforge.errors import SourceError
 from pteforge.tasks.export.eager import run_eager
-from pteforge.tasks.usercode import weights
+from pteforge.tasks.programs import weights
 from pteforge.tasks.usercode.model_source import build
 from safetensors.torch import save_file
 from torch import nn

@@ -233,10 +233,10 @@ def _places(tree: object) -> Iterator[tuple[dict | list, str | int]]:
 def codecs(corpus: Corpus, rng: random.Random, folder: Path) -> str:
     """Manifests are changed, and stored under the digests that they then have."""
     from pteforge.artifacts.local_store import LocalStore
-    from pteforge.tasks.codecs.delegates import load_delegates
-    from pteforge.tasks.codecs.payload import load_packed, read_payload
-    from pteforge.tasks.codecs.program import load_graph, load_program
-    from pteforge.tasks.codecs.values import load_value
+    from pteforge.tasks.programs.delegates import load_delegates
+    from pteforge.tasks.programs.payload import load_packed, read_payload
+    from pteforge.tasks.programs.program import load_graph, load_program
+    from pteforge.tasks.programs.values import load_value
 
     with corpus.zoo.opened() as opened:
         store = LocalStore(opened.local.root)

@@ -122,7 +122,7 @@ def test_what_completion_imports(folder, words):
         "tasks.engine.executor",
         "tasks.engine.stage",
         "tasks.lowering",
-        "tasks.stages",
+        "tasks.backend",
     }.isdisjoint(own)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.flows.run.zoo import lower_one
-from pteforge.tasks.codecs.binding import weights_of
 from pteforge.tasks.engine.executor import Executor, LocalRunner
+from pteforge.tasks.programs.binding import weights_of
 from pteforge.tests.flows.conftest import open_run
 
 STEPS = 13  # of a model of one method with both recipes

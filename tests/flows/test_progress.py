@@ -35,7 +35,7 @@ from pteforge.tasks.engine.executor import LocalRunner
 from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.runner import Done, StageCall, StageId
 from pteforge.tasks.engine.workers import Workers, memory_for_calls
-from pteforge.tasks.stages.quantize import Quantize
+from pteforge.tasks.quantize.stages.quantize import Quantize
 from pteforge.tasks.targets import TargetParams
 from pteforge.tests.flows.conftest import open_run
 from rich.console import Console

@@ -15,6 +15,7 @@ from pteforge.flows.cli import progress
 from pteforge.flows.cli.progress import Failures, Lines, print_failures, print_summary
 from pteforge.flows.reports.figures_text import ladders_table, table_of
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
+from pteforge.tasks.backend.stages.edge import Edge
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.figures import Case, Figures, Worst
@@ -22,7 +23,6 @@ from pteforge.tasks.results.numerics import Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tasks.results.searches import Searched
 from pteforge.tasks.results.tables import rungs_of
-from pteforge.tasks.stages.edge import Edge
 from rich.console import Console
 
 

@@ -91,7 +91,7 @@ def test_lines_of_the_model():
 
 def test_fat_files(payloads, packed, tmp_path):
     """A fat file needs `libnfat_backend`, and what each payload needs; the contract has each, and all together."""
-    from pteforge.tasks.lower.file_programs import write_fat
+    from pteforge.tasks.backend.file_programs import write_fat
 
     path = tmp_path / "fat.pte"
     write_fat(packed, memoryview(payloads[-1][1]), path)
@@ -113,7 +113,7 @@ def test_fat_files(payloads, packed, tmp_path):
 
 def test_damaged_payloads(payloads, packed, tmp_path):
     """A payload that cannot be read is an error that names the file: what it needs is not known."""
-    from pteforge.tasks.lower.file_programs import write_fat
+    from pteforge.tasks.backend.file_programs import write_fat
 
     path, data = tmp_path / "fat.pte", tmp_path / "fat.ptd"
     write_fat(packed, memoryview(payloads[-1][1]), path, data_path=data)

@@ -41,7 +41,7 @@ def test_programs_that_do_not_load(run_host, host_arguments, programs):
 def test_sizes(run_host, host_arguments, programs, tmp_path):
     """A size that the file's metadata leaves out is refused before the program runs; the runtime would take it."""
     from pteforge.formats.pte.contents import size_entries
-    from pteforge.tasks.lower.file_programs import write_metadata
+    from pteforge.tasks.backend.file_programs import write_metadata
 
     plain, method, tensor = host_arguments(programs, "v2-dynamic")
     rows, described = int(tensor.partition("x")[0]), tmp_path / "described.pte"

@@ -132,7 +132,7 @@ class Maker:
     ) -> Path:
         """The fat file of a container; its methods are those of the model, unless another signature is given."""
         with quiet():
-            from pteforge.tasks.lower.file_programs import write_fat
+            from pteforge.tasks.backend.file_programs import write_fat
         path = self.folder / name
         write_fat(packed, signature or self.payloads["portable"].read_bytes(), path, data_path=data)
         return path

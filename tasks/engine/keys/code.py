@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -20,12 +21,12 @@ PTEFORGE = __name__.partition(".")[0]
 """The top-level package that this code is part of."""
 
 CARRIERS = (
-    *("errors", "configs", "artifacts", "flows", "api", "tasks.engine", "tasks.stages"),
+    *("errors", "configs", "artifacts", "flows", "api", "tasks.engine", "tasks.*.stages"),
     *("tasks.results.finding", "tasks.results.tables"),
 )
 """Modules and packages below pteforge that only carry: values from users to stages, bytes to the store, errors back.
 
-Or that show what stages have found.
+Or that show what stages have found. An asterisk stands for one room.
 
 Their code is no part of any key. What they pass on is, by value: a stage's params, and the digests of its inputs. The
 bytes that they write for stages (canonical JSON, manifests, refs, params as JSON) are guarded by tests with literal
@@ -105,7 +106,7 @@ def only_carries(name: str, module: str) -> bool:
     """Whether a module is one of `CARRIERS` and neither is nor contains the digested `module`."""
     if f"{module}.".startswith(f"{name}."):
         return False
-    return any(f"{name}.".startswith(f"{PTEFORGE}.{carrier}.") for carrier in CARRIERS)
+    return any(fnmatchcase(f"{name}.", f"{PTEFORGE}.{carrier}.*") for carrier in CARRIERS)
 
 
 def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = ()) -> Closure:

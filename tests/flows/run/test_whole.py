@@ -232,8 +232,8 @@ def test_what_is_asked_for(made, overrides, options):
 
 def _edited(sources, content):
     if content is None:
-        raise changed_code(["tasks/stages/edge.py"])
-    return {**sources, "tasks/stages/edge.py": content}
+        raise changed_code(["tasks/backend/stages/edge.py"])
+    return {**sources, "tasks/backend/stages/edge.py": content}
 
 
 def test_another_machine_or_toolchain(made, monkeypatch):
@@ -244,7 +244,7 @@ def test_another_machine_or_toolchain(made, monkeypatch):
     sources = own_sources()
     whole._toolchain.cache_clear()
     assert holding(made) == {"net", "twin"}
-    for content in (sources["tasks/stages/edge.py"] + b"\n\nEDITED = 1\n", None):
+    for content in (sources["tasks/backend/stages/edge.py"] + b"\n\nEDITED = 1\n", None):
         with monkeypatch.context() as edited:
             edited.setattr(whole, "own_sources", partial(_edited, sources, content))
             whole._toolchain.cache_clear()

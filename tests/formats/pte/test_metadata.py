@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pteforge.errors import FileFormatError
 from pteforge.formats.pte.metadata import constant_method, decode_value, encode_value, metadata_json, read_metadata
 from pteforge.formats.pte.reader import open_pte, read_pte
-from pteforge.tasks.lower import file_programs
-from pteforge.tasks.lower.file_programs import write_metadata
+from pteforge.tasks.backend import file_programs
+from pteforge.tasks.backend.file_programs import write_metadata
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 VALUES = st.text() | INT64 | st.floats(allow_nan=False) | st.binary() | st.lists(INT64, max_size=4).map(tuple)

@@ -13,7 +13,7 @@ from pteforge.artifacts.digest import Digest, digest_bytes
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactManifest, BlobRef
 from pteforge.errors import FileFormatError, ObjectDamaged, ObjectMissing, StoreError
-from pteforge.tasks.codecs.payload import (
+from pteforge.tasks.programs.payload import (
     FileLayout,
     Remainder,
     Zeros,
@@ -56,7 +56,7 @@ def test_rebuilt_byte_for_byte(sample, store, tmp_path):
 
 def test_weights_of_the_program_are_stored_once(samples, store):
     """A portable payload adds no object for a weight that the stored program has: only glue and manifest."""
-    from pteforge.tasks.codecs.program import save_program
+    from pteforge.tasks.programs.program import save_program
 
     program = store.manifest(save_program(samples.program, kind="program/aten", store=store))
     before = {entry.digest for entry in store}
@@ -185,7 +185,7 @@ def test_rebuilding_imports_no_torch_and_no_numpy(samples, store, tmp_path):
 import sys
 from pathlib import Path
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.tasks.codecs.payload import write_payload
+from pteforge.tasks.programs.payload import write_payload
 from pteforge.artifacts.ref import ArtifactManifest, ArtifactRef
 ref = ArtifactRef.from_json({ref.to_json()!r})
 write_payload(ref, LocalStore(Path({str(store.root)!r})), Path({str(tmp_path / "o.pte")!r}))

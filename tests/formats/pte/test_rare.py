@@ -8,7 +8,7 @@ from pteforge.errors import FileFormatError
 from pteforge.formats.describe import describe
 from pteforge.formats.pte.contents import InstructionCounts, ScalarSpec, shareable_extents
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.codecs.payload import read_payload, save_payload
+from pteforge.tasks.programs.payload import read_payload, save_payload
 
 # ExecuTorch reads its schema files with it.
 pytestmark = pytest.mark.filterwarnings("ignore:read_binary is deprecated:DeprecationWarning")

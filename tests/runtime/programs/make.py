@@ -26,7 +26,7 @@ from pteforge.formats.nfat.golden import GoldenCase, GoldenCheck, golden_tensors
 from pteforge.formats.nfat.pack import PackedContainer, pack_sections, pack_v2
 from pteforge.formats.nfat.sharing import sections
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.lower.file_programs import write_fat
+from pteforge.tasks.backend.file_programs import write_fat
 from pteforge.tests.mutations import damage_inline
 from pteforge.tests.zoo.networks import FunctionOfLayers
 from torch.export import Dim, ExportedProgram, export

@@ -17,19 +17,19 @@ from pteforge.artifacts.store import Store, open_store
 from pteforge.configs.model import Limits
 from pteforge.configs.recipe import CompileOptions
 from pteforge.errors import LeaseLost, ObjectMissing, StageCrashed, StageFailed
+from pteforge.tasks.backend.stages.compile import Compile
+from pteforge.tasks.backend.stages.edge import Edge, PassParams
+from pteforge.tasks.backend.stages.partition import Partition
+from pteforge.tasks.backend.stages.preprocess import Preprocess
 from pteforge.tasks.engine.executor import Executor, predict_memory
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.engine.workers import CallChain, InProcess, WorkerCall, memory_for_calls
 from pteforge.tasks.engine.workers.protocol import PROCESSES_VARIABLE, WorkerReport
+from pteforge.tasks.export.stages.export import Export
 from pteforge.tasks.results.accuracy import Score, Scores
-from pteforge.tasks.stages.bench import Bench
-from pteforge.tasks.stages.compile import Compile
-from pteforge.tasks.stages.edge import Edge, PassParams
-from pteforge.tasks.stages.export import Export
-from pteforge.tasks.stages.gate import Gate
-from pteforge.tasks.stages.partition import Partition
-from pteforge.tasks.stages.preprocess import Preprocess
 from pteforge.tasks.targets import TargetParams
+from pteforge.tasks.verify.stages.bench import Bench
+from pteforge.tasks.verify.stages.gate import Gate
 
 PACKAGES = Path(__file__).parents[2] / "flows" / "packages"
 XNNPACK = TargetParams(name="xnnpack")

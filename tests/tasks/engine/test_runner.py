@@ -12,12 +12,12 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.configs.model import Limits
 from pteforge.configs.sources import BuilderSource, ProgramSource
 from pteforge.errors import ObjectDamaged, SourceError, StageFailed
+from pteforge.tasks.backend.stages.edge import Edge
 from pteforge.tasks.engine.executor import Executor, LedgerRunner, SharingRunner, StageWork
 from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.runner import CutShort, DepthFirst, Done, NotCached, StageCall, StageId, UserCode
+from pteforge.tasks.export.stages.export import Export
 from pteforge.tasks.lowering.runs import run_without_loop, together
-from pteforge.tasks.stages.edge import Edge
-from pteforge.tasks.stages.export import Export
 from pteforge.tasks.targets import TargetParams
 
 REF = ArtifactRef("program/aten", BlobRef(digest_bytes(b"program"), 7), digest_bytes(b"identity"))

@@ -10,10 +10,10 @@ from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.dialects._ops import ops
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.configs.recipe import CompileOptions
+from pteforge.tasks.backend import emission
+from pteforge.tasks.backend.delegates import link_delegates, preprocess_all
+from pteforge.tasks.backend.exir import to_edge_program, to_partitioned_program
 from pteforge.tasks.explain.payload_search import Bench, PayloadSearch, copy_program
-from pteforge.tasks.lower import emission
-from pteforge.tasks.lower.delegates import link_delegates, preprocess_all
-from pteforge.tasks.lower.exir import to_edge_program, to_partitioned_program
 from pteforge.tasks.quantize import pt2e
 from pteforge.tasks.targets import TargetParams
 from pteforge.tasks.targets.find import find_target

@@ -16,10 +16,10 @@ from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.keys.search import ModuleSearch
 from pteforge.tasks.engine.runner import CutShort, Done
 from pteforge.tasks.engine.stage import unknown_roles
+from pteforge.tasks.file.stages.report import Report
 from pteforge.tasks.lowering.graph import STAGES, check_stage, lower_model, lower_to_ladder
 from pteforge.tasks.lowering.model import PlannedModel, plan_recipe
 from pteforge.tasks.lowering.runs import History, ModelRun, run_without_loop
-from pteforge.tasks.stages.report import Report
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
 
 PER_OPERATOR = recipe({"target": "xnnpack", "options": {"per_operator": True}})

@@ -20,11 +20,10 @@ from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.store import Store
 from pteforge.configs.model import MethodDefinition, ModelDefinition
 from pteforge.errors import StoreUnusable
-from pteforge.tasks.codecs import storages
+from pteforge.tasks.programs import storages, weights
 from pteforge.tasks.quantize import module_transforms
+from pteforge.tasks.quantize.stages.source_transform import SourceTransform, transform_built
 from pteforge.tasks.quantize.torchao_configs import TorchaoParams
-from pteforge.tasks.stages.source_transform import SourceTransform, transform_built
-from pteforge.tasks.usercode import weights
 from pteforge.tasks.usercode.model_source import BuiltModel
 from safetensors.torch import save_file
 from torch import nn

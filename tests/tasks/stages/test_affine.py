@@ -4,7 +4,7 @@ import pytest
 import torch
 from pteforge.errors import TargetError
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.lower.graphs import decompose_affine
+from pteforge.tasks.programs.graphs import decompose_affine
 from pteforge.tasks.quantize.module_transforms import make_config, transformed
 from pteforge.tests.lowering import XNNPACK, recipe
 

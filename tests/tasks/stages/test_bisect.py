@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pteforge.tasks.backend.stages.edge import Edge
+from pteforge.tasks.explain.stages.bisect import Bisect
+from pteforge.tasks.quantize.stages.quantize import Quantize
 from pteforge.tasks.results.numerics import NodeLosses
-from pteforge.tasks.stages.bisect import Bisect
-from pteforge.tasks.stages.edge import Edge
-from pteforge.tasks.stages.quantize import Quantize
 from pteforge.tasks.targets import TargetParams
 
 FLOWS = Path(__file__).parents[2] / "flows"
@@ -177,7 +177,7 @@ def test_separate_exports(graphs):
 def test_origin(graphs):
     """A node knows the path of its module, and the line of the model's own code, not of torch's."""
     import networks
-    from pteforge.tasks.lower.graphs import Origin, origin_of
+    from pteforge.tasks.programs.graphs import Origin, origin_of
 
     before, _ = graphs(networks.Square(), 3, 3)
     (linear,) = (node for node in before.nodes if node.name == "linear")

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 from pteforge.errors import SourceError, VerificationFailed
-from pteforge.tasks.codecs.values import load_values
 from pteforge.tasks.engine.stage import Workspace
-from pteforge.tasks.stages.calibration import Calibration
+from pteforge.tasks.programs.values import load_values
+from pteforge.tasks.quantize.stages.calibration import Calibration
 from pteforge.tests.lowering import recipe
 
 RECIPE = recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": None})
@@ -79,11 +79,11 @@ _PROGRAM = """
 import resource, sys
 from pathlib import Path
 from pteforge.artifacts.local_store import LocalStore
-from pteforge.tasks.codecs.values import load_values
+from pteforge.tasks.programs.values import load_values
 from pteforge.tasks.quantize.pt2e import quantize
 from pteforge.tasks.engine.stage import Workspace
 from pteforge.tasks.targets import TargetParams
-from pteforge.tasks.stages.calibration import Calibration
+from pteforge.tasks.quantize.stages.calibration import Calibration
 import torch
 zoo, folder, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 sys.path.insert(0, str(zoo))

@@ -7,9 +7,9 @@ import pytest
 from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import PteforgeError
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.codecs.payload import read_payload
-from pteforge.tasks.stages.report import Report
-from pteforge.tasks.stages.serialize import Serialize
+from pteforge.tasks.file.stages.report import Report
+from pteforge.tasks.file.stages.serialize import Serialize
+from pteforge.tasks.programs.payload import read_payload
 from pteforge.tasks.targets import TargetParams
 from pteforge.tests.lowering import PORTABLE, XNNPACK
 

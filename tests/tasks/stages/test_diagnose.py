@@ -8,8 +8,8 @@ import pytest
 import torch
 from pteforge.errors import SourceError
 from pteforge.tasks.explain.diagnosing import Frames
+from pteforge.tasks.explain.stages.diagnose import Diagnose
 from pteforge.tasks.results.diagnosis import Cause, Diagnosis
-from pteforge.tasks.stages.diagnose import Diagnose
 
 REFUSED = Path(__file__).parents[2] / "zoo" / "refused.py"
 

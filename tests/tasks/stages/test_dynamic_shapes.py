@@ -8,8 +8,8 @@ import torch
 from pteforge.errors import InputError, SourceError, VerificationFailed
 from pteforge.formats.pte.contents import DimensionSizes
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.stages.diagnose import Diagnose
-from pteforge.tasks.stages.export import Export
+from pteforge.tasks.explain.stages.diagnose import Diagnose
+from pteforge.tasks.export.stages.export import Export
 from pteforge.tests.lowering import PORTABLE, recipe
 
 

@@ -39,7 +39,7 @@ def transformed(module, fields):
 def fused(module, inputs):
     """A module as a program in the edge dialect: as it is, and after `fuse_embeddings`."""
     from executorch.exir import to_edge
-    from pteforge.tasks.lower.embeddings import fuse_embeddings
+    from pteforge.tasks.programs.embeddings import fuse_embeddings
 
     edge = to_edge(torch.export.export(module, inputs)).exported_program()
     before = copy.deepcopy(edge)
@@ -96,7 +96,7 @@ def test_two_uses_of_a_table(function, left):
 
 def test_written_out_for_portable_kernels():
     """Where torchao's operators are written out, those of tables stay, and no operator of ours is left."""
-    from pteforge.tasks.lower.graphs import decompose_affine
+    from pteforge.tasks.programs.graphs import decompose_affine
 
     inputs = (torch.arange(16).reshape(2, 8),)
     module = transformed(torch.nn.Sequential(torch.nn.Embedding(16, 64)), table())

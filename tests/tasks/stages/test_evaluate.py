@@ -6,8 +6,8 @@ import pytest
 import torch
 from pteforge.errors import PteforgeError, SourceError
 from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
-from pteforge.tasks.stages.baseline import Baseline
-from pteforge.tasks.stages.evaluate import Evaluate
+from pteforge.tasks.verify.stages.baseline import Baseline
+from pteforge.tasks.verify.stages.evaluate import Evaluate
 from pteforge.tests.lowering import PORTABLE, recipe
 
 

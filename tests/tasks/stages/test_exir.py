@@ -73,8 +73,8 @@ def test_what_upstream_refuses_is_refused(zoo):
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
     from networks import Branches
-    from pteforge.tasks.lower import exir
-    from pteforge.tasks.stages.edge import Edge
+    from pteforge.tasks.backend import exir
+    from pteforge.tasks.backend.stages.edge import Edge
 
     module, inputs = Branches(), (torch.ones(2, 4),)
     partitioners, config = [XnnpackPartitioner()], exir.edge_config(Edge.Params())
@@ -110,8 +110,8 @@ def test_delegated_programs_are_not_verified_again():
 def test_unlinked_partitions_keep_backend_and_specs(lower):
     """A partitioned program says which backend each partition is for, and holds no delegate yet."""
     from executorch.exir.backend.compile_spec_schema import CompileSpec
-    from pteforge.tasks.lower.exir import UNLINKED, split_compile_specs
-    from pteforge.tasks.lower.graphs import lowered_modules
+    from pteforge.tasks.backend.exir import UNLINKED, split_compile_specs
+    from pteforge.tasks.programs.graphs import lowered_modules
 
     program = lower("builders:two_partitions", XNNPACK, until="partition").program("partition/forward")
     modules = [module for _, _, module in lowered_modules(program)]
@@ -128,7 +128,7 @@ def test_unlinked_partitions_keep_backend_and_specs(lower):
 )
 def test_operators_by_name(name):
     """Recipes name operators by namespace, operator, overload; without an overload it is the default one."""
-    from pteforge.tasks.lower.graphs import check_operators, find_operators
+    from pteforge.tasks.programs.graphs import check_operators, find_operators
 
     hardswish = torch.ops.aten.hardswish.default
     names = ["aten.hardswish", "aten.add.Tensor", "aten.hardswish.default"]

@@ -10,7 +10,7 @@ from pteforge.formats.nfat.golden import read_cases
 from pteforge.formats.nfat.pack import pack_v2
 from pteforge.formats.pte.reader import read_pte
 from pteforge.runtime import load
-from pteforge.tasks.codecs.payload import write_payload
+from pteforge.tasks.programs.payload import write_payload
 from pteforge.tests.lowering import recipe
 
 MODELS = (

@@ -149,7 +149,7 @@ def test_control_flow_is_lowered(builder, examples, recipe, lower):
 
 def test_partitions_inside_of_branches(lower):
     """XNNPACK takes what it can in each branch; layers whose weights are inputs there only if the recipe says so."""
-    from pteforge.tasks.lower.graphs import lowered_modules
+    from pteforge.tasks.programs.graphs import lowered_modules
 
     lowered = lower("builders:branches", WEIGHTS_AS_INPUTS)
     program = lowered.program("partition/forward")

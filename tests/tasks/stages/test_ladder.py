@@ -1,10 +1,10 @@
 """ladder: every program on the way to a file is run on real inputs and compared with eager."""
 
 import pytest
+from pteforge.tasks.backend.stages.edge import Edge
 from pteforge.tasks.results.numerics import Ladder as Rungs
 from pteforge.tasks.results.numerics import Rung
-from pteforge.tasks.stages.edge import Edge
-from pteforge.tasks.stages.ladder import Ladder, RungParams
+from pteforge.tasks.verify.stages.ladder import Ladder, RungParams
 from pteforge.tests.lowering import recipe
 
 INT8 = recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": 10})

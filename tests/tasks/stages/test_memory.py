@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pteforge.tasks.codecs.payload import write_payload
 from pteforge.tasks.engine.workers.memory import own_memory
+from pteforge.tasks.programs.payload import write_payload
 from pteforge.tasks.verify.running import runnable_payloads
 from pteforge.tasks.verify.scoring import loaded_predict
 from pteforge.tests import lowering

@@ -9,7 +9,7 @@ from pteforge.formats.nfat.container import open_fat
 from pteforge.formats.pte.metadata import returning_methods
 from pteforge.formats.pte.reader import open_pte
 from pteforge.runtime import load, metadata
-from pteforge.tasks.lower.file_programs import write_metadata
+from pteforge.tasks.backend.file_programs import write_metadata
 from pteforge.tests.lowering import PORTABLE, XNNPACK, recipe
 
 DIGEST = "general.provenance_sha256"

@@ -5,7 +5,7 @@ import torch
 from pteforge.errors import TargetError
 from pteforge.formats.pte.ptd import external_weights, ptd_named_data
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.codecs.payload import read_payload
+from pteforge.tasks.programs.payload import read_payload
 from pteforge.tests.lowering import PORTABLE, lower_upstream, recipe
 
 
@@ -142,7 +142,7 @@ def test_a_file_without_weights(lower):
 def test_data_stays_inside_where_it_is_not_asked_for():
     """What a backend has put into a file of its own is in the `.pte` unless the recipe says otherwise: none is lost."""
     from executorch.exir._serialize._named_data_store import NamedDataStore
-    from pteforge.tasks.lower.delegates import TAG, place_named_data
+    from pteforge.tasks.backend.delegates import TAG, place_named_data
 
     store = NamedDataStore()
     store.add_named_data("inside", b"one", alignment=16)

@@ -9,8 +9,8 @@ from pteforge.configs import Quantize as Quantization
 from pteforge.errors import SourceError
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.engine.stage import CallableParams
-from pteforge.tasks.stages.quantize import Quantize
-from pteforge.tasks.stages.source_transform import SourceTransform
+from pteforge.tasks.quantize.stages.quantize import Quantize
+from pteforge.tasks.quantize.stages.source_transform import SourceTransform
 from pteforge.tasks.targets.find import check_quantizers
 from pteforge.tests.lowering import recipe
 

@@ -57,9 +57,9 @@ def test_partitions_in_branches_are_found(preprocess, recording, upstream):
 
 def test_delegates_are_linked_where_they_belong(preprocess):
     """Each partition gets what the backend made of it, and not of another: payload, specs, handles and notes."""
-    from pteforge.tasks.codecs.delegates import load_delegates
-    from pteforge.tasks.lower.delegates import link_delegates
-    from pteforge.tasks.lower.graphs import lowered_modules
+    from pteforge.tasks.backend.delegates import link_delegates
+    from pteforge.tasks.programs.delegates import load_delegates
+    from pteforge.tasks.programs.graphs import lowered_modules
 
     lowered = preprocess(cosines=True)
     program = lowered.program("partition/forward")

@@ -9,9 +9,9 @@ from pteforge.configs.verification import VerifyBounds
 from pteforge.errors import TargetError, VerificationFailed
 from pteforge.formats.describe import weight_bytes
 from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks.quantize.stages.quantize import Quantize
 from pteforge.tasks.results import quantization
 from pteforge.tasks.results.causes import known_causes
-from pteforge.tasks.stages.quantize import Quantize
 from pteforge.tasks.targets.find import check_quantizers
 from pteforge.tests.lowering import recipe
 

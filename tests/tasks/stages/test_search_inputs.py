@@ -50,7 +50,7 @@ def test_answers_that_do_not_come_again(lower_apart):
 @pytest.mark.slow
 def test_what_was_found_is_tried_first(lower_apart, tmp_path, monkeypatch):
     """The next file of the model is run on inputs that an earlier one was wrong on, before it is searched itself."""
-    from pteforge.tasks.stages.search_inputs import SearchInputs
+    from pteforge.tasks.verify.stages.search_inputs import SearchInputs
 
     for fault in ("one size", "never resizes"):
         with pytest.raises(VerificationFailed, match=r"searched \[37, 4\]"):

@@ -11,11 +11,11 @@ from pteforge.configs.recipe import Recipe
 from pteforge.configs.recipe_lookup import read_preset
 from pteforge.errors import SourceError, TargetError
 from pteforge.tasks.engine.stage import CallableParams
+from pteforge.tasks.programs.weights import TensorFiles
 from pteforge.tasks.quantize import module_transforms
 from pteforge.tasks.quantize.module_transforms import transformed
+from pteforge.tasks.quantize.stages.source_transform import SourceTransform
 from pteforge.tasks.quantize.torchao_configs import TorchaoParams, class_name
-from pteforge.tasks.stages.source_transform import SourceTransform
-from pteforge.tasks.usercode.weights import TensorFiles
 from pteforge.tests.lowering import recipe
 
 STEP = "source_transform/forward"

@@ -119,7 +119,7 @@ def test_state_does_not_reach_the_next_case(made):
 
 def test_backends_that_cannot_run(made, tmp_path):
     """A payload whose backend is registered and finds no device or library is not run, for that reason."""
-    from pteforge.tasks.lower.file_programs import write_fat
+    from pteforge.tasks.backend.file_programs import write_fat
     from pteforge.tasks.verify.running import missing_backends
 
     path, examples = made("mlp")

@@ -7,10 +7,10 @@ import pytest
 import torch
 from pteforge.artifacts.store import open_store
 from pteforge.errors import TargetError
-from pteforge.tasks.codecs.binding import bind, graph_of
-from pteforge.tasks.codecs.program import save_program
-from pteforge.tasks.stages.edge import Edge
-from pteforge.tasks.stages.partition import Partition
+from pteforge.tasks.backend.stages.edge import Edge
+from pteforge.tasks.backend.stages.partition import Partition
+from pteforge.tasks.programs.binding import bind, graph_of
+from pteforge.tasks.programs.program import save_program
 from pteforge.tasks.targets import TargetParams
 from pteforge.tasks.targets.xnnpack import Xnnpack
 from pteforge.tests.lowering import PORTABLE, XNNPACK, Lowered, recipe

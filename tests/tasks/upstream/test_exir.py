@@ -11,8 +11,8 @@ from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from executorch.exir.pass_base import ExportPass, _ExportPassBase
 from pteforge.configs.recipe import CompileOptions
-from pteforge.tasks.lower.emission import backend_config, to_executorch
-from pteforge.tasks.lower.exir import to_edge_program
+from pteforge.tasks.backend.emission import backend_config, to_executorch
+from pteforge.tasks.backend.exir import to_edge_program
 from pteforge.tasks.upstream.exir import _FIRST, merging_by_sets, no_idle_retraces, sort_nodes
 from pteforge.tests.lowering import lower_upstream, outputs_of, recipe
 from pteforge.tests.zoo.networks import Function, FunctionOfLayers

@@ -11,7 +11,7 @@ from executorch.exir._serialize._program import PTEFile, deserialize_pte_binary
 from executorch.exir.schema import Buffer, Program, SubsegmentOffsets
 from functorch.experimental.control_flow import map as map_rows
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.lower.emission import to_executorch
+from pteforge.tasks.backend.emission import to_executorch
 from pteforge.tasks.targets.find import find_target
 from pteforge.tasks.upstream.exir_emission import MIN_SHARED, constants_once
 from pteforge.tests.lowering import outputs_of, recipe

@@ -8,8 +8,8 @@ import pytest
 import torch
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.store import open_store
-from pteforge.tasks.codecs.binding import graph_of
-from pteforge.tasks.codecs.program import load_graph, save_program
+from pteforge.tasks.programs.binding import graph_of
+from pteforge.tasks.programs.program import load_graph, save_program
 from pteforge.tasks.upstream.torch_lowering import (
     WeightRead,
     code_on_demand,

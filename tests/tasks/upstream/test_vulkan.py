@@ -218,7 +218,7 @@ def exported(module: nn.Module, inputs: tuple[Any, ...], sizes: dict[int, Any]) 
 
 def left(target: str, program: Any, **options: Any) -> set[str]:
     """Names of the operators that the target's partitioner leaves, each with a reason if limits apply."""
-    from pteforge.tasks.lower.work import work_of
+    from pteforge.tasks.backend.work import work_of
     from pteforge.tasks.targets import find_target
 
     for node in program.graph.nodes:
@@ -478,7 +478,7 @@ def lowered(module: nn.Module, inputs: tuple[Any, ...], sizes: dict[int, Any] | 
     """The edge program of a module whose calls within limits are delegated to Vulkan."""
     import executorch.kernels.quantized  # noqa: F401 - registers what runs quantized operators
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-    from pteforge.tasks.lower.exir import decompose_left_affine
+    from pteforge.tasks.backend.exir import decompose_left_affine
     from pteforge.tasks.targets import find_target
 
     partitioners = [*find_target("vulkan").partitioners()]

@@ -9,16 +9,16 @@ from pteforge.artifacts.digest import Digest, canonical_json, digest_bytes, dige
 from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.configs.recipe import CompileOptions
 from pteforge.configs.verification import VerifyBounds
+from pteforge.tasks.backend.stages.compile import Compile
+from pteforge.tasks.backend.stages.edge import Edge, PassParams
+from pteforge.tasks.backend.stages.partition import Partition
 from pteforge.tasks.engine.keys.code import StageKey
 from pteforge.tasks.engine.stage import CallableParams, to_roles
+from pteforge.tasks.export.stages.export import Export
+from pteforge.tasks.quantize.stages.source_transform import SourceTransform
 from pteforge.tasks.quantize.torchao_configs import TorchaoParams
-from pteforge.tasks.stages.compile import Compile
-from pteforge.tasks.stages.edge import Edge, PassParams
-from pteforge.tasks.stages.export import Export
-from pteforge.tasks.stages.partition import Partition
-from pteforge.tasks.stages.source_transform import SourceTransform
-from pteforge.tasks.stages.verify import Verify
 from pteforge.tasks.targets import TargetParams
+from pteforge.tasks.verify.stages.verify import Verify
 
 ONE = Digest("1" * 64)
 BLOB = BlobRef(ONE, 7)

@@ -21,9 +21,9 @@ from pteforge.tasks.engine.keys.search import distribution_versions
 from pteforge.tasks.engine.workers import InProcess, WorkerCall, Workers
 
 ROOT = Path(pteforge.__file__).parent
-GATE = "pteforge.tasks.stages.gate"
+GATE = "pteforge.tasks.verify.stages.gate"
 
-def edit(name="tasks/stages/gate.py"):
+def edit(name="tasks/verify/stages/gate.py"):
     (ROOT / name).write_text((ROOT / name).read_text() + "\\nMORE = 1\\n")
 
 def refused(function, *args, **options):
@@ -56,10 +56,10 @@ def test_code_is_what_it_was_at_the_start(say):
     gate, other, worker = say("""
 edit()
 print(refused(stage_code_digest, GATE))
-print(refused(stage_code_digest, "pteforge.tasks.stages.serialize"))
+print(refused(stage_code_digest, "pteforge.tasks.file.stages.serialize"))
 print(refused(called))
 """)
-    assert all("code has changed" in said and "tasks/stages/gate.py" in said for said in (gate, worker))
+    assert all("code has changed" in said and "tasks/verify/stages/gate.py" in said for said in (gate, worker))
     assert "not refused" in other
 
 
@@ -72,7 +72,7 @@ def test_code_that_is_edited_later(say):
 Executor(Store(Path("store")), InProcess())
 edit()
 once = stage_code_digest(GATE)
-(ROOT / "tasks/stages/gate.py").unlink()
+(ROOT / "tasks/verify/stages/gate.py").unlink()
 print(once == stage_code_digest(GATE))
 print(refused(called))
 edit("tasks/explain/node_losses.py")
@@ -83,7 +83,7 @@ print(refused(check_own_modules, lambda name: name.startswith("pteforge.tasks.ex
 print(refused(check_own_modules, lambda name: False))
 """)
     assert same == "True"
-    assert "tasks/stages/gate.py" in worker
+    assert "tasks/verify/stages/gate.py" in worker
     assert "not refused" in carried
     assert late.startswith("not refused")
     assert late.endswith("restart workers that live longer than a run")

@@ -1,0 +1,1 @@
+"""From edge programs to payloads, one stage a file."""

@@ -1,0 +1,76 @@
+"""Counts the arithmetic of partitioned programs, inside of delegates and outside of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ..programs.graphs import KEPT, calls_of, graph_modules, lowered_modules
+from ..results.delegation import NOT_TAKEN
+
+_PRODUCTS = re.compile(r"\b(addmm|baddbmm|mm|bmm|matmul|linear\w*)\b")
+
+
+def work_of(program: ExportedProgram, reasons: Mapping[str, str]) -> dict[str, Any]:
+    """A `MethodWork` without payload and method, as JSON. `reasons` are what partitioners said of nodes, by name.
+
+    Takes away the reasons that partitioners have left in the program.
+    """
+    delegated = sum(
+        _operations(node)
+        for _, _, module in lowered_modules(program)
+        for node in calls_of(module.original_module.graph)
+    )
+    found: dict[tuple[str, str, bool], list[int]] = {}
+    for module in graph_modules(program.graph_module):
+        for node in calls_of(module.graph):
+            kept = node.meta.pop(KEPT, "")
+            # others take results apart, or compute sizes
+            if hasattr(node.target, "_schema") and (kept or [*_tensors([node])]):
+                why = kept or reasons.get(node.name) or NOT_TAKEN
+                counted = found.setdefault((str(node.target.name()).replace("::", "."), why, bool(kept)), [0, 0])
+                counted[0] += 1
+                counted[1] += _operations(node)
+    outside = [
+        {"operator": operator, "why": why, "calls": calls, "operations": operations, "kept_on_cpu": kept}
+        for (operator, why, kept), (calls, operations) in sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
+    ]
+    return {"delegated": delegated, "outside": outside}
+
+
+def _operations(node: Node) -> int:
+    """See `MethodWork`."""
+    outputs, inputs = [*_tensors([node])], [*_tensors(node.all_input_nodes)]
+    if not hasattr(node.target, "_schema") or not outputs:
+        return 0
+    name: str = node.target.name()
+    if "conv" in name and len(inputs) > 1:
+        weight, turned = inputs[1], "transpose" in name or (len(node.args) > 6 and node.args[6] is True)
+        of = inputs[0] if turned else outputs[0]
+        return 2 * _elements(of) * _elements(weight) // max(_size(weight.shape[0]), 1)
+    if _PRODUCTS.search(name) and len(inputs) > 1:
+        left = inputs[1] if "addmm" in name and len(inputs) > 2 else inputs[0]
+        return 2 * _elements(outputs[0]) * (_size(left.shape[-1]) if left.dim() else 1)
+    return max(map(_elements, (*outputs, *inputs)))
+
+
+def _tensors(nodes: Iterable[Node]) -> Iterator[torch.Tensor]:
+    for node in nodes:
+        value = node.meta.get("val")
+        yield from (each for each in (value if isinstance(value, tuple | list) else [value]) if torch.is_tensor(each))
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    return math.prod(map(_size, tensor.shape))
+
+
+def _size(size: Any) -> int:
+    """Of a dimension; of one with a dynamic size, its example's where that is known."""
+    hint = size if isinstance(size, int) else getattr(size.node, "hint", None)
+    return int(hint) if isinstance(hint, int) else 1

@@ -1,0 +1,1 @@
+"""Why something fails or loses quality, one stage a file."""

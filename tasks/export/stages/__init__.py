@@ -1,0 +1,1 @@
+"""From modules to ATen programs, one stage a file."""

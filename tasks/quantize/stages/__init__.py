@@ -1,0 +1,1 @@
+"""Quantization, one stage a file."""

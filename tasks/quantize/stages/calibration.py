@@ -1,0 +1,44 @@
+"""calibration: the samples that quantizers observe, from the user's dataset into the store."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+from ...engine import kinds, stage
+
+
+class Calibration(stage.Stage, name="calibration"):
+    """Where a model has no dataset, `quantize` observes the example inputs instead."""
+
+    class Params(stage.Params):
+        source: dict[str, Any]  # key fields of the dataset (`tasks.engine.keys.source`): code, arguments and files
+        seed: int  # seeds torch, numpy and random before the dataset is made
+        samples: int  # how many to take at most
+
+    class Inputs(stage.Roles):
+        """None."""
+
+    class Outputs(stage.Roles):
+        samples: kinds.Samples  # flat inputs, at most `Params.samples`
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Stores one sample after another.
+
+        Raises SourceError if the dataset cannot be imported, raises, is empty, or has a sample that cannot be an input.
+        """
+        from ...usercode.model_source import seed_everything
+        from ..samples import flat_samples, length_of, load_dataset, save_samples
+
+        del inputs
+        os.chdir(work.folder)
+        seed_everything(params.seed)
+        name = params.source["builder"]
+        what = f"dataset {name}"
+        dataset = load_dataset(what, name, params.source["kwargs"])
+        samples = itertools.islice(flat_samples(what, dataset), params.samples)
+        total = length_of(dataset, params.samples)
+        saved = save_samples(what, samples, work.store, total=total, progressed=work.progressed)
+        return Calibration.Outputs(samples=saved)

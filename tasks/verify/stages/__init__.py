@@ -1,0 +1,1 @@
+"""Proofs and scores, one stage a file."""

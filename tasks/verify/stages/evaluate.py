@@ -1,0 +1,52 @@
+"""evaluate: the score of the produced file on the ExecuTorch runtime."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ...engine import kinds, stage
+from ...programs.payload import write_delivered
+from ...results.accuracy import Score, Scores
+
+
+class Evaluate(stage.Stage, name="evaluate"):
+    """Scores every payload of a fat file whose backends this machine's runtime has."""
+
+    class Params(stage.Params):
+        # key fields of the evaluator (see `tasks.engine.keys.source`): its code, arguments and files
+        evaluator: dict[str, Any]
+        seed: int  # seeds torch, numpy and random before the evaluator runs
+        host: str = ""  # CPU capability of the machine that the file runs on
+
+    class Inputs(stage.Roles):
+        file: kinds.PteFile
+        data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+
+    class Outputs(stage.Roles):
+        scores: kinds.Scores
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Scores payload after payload.
+
+        Raises:
+            SourceError: the evaluator fails.
+            PteforgeError: the runtime cannot load or run the file.
+        """
+        from ....formats.pte.buckets import read_buckets
+        from ....formats.pte.metadata import read_metadata
+        from ..running import runnable_payloads
+        from ..scoring import loaded_predict, score
+
+        path, data_files = write_delivered(inputs.file, inputs.data, work)
+        os.chdir(work.folder)
+        buckets = read_buckets(read_metadata(path))
+        scores: list[Score] = []
+        not_run: dict[str, str] = {}
+        for name, payload in runnable_payloads(path, data_files, not_run):
+            what = f"payload {name!r}" if name else "the produced file"
+            value = score(params.evaluator, loaded_predict(payload, what, buckets), what, seed=params.seed)
+            scores.append(Score(name, value))
+        made = Scores(tuple(scores), not_run)
+        return Evaluate.Outputs(scores=work.store.put_json("report/scores", made.to_json()))

@@ -1,0 +1,98 @@
+"""prove: runs a payload on a place, a runtime besides that of this process, and compares every method with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from ....configs.verification import VerifyBounds
+from ....formats.pte.reader import open_pte
+from ...engine import kinds, stage
+from ...programs.payload import write_delivered
+
+
+class PlaceParams(stage.Params):
+    """A place: how it is reached, and what it is."""
+
+    library: tuple[str, ...] = ()  # paths of shared libraries to load into the process
+    command: tuple[str, ...] = ()  # does what `nfat_run` does; empty for a library
+    env: dict[str, str] = Field(default_factory=dict)
+    digests: dict[str, str] = Field(default_factory=dict)  # SHA-256 of libraries and of the command's files, by name
+    about: str = ""  # device and driver, as the place says
+    backends: tuple[str, ...] | None = None  # that the command's runtime can use; None where only trying shows
+
+    @property
+    def machine(self) -> str:
+        """What it says of itself, in one line, by which times of other machines are told apart."""
+        return ", ".join(self.about.splitlines())
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it is a core that QEMU emulates, which says nothing of times."""
+        return bool(self.command) and Path(self.command[0]).name.startswith("qemu-")
+
+    def lacks(self, backends: Iterable[str]) -> str:
+        """Why a command cannot run a file with these backends; empty if it can, or only trying shows."""
+        lacking = sorted(set(backends) - set(self.backends)) if self.backends is not None else []
+        return f"needs {', '.join(lacking)}, which the place does not have" if lacking else ""
+
+
+class Prove(stage.Stage, name="prove"):
+    """Runs in a process of its own, so that a place that crashes or hangs is this stage's failure, and no other's.
+
+    A place with `nfat_run` says how much memory methods take, too.
+    """
+
+    class Params(stage.Params):
+        place: PlaceParams
+        bounds: VerifyBounds  # the largest allowed differences from eager
+
+    class Inputs(stage.Roles):
+        file: kinds.PteFile  # a plain file, or a payload of a fat one
+        examples: Mapping[str, kinds.Examples]  # by method, of `export`
+        data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+
+    class Outputs(stage.Roles):
+        proofs: kinds.Finding
+        memory: kinds.Finding | None = None
+
+    @staticmethod
+    def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
+        """Runs the file there, if the place has its backends.
+
+        Raises:
+            VerificationFailed: an output is outside the bounds, or the place fails.
+        """
+        from ...programs.values import load_value
+        from ..running import load_libraries, missing_backends, without_device
+        from ..verification import verify_file
+
+        path, data_files = write_delivered(inputs.file, inputs.data, work)
+        examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
+        place, backends = params.place, open_pte(path).backends
+        figures, memory, no_device = None, [], False
+        if place.command:
+            from ..device import device_program, verify_program
+            from ..measure import measure_memory
+
+            missing = place.lacks(backends)
+            if not missing:
+                with device_program(place.command, path, data_files, place.env) as program:
+                    figures = verify_program(program, examples, params.bounds)
+                    memory = measure_memory(program, examples)
+        else:
+            load_libraries(place.library, place.env)
+            missing, no_device = missing_backends(backends), bool(without_device(backends))
+            figures = None if missing else verify_file(path, examples, params.bounds, data_files)
+        proof = {
+            "about": place.about,
+            "figures": figures and figures.brief().to_json(),
+            "not_run": missing,
+            "no_device": no_device,
+        }
+        return Prove.Outputs(
+            proofs=work.store.put_json("finding", [proof]),
+            memory=work.store.put_json("finding", [use.to_json() for use in memory]) if memory else None,
+        )
