@@ -24,7 +24,7 @@ from ..artifacts.runs import RunRecord
 from ..artifacts.store import Store, open_store
 from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
-from ..configs.model import MethodConfig, ModelDefinition
+from ..configs.model import MethodConfig, ModelDefinition, ModelOptions
 from ..configs.places import PlaceConfig
 from ..errors import (
     AccuracyMissed,
@@ -35,7 +35,6 @@ from ..errors import (
     StageFailed,
     VerificationFailed,
 )
-from ..formats.pte.buckets import Bucket
 from ..tasks.engine.executor import EngineRunner, Executor
 from ..tasks.engine.keys.loaded import loaded_sources
 from ..tasks.engine.runner import CutShort, Done, StageCall, StageId
@@ -45,7 +44,7 @@ from ..tasks.explain.stages.diagnose import Diagnose, diagnose_built
 from ..tasks.export.stages.export import Export, export_built
 from ..tasks.file.stages.report import Report
 from ..tasks.lowering.graph import check_stage, lower_model
-from ..tasks.lowering.model import PlannedModel, for_debugging, plan_buckets
+from ..tasks.lowering.model import PlannedModel, for_debugging
 from ..tasks.lowering.places import PlannedPlace, plan_place
 from ..tasks.lowering.runs import History, ModelRun, run_without_loop
 from ..tasks.programs.program import load_program
@@ -134,22 +133,19 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     planned = replace(found.planned, until=check_stage(until)) if until else found.planned
     planned = for_debugging(planned) if debug else planned
     planned = replace(planned, places=tuple(_plan_places(places)))
-    plan = PlannedModel(
-        name=name,
-        recipes=(),
-        random_inputs=planned.bounds.drawn_inputs,
-        source=None,
-        buckets=tuple(_plan_buckets(source, buckets)),
+    options = ModelOptions(
+        methods=dict(_read_buckets(source, buckets)),
         strict=found.strict if strict is None else strict,
         metadata=described,
     )
+    drawn = planned.bounds.drawn_inputs
+    plan = PlannedModel.of_config(name, options, (planned,), drawn, source=None, folder=Path.cwd())
+    (planned,) = plan.recipes
     methods = tuple(plan.methods_in_file(source.definition.methods))
-    planned = planned.for_buckets(plan.buckets)
     if calibration is None and found.calibration and planned.quantizers:
         calibration = {method: found.calibration() for method in methods}
     observed = read_calibration(calibration, methods, planned)
-    observing = {**observed.datasets, **dict.fromkeys(observed.samples)}
-    plan = replace(plan, recipes=(planned,), calibration=observing)
+    plan = replace(plan, calibration={**observed.datasets, **dict.fromkeys(observed.samples)})
     url = os.environ.get("PTEFORGE_STORE") if store is None else str(store)
     run = ModelRun(LiveRunner(open_store(url or None), source, observed.samples), plan)
     began, started = datetime.now(UTC), time.monotonic()
@@ -166,13 +162,13 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     return made
 
 
-def _plan_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterator[Bucket]:
+def _read_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterator[tuple[str, MethodConfig]]:
     """Raises InputError for buckets that no zoo may have, and SourceError for those of a program."""
     for method, sizes in method_inputs(given, tuple(source.definition.methods), "buckets").items():
         if method in source.programs:
             raise SourceError(f"method {method!r} is exported already, so no size can become static; give a module")
         try:
-            yield from plan_buckets(method, MethodConfig(buckets=sizes))
+            yield method, MethodConfig(buckets=sizes)
         except ValidationError as error:
             raise InputError(f"buckets of method {method!r}: {describe_errors(error)}") from error
 
@@ -186,13 +182,13 @@ def _plan_places(texts: Iterable[str]) -> Iterator[PlannedPlace]:
         yield plan_place(name, config, Path.cwd())
 
 
-def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What was written, as JSON values, with the labels of its file; raises InputError."""
+def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> Metadata | None:
+    """Metadata with the labels of its file; raises InputError."""
     if given is None:
         return None
     try:
         metadata = given if isinstance(given, Metadata) else Metadata.model_validate(dict(given))
-        return metadata.with_labels().written()
+        return metadata.with_labels()
     except ValidationError as error:
         raise InputError(f"metadata: {describe_errors(error)}") from error
     except ValueError as error:

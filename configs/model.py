@@ -182,15 +182,11 @@ class Limits(FrozenModel):
     )
 
 
-class ModelConfig(FrozenModel):
-    """One model of a zoo."""
+class ModelOptions(FrozenModel):
+    """How a model is exported, wherever it comes from."""
 
-    source: Source = Field(
-        description="A builder (package.module:callable), a .pt2 file, or the name of a model (hf:org/name)."
-    )
     seed: StrictInt = Field(0, ge=0, lt=2**63, description="Random seed that is set before the builder runs.")
     strict: StrictBool = Field(False, description="Trace with torch.export's strict mode.")
-    recipes: Names | None = Field(None, description="Recipes to lower it with; left out: those of the zoo's defaults.")
     dynamic_shapes: Annotated[DynamicShapes, AfterValidator(_check_dim_names)] | None = Field(
         None,
         description="Replaces the builder's dynamic shapes: method name to a list with one entry per input, or to a "
@@ -206,11 +202,20 @@ class ModelConfig(FrozenModel):
     limits: Limits = Field(
         Limits(), description="Limits of each stage, which is killed where it exceeds one, and of methods on a device."
     )
-    verify: VerifyOverrides | None = Field(None, description="Bounds that replace those of the recipe, field by field.")
-    accuracy: Accuracy | None = Field(None, description="Replaces the recipe's evaluator or bounds, field by field.")
     metadata: Metadata | None = Field(
         None, description="What the file says about the model: labels, preprocessing, licence, where it comes from."
     )
+
+
+class ModelConfig(ModelOptions):
+    """One model of a zoo."""
+
+    source: Source = Field(
+        description="A builder (package.module:callable), a .pt2 file, or the name of a model (hf:org/name)."
+    )
+    recipes: Names | None = Field(None, description="Recipes to lower it with; left out: those of the zoo's defaults.")
+    verify: VerifyOverrides | None = Field(None, description="Bounds that replace those of the recipe, field by field.")
+    accuracy: Accuracy | None = Field(None, description="Replaces the recipe's evaluator or bounds, field by field.")
 
     @model_validator(mode="after")
     def _buckets_need_modules(self) -> Self:

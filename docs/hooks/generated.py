@@ -81,9 +81,10 @@ def _sections(schema: Schema, title: str, path: str) -> Iterator[str]:
                 titles[ref] = f"{of_field} ({ref})" if len(inner) > 1 else of_field
                 sections.append((titles[ref], f"{of_field}.", parts[ref]))
     for title_of, _, part in sections:
+        required = part.get("required", ())
         rows = [
             (f"`{name}`", _type(field, parts, titles), _meaning(name, part, parts))
-            for name, field in part["properties"].items()
+            for name, field in sorted(part["properties"].items(), key=lambda entry: entry[0] not in required)
         ]
         told = _text(part.get("description", ""))
         yield f"### {title_of}\n\n{told}\n\n{_table(('field', 'type', 'meaning'), rows)}"

@@ -71,7 +71,7 @@ def shipped_recipes(_ctx: typer.Context) -> Iterable[str]:
 @completer
 def stages(_ctx: typer.Context) -> Iterable[str]:
     """All stages; each has a module of its name."""
-    return sorted(path.stem for path in (_PACKAGE / "tasks" / "stages").glob("[!_]*.py"))
+    return sorted(path.stem for path in (_PACKAGE / "tasks").glob("*/stages/[!_]*.py"))
 
 
 @completer

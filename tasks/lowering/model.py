@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from ...artifacts.digest import canonical_json
 from ...configs.contract_file import RELEASE, Runtime, read_contract
-from ...configs.model import Limits, MethodConfig, ModelConfig
+from ...configs.model import Limits, MethodConfig, ModelOptions
 from ...configs.nodes import FieldPath
 from ...configs.problems import raise_all
 from ...configs.quantize import QuantizationSearch, TorchaoTransform
@@ -242,13 +242,13 @@ class PlannedModel:
     def of_config(
         cls,
         name: str,
-        config: ModelConfig,
+        config: ModelOptions,
         recipes: tuple[PlannedRecipe, ...],
         random_inputs: int,
         *,
-        source: ResolvedSource,
+        source: ResolvedSource | None,
         not_applicable: Mapping[str, str] | None = None,
-        python_path: tuple[Path, ...],
+        python_path: tuple[Path, ...] = (),
         folder: Path,
     ) -> Self:
         buckets = tuple(bucket for method, own in config.methods.items() for bucket in plan_buckets(method, own))

@@ -99,7 +99,10 @@ def test_another_checkout_in_the_middle(project, package):
     environment = {"PYTHONPATH": str(package.parent)}
     project.write_zoo({"patient": "waiting:patient"}, ("portable-fp32",))
     project.make_pipes()
-    files = [package / "tasks" / "stages" / f"{stage}.py" for stage in ("export", "compile", "serialize", "report")]
+    files = [
+        package / "tasks" / room / "stages" / f"{stage}.py"
+        for room, stage in (("export", "export"), ("backend", "compile"), ("file", "serialize"), ("file", "report"))
+    ]
     before = {path: path.read_text() for path in files}
     with project.start("export", "zoo.yaml", env=environment) as run:
         (project.folder / "running").read_text()

@@ -131,7 +131,7 @@ def test_a_dask_worker_that_is_older_than_the_code(project, package):
     """
     project.write_zoo({"linear": "nets:linear"}, ("portable-fp32",))
     program = project.write("cluster.py", EDITED_BETWEEN)
-    code = package / "tasks" / "stages" / "edge.py"
+    code = package / "tasks" / "backend" / "stages" / "edge.py"
     command = (sys.executable, program, code, PTEFORGE, "export", "zoo.yaml", "--on", "dask")
     environment = project.environment({"PYTHONPATH": str(package.parent)})
     done = run_process(*command, cwd=project.folder, env=environment, timeout=550)
@@ -150,7 +150,7 @@ def test_another_checkout_under_a_deployed_run(project, prefect, on_server, pack
         assert done.code == 0, done.err
         prefect("deployment", "run", "export-zoo/edited")
         (project.folder / "running").read_text()
-        code = package / "tasks" / "stages" / "serialize.py"
+        code = package / "tasks" / "file" / "stages" / "serialize.py"
         before = code.read_text()
         code.write_text(before.replace(") -> Outputs:\n", ") -> Outputs:\n        raise NotImplementedError\n"))
         (project.folder / "proceed").write_text("")

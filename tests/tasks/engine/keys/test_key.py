@@ -77,7 +77,8 @@ def test_other_values():
 
 
 ROOT = Path(pteforge.__file__).parent
-STAGES = frozenset(path.stem for path in (ROOT / "tasks" / "stages").glob("*.py")) - {"__init__"}
+MODULES = {path.stem: path for path in (ROOT / "tasks").glob("*/stages/[!_]*.py")}
+STAGES = frozenset(MODULES)
 
 
 CODES = """
@@ -143,7 +144,8 @@ def codes(tmp_path_factory):
     shutil.copytree(ROOT, folder / "pteforge", ignore=ignored)
 
     def read() -> dict[str, str]:
-        names = [*(f"stages.{stage}" for stage in sorted(STAGES)), "targets.xnnpack"]
+        names = [".".join(path.relative_to(ROOT / "tasks").with_suffix("").parts) for path in MODULES.values()]
+        names.append("targets.xnnpack")
         command = [sys.executable, "-c", CODES, folder, *(f"pteforge.tasks.{name}" for name in names)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
         assert done.returncode == 0, done.stderr
@@ -170,7 +172,7 @@ def test_an_edit_changes_the_code_that_it_decides(edits, codes):
         for file, source in sources.items():
             (package / file).write_text(source, encoding="utf-8")
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {f"stages.{stage}" for edit in edits for stage in edit.stages}
+    assert {name.rpartition(".")[2] for name in changed} == {stage for edit in edits for stage in edit.stages}
 
 
 def test_the_copy_has_the_same_code(codes):
@@ -184,14 +186,15 @@ def test_the_copy_has_the_same_code(codes):
 
 def test_stages_import_other_stages_for_their_types_only():
     """Another stage's code is in no key but its own, so no stage may run it; params and roles are in the key anyway."""
-    for stage in STAGES:
-        nodes = list(ast.walk(ast.parse((ROOT / "tasks" / "stages" / f"{stage}.py").read_bytes())))
+    for stage, path in MODULES.items():
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
         used = defaultdict(set)
         for node in nodes:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 used[node.value.id].add(node.attr)
-        imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module)
-        for name in (alias.name for node in imports for alias in node.names):
+        imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and node.module)
+        of_stages = (node for node in imports if node.level == 1 or ".stages." in node.module)
+        for name in (alias.name for node in of_stages for alias in node.names):
             assert name.endswith("Params") or (used[name] and used[name] <= {"Params", "Inputs"}), stage
 
 
