@@ -207,7 +207,7 @@ class StageFailed(StageError):
 
     @classmethod
     def of(cls, error: Exception) -> StageFailed:
-        """For what a body has raised in this process."""
+        """Wraps what a body has raised in this process."""
         lost_object = isinstance(error, ObjectMissing | ObjectDamaged)
         return cls(
             whole_message(error),

@@ -244,7 +244,7 @@ class LiveRunner(EngineRunner):
         self._adopted: dict[StageId, Done] = {}  # what the model in memory was needed for
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without the model: what it was needed for is known."""
+        """Pickles without the model, since everything that needed it has been made."""
         return _reopened, (self.store.url, self._adopted)
 
     async def __call__(self, call: StageCall) -> Done:  # noqa: PLR0911 - one for each stage that needs the model

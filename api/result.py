@@ -330,7 +330,7 @@ class Exported:
 
     @property
     def quantization(self) -> dict[str, Quantization]:
-        """By method that PT2E quantized, how much of its weights became integers, and which did not."""
+        """How much of each PT2E-quantized method's weights became integers, and which did not."""
         return {reached.method: reached for reached in self.delivered.every(Quantization)}
 
     @property

@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of processed objects and of all objects."""
 
 _DAY = timedelta(days=1)
-"""How young a stage is that is kept."""
+"""Age up to which stages are kept."""
 
 
 def seconds(time: str) -> float:

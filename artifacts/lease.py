@@ -138,7 +138,7 @@ class LocalLeases(Leases):
         return {path.name: taken for path in paths if (taken := self._taken(path)) is not None}
 
     def _taken(self, path: Path) -> float | None:
-        """When a lease was taken; None if nobody holds it. Raises StoreUnusable if that cannot be told."""
+        """The time a lease was taken, None if nobody holds it; raises StoreUnusable if the store does not answer."""
         with read_errors(self._folder.parent):
             return self._locked_since(path)
 

@@ -69,7 +69,7 @@ class ObjectFolder:
     """
 
     def __init__(self, root: Path, *, once: bool = False) -> None:
-        """With `once`, each file is digested by its first use only; what was installed here was digested by that."""
+        """Opens a store; with `once`, files are digested at their first use only, of which installing them is one."""
         self.root = root
         self._digested: dict[Digest, tuple[int, ...]] | None = {} if once else None
 
@@ -96,7 +96,7 @@ class ObjectFolder:
             self.path(blob)
 
     def reference(self, blob: BlobRef) -> Reference | None:
-        """Where an object's bytes are outside of the store; None if it is a file of the store, or they are gone."""
+        """The place of an object's bytes outside of the store; None if they are in the store, or gone."""
         reference = None if self._path(blob.digest).exists() else self._referred(blob.digest)
         return reference if reference and reference.size == blob.size else None
 

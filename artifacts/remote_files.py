@@ -112,7 +112,7 @@ class RemoteFiles(NamedFiles):
 
     @property
     def failed(self) -> float:
-        """When the store last failed to answer any thread, on the clock of `time.monotonic`."""
+        """Time of the last failure to answer any thread, on the clock of `time.monotonic`."""
         return self._outages.failed
 
     def read(self, name: str, limit: int = RECORD_LIMIT) -> bytes | None:

@@ -225,7 +225,7 @@ class PublishingNotes:
         self._records.write(name, name, canonical_json([blob.digest for blob in blobs]))
 
     def times(self) -> dict[Digest, float]:
-        """When each noted object was last published, in seconds since the epoch on the server's clock."""
+        """Time of each noted object's last publication, in seconds since the epoch on the server's clock."""
         times: dict[Digest, float] = {}
         for file in self._files.list(_NOTES):
             if file.name not in self._read:

@@ -346,7 +346,7 @@ def _names(attempts: Mapping[str, Sequence[str]]) -> dict[str, RunName]:
 
 
 def _started(name: str) -> str:
-    """When the run began that has a record's file."""
+    """The start of the run that a record's file belongs to."""
     time = name.removeprefix("runs/").partition("-")[0]
     try:
         return f"{datetime.strptime(time, _TIME):%Y-%m-%d %H:%M} UTC"  # noqa: DTZ007 - it is in UTC

@@ -127,7 +127,7 @@ class Metadata(FrozenModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def with_labels(self) -> Metadata:
-        """With the labels of `labels_file` in its place; raises ValueError if it cannot be read or has none."""
+        """Replaces `labels_file` by its labels; raises ValueError if it cannot be read or has none."""
         if self.labels_file is None:
             return self
         try:

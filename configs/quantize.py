@@ -225,7 +225,7 @@ _GROUP = 32
 
 
 def _granularity(group: int | None) -> JsonValue:
-    """In groups of a number of weights, or in rows."""
+    """The granularity for torchao: groups of so many weights, or rows."""
     return {"per_group": group} if group else {"per_axis": 0}
 
 

@@ -1,4 +1,4 @@
-"""Where a model and its samples come from: a Python builder, an exported program in a file, a dataset."""
+"""Sources of models and samples: a Python builder, an exported program in a file, a dataset."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ class HuggingFaceSource(FrozenModel):
     sinks: Annotated[int, Strict()] | None = Field(
         None,
         ge=1,
-        description="First tokens that a model that generates text always sees, with the last ones, `sequence` in all, "
-        "so that it generates beyond its context; left out: it sees all tokens, and stops at `sequence`.",
+        description="Number of first tokens that a model keeps when it generates beyond its context: it sees those and "
+        "the last ones, `sequence` in all; left out: it sees all tokens, and stops at `sequence`.",
     )
     prefill: Annotated[bool, Strict()] | None = Field(
         None,

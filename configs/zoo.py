@@ -22,7 +22,7 @@ PLACES: tuple[str, ...] = get_args(Place)
 
 
 class RunConfig(FrozenModel):
-    """Where stages run. Nothing here changes a file, or a stage key.
+    """Settings of where and how stages run, which change neither files nor stage keys.
 
     Fields that the place does not use are ignored, so that ``--on`` can choose between several that a zoo prepares.
     """
@@ -79,7 +79,7 @@ _NAME_OF_ZOO = "Name of the zoo; left out: the file's name without its suffix."
 
 
 class PublishConfig(FrozenModel):
-    """Where the files of a whole run become a release, and what a channel needs to move to it."""
+    """Releases of whole runs: their place, and the conditions for a channel to move to one."""
 
     url: str = Field(
         min_length=1,

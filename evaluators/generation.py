@@ -87,7 +87,7 @@ def _texts(predict: Predict, given: dict[str, Any], *, short: bool = False) -> t
 
 
 def _normalized(text: str) -> str:
-    """In lower case, without punctuation."""
+    """The words in lower case, without punctuation."""
     return " ".join(re.sub(r"[^\w\s']", " ", text.lower()).split())
 
 

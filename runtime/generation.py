@@ -122,7 +122,7 @@ def constants_of(pte: PteFile) -> dict[str, Any]:
 
 
 def kind_of(file: Path, pte: PteFile) -> Kind:
-    """By what methods a file generates text; raises InputError if it does not."""
+    """Returns how a file generates text, by its methods; raises InputError if it does not."""
     names = {method.name for method in pte.methods if not method.constant}
     if {"token_embedding", "text_decoder"} <= names:
         return "multimodal"

@@ -89,7 +89,7 @@ def runs(ctx: typer.Context) -> Iterable[str]:
 
 
 def begun_runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `runs`, once an id is begun: until then, shells offer files."""
+    """Completes like `runs` once an id is begun; until then, shells offer files."""
     return runs(ctx, incomplete) if incomplete else []
 
 

@@ -319,7 +319,7 @@ class Bar(ZooObserver):
 
 
 def _clock(seconds: float) -> str:
-    """For example ``0:07`` or ``1:02:03``."""
+    """Formats seconds, such as ``0:07`` or ``1:02:03``."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

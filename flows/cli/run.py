@@ -443,7 +443,7 @@ runtime_app = typer.Typer(help="Runtimes that files are verified on.", no_args_i
 
 @runtime_app.callback()
 def _runtimes() -> None:
-    """So that ``install`` is a command of its own."""
+    """Groups the commands about runtimes, of which ``install`` is one."""
 
 
 @runtime_app.command("install")

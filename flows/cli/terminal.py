@@ -53,7 +53,7 @@ class SafeStream:
 
     @property
     def rich_proxied_file(self) -> TextIO:
-        """Where Rich's consoles write instead; its name is Rich's."""
+        """The stream that Rich's consoles write to instead; the name is Rich's."""
         _guard_rich()
         return _innermost(self._stream)
 
@@ -67,7 +67,7 @@ class SafeStream:
 
 
 def guard_streams() -> None:
-    """From here on, whatever this process writes to standard output and error from Python is safe for terminals."""
+    """Makes everything that Python code writes to standard output and error in this process safe for terminals."""
     for name in ("stdout", "stderr"):
         if not isinstance(stream := getattr(sys, name), SafeStream):
             setattr(sys, name, SafeStream(stream))
@@ -75,7 +75,7 @@ def guard_streams() -> None:
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """While the context is open, as `guard_streams`."""
+    """Applies `guard_streams` while the context is open."""
     before = sys.stdout, sys.stderr
     guard_streams()
     try:

@@ -244,7 +244,7 @@ _ANY_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
 
 @dataclass(frozen=True)
 class _Alert:
-    """When to notify, by events, and what to say. `resource` is what an event is about; None for runs."""
+    """The events that notify, and the message. `resource` is what an event is about; None for runs."""
 
     what: str
     expect: frozenset[str]

@@ -104,7 +104,7 @@ class EmbeddedServer:
 
 @asynccontextmanager
 async def _no_worker(*_: Any, **__: Any) -> AsyncIterator[None]:
-    """In place of the worker that runs the server's background tasks."""
+    """Replaces the worker that runs the server's background tasks."""
     yield
 
 

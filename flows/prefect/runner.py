@@ -50,7 +50,7 @@ _PAGE = 200
 
 @dataclass(frozen=True)
 class Site:
-    """Where stages run and what they share, as a value: each process that runs stage tasks opens it for itself."""
+    """What stage tasks share, as a value: each process that runs them opens it for itself."""
 
     store: str
     jobs: int

@@ -72,7 +72,7 @@ def refresh_configured() -> bool:
 
 
 def open_configured(request: ExportRequest, **options: Any) -> AbstractContextManager[Session]:
-    """As `open_session`; the store may be named by a Prefect block, and Prefect's setting also asks for `refresh`."""
+    """Opens a session; the store may be a Prefect block's name, and Prefect's setting also asks for `refresh`."""
     from ..run.session import open_session  # noqa: PLC0415 - slow import, and commands need the other settings
 
     request = request.model_copy(update={"refresh": request.refresh or refresh_configured()})

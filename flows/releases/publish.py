@@ -196,7 +196,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Publication:
-    """Where releases are made, and how; `skipped` is why this run makes none."""
+    """Place and conditions of a run's release; `skipped` is why this run makes none."""
 
     url: str
     channel: str = "latest"

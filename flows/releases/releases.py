@@ -178,7 +178,7 @@ class Releases:
     def promote(self, release: str, channel: str) -> Channel:
         """Makes a channel name a release, given as for `find`. Raises as `manifest`, or if one of its files is gone.
 
-        A release that the channel named before it named the present one is a way back: it withdraws the present one.
+        Returning to a release that the channel has left withdraws the present one.
         """
         check_channel(channel)
         with self._changes(f"Promote {release} to {channel}"):

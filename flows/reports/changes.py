@@ -70,7 +70,7 @@ def _content(result: Delivered) -> tuple[Any, ...]:
 
 
 def changes_since(result: Delivered, last: Delivered) -> dict[str, Change]:
-    """By column, how a file differs from the one of an earlier run."""
+    """How a file differs from the one of an earlier run, by column."""
     now, before = result.columns, last.columns
     return {name: _change(now[name], before[name]) for name in _FOLLOWED if name in now and name in before}
 

@@ -41,7 +41,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Where a block is drawn."""
+    """Position and size of a block."""
 
     block: Block
     x: float
@@ -90,7 +90,7 @@ class FileReport(Compared):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Of its specializations, as far as is known where it failed."""
+        """Targets of its specializations, as far as they are known where it failed."""
         return self.result.targets or (self.before.targets if self.before else ())
 
     @property
@@ -280,7 +280,7 @@ def _selection(parameters: Mapping[str, Any]) -> str:
 
 
 def _hash(script: str) -> str:
-    """By which the policy of the page allows its own script, and no other."""
+    """The digest by which the page's policy allows its own script only."""
     return b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 

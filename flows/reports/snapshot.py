@@ -201,7 +201,7 @@ def _method(method: Method, prefix: str, view: memoryview) -> dict[Item, Value]:
 
 
 def _signature(method: Method) -> str:
-    """For example ``(float32[2, 4]) -> float32[2, 3]``, or the value of a constant method."""
+    """The signature, such as ``(float32[2, 4]) -> float32[2, 3]``, or the value of a constant method."""
     outputs = ", ".join(map(_value, method.outputs))
     return outputs if method.constant else f"({', '.join(map(_value, method.inputs))}) -> {outputs}"
 

@@ -27,7 +27,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_json() -> None:
-    """From here on, this process logs JSON to standard error: what `say` is given, warnings, errors and crashes."""
+    """Makes this process log JSON to standard error: what `say` is given, warnings, errors and crashes."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     _ours.handlers = [handler, *(each for each in _ours.handlers if not isinstance(each, logging.StreamHandler))]

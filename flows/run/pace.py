@@ -38,8 +38,8 @@ _RECENT = 200  # stages by which the speed is known: what else the machine does 
 class Pace:
     """Counts the stages of a run, from any thread. A model's stages are known exactly when it is completed.
 
-    Until then, stages count as far as models that are completed had those that were expected: plans list some that are
-    not needed, such as `fold_batch_norms`. Models of which nothing is expected yet count as the others on average.
+    Until then, expected stages are weighted by the share of them that completed models turned out to have, since plans
+    list some that are not needed, such as `fold_batch_norms`. Models without expected stages count as the average.
     """
 
     def __init__(self) -> None:
@@ -248,5 +248,5 @@ class Throttle:
 
 
 def samples_done(done: int, total: int | None) -> str:
-    """For example ``3 of 16 samples``."""
+    """Formats progress, such as ``3 of 16 samples``."""
     return f"{done} samples" if total is None else f"{done} of {total} samples"

@@ -111,7 +111,7 @@ class Session:
 
     @property
     def place(self) -> RunConfig:
-        """Where stages run."""
+        """The zoo's settings of where stages run."""
         return self.loaded.zoo.run
 
     @property

@@ -149,7 +149,7 @@ class WholeModels:
 
 @cache
 def _toolchain(distributions: tuple[str, ...], targets: tuple[str, ...]) -> Digest:
-    """Of all code that is not the user's, and of versions. Remembered for the life of the process, as that code is."""
+    """Digest of all code that is not the user's, and of versions, computed once per process, which loads code once."""
     classes = [find_target_class(link) for target in targets for link in link_names(target)]
     modules = sorted({target.__module__ for target in classes})
     others = [stage_code_digest(module) for module in modules if module.partition(".")[0] != PTEFORGE]
@@ -160,5 +160,5 @@ def _toolchain(distributions: tuple[str, ...], targets: tuple[str, ...]) -> Dige
 
 
 def _package_digest() -> Digest:
-    """Of pteforge's own code, comments and all: that takes a tenth of the time of parsing it."""
+    """Digest of pteforge's own code with its comments, which takes a tenth of the time of parsing it."""
     return digest_json({path: digest_bytes(content) for path, content in own_sources().items()})

@@ -68,7 +68,7 @@ def _plausible(stored: _Bytes, content: _Bytes, item: int) -> Iterator[MatrixSha
 
 
 def _origins(places: _Indices, rows: int, columns: int) -> _Indices:
-    """Where the items at some places of a transpose are stored."""
+    """Stored positions of the items at some positions of a transpose."""
     batch, place = np.divmod(places, rows * columns)
     column, row = np.divmod(place, rows)
     origins: _Indices = (batch * rows + row) * columns + column

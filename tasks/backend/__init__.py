@@ -1,1 +1,1 @@
-"""From edge programs to files: delegates, emission, linking and fat programs. Edits change stage keys."""
+"""Lowering of edge programs to payloads: delegates, emission, linking, fat programs. Edits change stage keys."""

@@ -60,7 +60,7 @@ def preprocess_all(programs: Mapping[str, ExportedProgram], store: LocalStore) -
 
 
 def _one_by_one(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:
-    """As the default, but frees each partition's copy and result before the next partition begins."""
+    """Works like the default, but frees each partition's copy and result before the next partition begins."""
     copied = 0
     for method, parts in methods.items():
         for position, program, specs in parts:

@@ -235,10 +235,10 @@ def to_partitioned_program(
 def transformed(
     ref: ArtifactRef, transform: Callable[[ExportedProgram], ExportedProgram], *, kind: str, store: LocalStore
 ) -> tuple[ExportedProgram | None, ArtifactRef]:
-    """Loads a program, transforms it, and stores the result as a program of a kind; of a graph, as a graph.
+    """Loads a program or a graph, transforms it, and stores the result as one of the same, of a kind.
 
-    What fails on a graph may do with the weights, and if not its error will be the better one. So in place of a graph
-    there may be a text of the kind `REFUSED`, with the reason; there is no program then.
+    A transform that fails on a graph may succeed on the weights; if it does not, the error there is the better one. So
+    the result may be a text of the kind `REFUSED` with the reason instead, and then there is no program.
     """
     if not is_graph(ref):
         program = transform(load_program(ref, store))

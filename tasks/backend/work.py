@@ -71,6 +71,6 @@ def _elements(tensor: torch.Tensor) -> int:
 
 
 def _size(size: Any) -> int:
-    """Of a dimension; of one with a dynamic size, its example's where that is known."""
+    """The size of a dimension; for a dynamic one that of the example, where it is known."""
     hint = size if isinstance(size, int) else getattr(size.node, "hint", None)
     return int(hint) if isinstance(hint, int) else 1

@@ -159,7 +159,7 @@ class Executor:
     def unfinished(self, call: StageCall) -> Path:
         """The folder for what a call has finished when it is interrupted, by its slot, code and versions.
 
-        The key would not do: it also has what the user's code is seen to read later.
+        The stage key is of no use for this, since it includes what the user's code reads only later.
         """
         key = self.key(call)
         return self.store.local.unfinished(digest_json([call.slot, key.code, dict(key.versions), self.refresh]))

@@ -331,7 +331,7 @@ _TORCHS = ("aten", "prim", "prims", "quantized", "quantized_decomposed", "torcha
 
 
 def _operator(failure: FailureReport) -> str:
-    """For example ``mylib::sort``."""
+    """The operator's name, such as ``mylib::sort``."""
     namespace, _, name = str(failure.data["op"]).partition(".")
     return f"{namespace}::{name.removesuffix('.default')}"
 

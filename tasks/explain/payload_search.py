@@ -1,4 +1,4 @@
-"""Where a payload loses quality: parts of it are run by the runtime, and torch computes the rest of the edge program.
+"""Finds where a payload loses quality: the runtime runs parts of it, and torch the rest of the edge program.
 
 A part, a delegate or some of its operators, is lowered by itself, and takes values that torch computed. So its loss is
 its own, and other delegates, kernels and memory planning have no influence.
@@ -312,7 +312,7 @@ class PayloadSearch:
         self._files: dict[str, Loadable] = {}
 
     def losses(self, payload: Callable[[Sequence[Any]], Sequence[Any]]) -> PayloadLosses:
-        """Of a payload, which is called with flat inputs."""
+        """Losses of a payload, which is called with flat inputs."""
         with suppress(VerificationFailed):  # the bound that was given has to do
             figures = _compared([payload(flat) for flat in self.inputs], self._expected)
             self.least_db = max(self.least_db, decibels(figures) + self.drop_db)

@@ -193,7 +193,7 @@ def _returns_same(one: Flat, other: Flat) -> bool:
 
 
 def _kept_elsewhere(name: str, changed: Sequence[Change]) -> str:
-    """Where a method keeps state that its program does not keep, by what calls change."""
+    """Names the state that a method keeps and its program does not, found by what calls change."""
     names = dict.fromkeys(change.name for change in changed if not change.is_buffer)
     kept = ", ".join([*names][:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     where = f"in attributes of Python ({kept})" if names else "in what is no attribute of it, such as a global variable"

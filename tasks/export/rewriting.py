@@ -125,7 +125,7 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - as the operator has them
 
 
 def _bilinear(x: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """As a linear layer, and a sum of products: there is no kernel of it."""
+    """Computes it as a linear layer and a sum of products, since there is no kernel for it."""
     rows, inner, last = weight.shape
     matrix = weight.permute(0, 2, 1).reshape(rows * last, inner)
     made = (F.linear(x, matrix).unflatten(-1, (rows, last)) * other.unsqueeze(-2)).sum(-1)

@@ -1,4 +1,4 @@
-"""Where a recipe loses quality: in which program on the way to the file, and at which of its operators."""
+"""Bisection: finds the program on the way to the file that loses quality, and the operators where it does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST = 10  # operators and delegates that are shown
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """Where a recipe loses quality. Its text is what `pteforge bisect` prints; a notebook shows it as tables."""
+    """The places where a recipe loses quality. `pteforge bisect` prints its text; a notebook shows tables."""
 
     name: str  # ``MODEL/RECIPE``
     ladder: Ladder

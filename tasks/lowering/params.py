@@ -1,4 +1,4 @@
-"""From a recipe to the params of the stages that it asks for."""
+"""Derives the params of stages from a recipe."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class ModelRun(StageCalls):
 
     @property
     def recipes(self) -> dict[str, RecipeRun]:
-        """By name, those that have begun."""
+        """Recipes that have begun, by name."""
         return {recipe.plan.name: recipe for recipe in self.parts}
 
     def of_recipe(self, recipe: PlannedRecipe, skipped: frozenset[str]) -> RecipeRun:

@@ -28,7 +28,7 @@ WEIGHT = "weight"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Where the bytes of a weight's storage are: in a blob, from an offset on."""
+    """The place of a weight's storage: a blob, and an offset in it."""
 
     slot: int
     digest: Digest

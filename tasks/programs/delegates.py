@@ -68,7 +68,7 @@ class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped
         return self
 
     def prefix(self, size: int) -> bytes:
-        """As upstream's, like all methods here."""
+        """Same as upstream's, like all methods here."""
         return bytes(self._content[:size])
 
     def sha256(self) -> bytes:
@@ -82,7 +82,7 @@ class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped
         return bytes(self._content)
 
     def write_to_file(self, outfile: BufferedIOBase) -> None:
-        """In one write."""
+        """Writes everything at once."""
         outfile.write(self._content)
 
 
@@ -92,7 +92,7 @@ _LEAST = 1 << 16
 
 @contextmanager
 def named_data_stored(store: LocalStore) -> Iterator[None]:
-    """While the context is open, what backends add to a `NamedDataStore` becomes a file of the store at once.
+    """Writes what backends add to a `NamedDataStore` to the store at once, while the context is open.
 
     A partition can be the whole model, and `NamedDataStore` (exir/_serialize/_named_data_store.py) holds all of its
     weights until its backend returns.

@@ -94,7 +94,7 @@ def _with_weights(program: ExportedProgram) -> list[Node]:
 
 
 def why_nothing_to_quantize(program: ExportedProgram) -> str:
-    """Where the program computes with weights, for a program in which a quantizer finds nothing; may be empty."""
+    """Says where a program in which a quantizer finds nothing computes with weights; may be empty."""
     used = _with_weights(program)
     operators = sorted({str(node.target).removesuffix(".default") for node in used if node.target not in _CONTROL})
     inner = [node.target for module in graph_modules(program.graph_module) for node in module.graph.nodes]
@@ -229,7 +229,7 @@ def keep_initial_state(program: ExportedProgram, names: Collection[str] | None =
 
 
 def keep_shared_initial_state(programs: Mapping[str, ExportedProgram], order: Sequence[str]) -> None:
-    """As `keep_initial_state`, for methods that share their state: the first method that has a buffer sets it.
+    """Like `keep_initial_state`, for methods that share state: the first method with a buffer sets it.
 
     Loading a method writes its initial values, so if all methods had them, one that is loaded late would undo what
     others have done. Raises SourceError if buffers of one name differ in shape, type or value, so that they cannot be
@@ -267,14 +267,14 @@ _TORCH = re.compile(r"[/\\]torch[/\\]")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an operator comes from."""
+    """The module and the line that an operator comes from."""
 
     module: str = ""  # path of the module that calls it, empty for the model itself
     line: str = ""  # ``file.py:12 in forward``, the innermost line that is not torch's own; empty where it is not known
 
 
 def origin_of(node: Node) -> Origin:
-    """Where a node of an exported program comes from."""
+    """Returns the origin of a node of an exported program."""
     frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not _TORCH.search(frame[0])]
     if not frames:
         return Origin(module_path(node))

@@ -283,7 +283,7 @@ def _chunks(layout: FileLayout, store: LocalStore) -> Iterator[bytes | memoryvie
 
 
 def _decompress(compressed: bytes, size: int) -> bytes:
-    """At most `size` bytes, so that a damaged remainder cannot take more memory than the file."""
+    """Decompresses at most `size` bytes, so that a damaged remainder cannot take more memory than the file."""
     try:
         return zlib.decompressobj().decompress(compressed, size) if size else b""
     except zlib.error:

@@ -171,7 +171,7 @@ def builder_scope(*, own: bool) -> Iterator[None]:
 
 
 def cast_for_builder(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As `cast_on_use` in a builder; at once elsewhere, where `WeightsOnUse` may not be in force."""
+    """Casts on use in a builder, and at once elsewhere, where `WeightsOnUse` may not be in force."""
     if (stack := _BUILDER.get()) is None or source.dtype == dtype or not source.is_floating_point():
         return source.to(dtype) if source.is_floating_point() else source
     if not _is_in_force():
@@ -253,7 +253,7 @@ def _mapping_of(storage: torch.UntypedStorage, known: Sequence[Mapping] | None =
 
 
 def reference_of(storage: torch.UntypedStorage) -> Reference | None:
-    """Where the bytes of a storage are in a file that is mapped, or those that they are a cast of."""
+    """Returns the place in a mapped file of a storage's bytes, or of those that it is a cast of."""
     memory = _cast_at(storage)
     widened = memory is not None and (memory.source.dtype, memory.dtype) == (torch.bfloat16, torch.float32)
     if memory is not None and not widened:
@@ -426,7 +426,7 @@ def _is_in_force() -> bool:
 
 
 def _mapped_bytes() -> int:
-    """Of files, where their pages can be dropped."""
+    """Bytes of mapped files, where their pages can be dropped."""
     return sum(mapping.end - mapping.start for mapping in _mappings()) if _CAN_DROP else 0
 
 

@@ -49,7 +49,7 @@ class FinishedLayers(TensorFiles):
 
     @contextmanager
     def layer(self, holder: nn.Module, path: str, asked: Any) -> Iterator[bool]:
-        """As in `TensorFiles`, where `asked` is JSON. The block does not have to quantize a layer that was finished.
+        """Has the block quantize a layer unless it was finished before, as `asked`, which is JSON.
 
         Only what can be restored exactly is kept: new parameters that share no memory with others, made without the
         random generators, by a block that changes nothing else of the layer.

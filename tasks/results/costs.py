@@ -51,7 +51,7 @@ class MemoryUse(Finding):
         return of_method(self.method, self.payload)
 
     def __str__(self) -> str:
-        """In one line; in bytes, since boards have few."""
+        """One line, in bytes, since boards have few."""
         said = [f"planned {' + '.join(f'{size:,}' for size in self.planned) or '0'}"]
         if self.buffer is None:
             return f"{self.where} takes bytes: {said[0]}; no place has measured the rest"
@@ -133,7 +133,7 @@ class Timing(Finding):
         return of_method(self.method, self.payload)
 
     def __str__(self) -> str:
-        """In one line."""
+        """One line."""
         load, first, usual, p95 = map(format_seconds, (self.load, self.first, self.median, self.p95))
         of_calls = f"{usual} (median of {self.calls}), p95 {p95}, first {first}, load {load}"
         memory = f", peak memory {format_size(self.peak_memory)}" if self.peak_memory else ""

@@ -66,12 +66,12 @@ class MethodWork(Finding):
 
     @property
     def operations(self) -> int:
-        """Inside of delegates and outside of them."""
+        """Operations inside of delegates and outside of them."""
         return self.delegated + sum(calls.operations for calls in self.outside)
 
     @property
     def share(self) -> str:
-        """Of operations inside of delegates, in words."""
+        """The share of operations inside of delegates, in words."""
         share = delegated_share([self])
         return "nothing" if share is None else format_share(share)
 

@@ -255,7 +255,7 @@ class Delivered(Record):
 
     @property
     def sha256(self) -> str:
-        """Of the `.pte`."""
+        """Digest of the `.pte`."""
         return self.digests.get("pte", "")
 
     @property

@@ -243,7 +243,7 @@ _ABOUT = 100
 
 
 def _places(figures: Figures, payload: str, file: Delivered) -> Iterator[Fact]:
-    """Where a payload was run, and why this machine has not run it."""
+    """Names the places where a payload was run, and why this machine has not run it."""
     places, where, what = file.proven_on(payload), payload and f"{payload}: ", payload or WHOLE_FILE
     proven = ", ".join(places) or "not run"
     note = f"{where}proven on: {proven}"

@@ -108,7 +108,7 @@ class Finding(Record):
         return iter(())
 
     def brief(self) -> Self:
-        """Without what only the provenance has."""
+        """Leaves out what only the provenance has."""
         return self
 
 
@@ -131,7 +131,7 @@ def read_findings(refs: Mapping[str, ArtifactRef], read_json: Callable[[Artifact
 
 
 def to_json(findings: Iterable[Finding]) -> dict[str, Any]:
-    """By name: an object, or a list of objects where a file may have several."""
+    """JSON by name: an object, or a list of objects where a file may have several."""
     made: dict[str, Any] = {}
     for finding in findings:
         if finding.of:

@@ -146,7 +146,7 @@ class DelegateLoss(Record):
 
 @dataclass(frozen=True, slots=True)
 class PayloadLosses(Record):
-    """Where a payload loses quality, against the edge program that it was made from."""
+    """The operators at which a payload loses quality, compared with its edge program."""
 
     delegates: tuple[DelegateLoss, ...]  # the largest loss first
     together: Worst | None  # the method's outputs with all delegates run by the runtime, and the others by torch
@@ -167,7 +167,7 @@ class PayloadLosses(Record):
 
     @property
     def conclusion(self) -> str:
-        """Where the quality is lost, in words."""
+        """Says where quality is lost."""
         if self.losing:
             numbers = ", ".join(str(delegate.position) for delegate in self.losing)
             said = f"It is lost in {len(self.losing)} of {len(self.delegates)} delegates ({numbers})"

@@ -50,7 +50,7 @@ class Quantization(Finding):
         return {**Record.to_json(self), "share": round(self.share, 6)}
 
     def after(self, transformed: Quantization) -> Quantization:
-        """With the reasons of transforms before quantizers, for the weights of the operators that those take alone."""
+        """Adds the reasons of transforms before quantizers, for weights of operators that only those take."""
         reasons = {weight.name: weight.why for weight in transformed.left if _is_lookup(weight)}
         return replace(
             self, left=tuple(replace(weight, why=reasons.get(weight.name, weight.why)) for weight in self.left)

@@ -73,7 +73,7 @@ def rungs_of(ladder: Ladder) -> Table:
 
 
 def format_size(size: float) -> str:
-    """For example 1023 B, 1.0 KiB, 3.4 MiB."""
+    """Formats a size, such as 1023 B, 1.0 KiB, 3.4 MiB."""
     from pydantic import ByteSize  # noqa: PLC0415 - imported by every command, also for completion
 
     return ByteSize(size).human_readable(separator=" ")
@@ -92,7 +92,7 @@ def fat_cost(size: int, payloads: Mapping[str, int]) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """For example 12.3 us, 1.23 ms, 4.56 s: a time that was measured."""
+    """Formats a measured time, such as 12.3 us, 1.23 ms, 4.56 s."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
@@ -100,7 +100,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_db(sqnr_db: float | None) -> str:
-    """In dB, or ``exact`` for outputs that equal eager's."""
+    """Formats a ratio in dB, or ``exact`` for outputs that equal eager's."""
     return "exact" if sqnr_db is None else f"{sqnr_db:.1f} dB"
 
 

@@ -70,7 +70,7 @@ def model(  # noqa: PLR0913 - fields of a source
 
 
 def _features_of_tower(loaded: Any, input_features: torch.Tensor) -> torch.Tensor:
-    """As Qwen2-Audio computes the embeddings of sounds that fill its window."""
+    """Computes embeddings as Qwen2-Audio does for sounds that fill its window."""
     states = loaded.model.audio_tower(input_features).last_hidden_state
     return loaded.model.multi_modal_projector(states)
 

@@ -1,4 +1,4 @@
-"""Where a model that is named is: its files, and the builder that makes it of them."""
+"""Finds a model by name: its files, and the builder that loads them."""
 
 from __future__ import annotations
 

@@ -397,7 +397,7 @@ class KvCache(torch.nn.Module):
 
     @property
     def longest_window(self) -> int:
-        """In tokens; 0 if no layer has one."""
+        """The longest window in tokens; 0 if no layer has one."""
         return max(filter(None, self._windows), default=0)
 
     def rotary_positions(self, positions: torch.Tensor) -> torch.Tensor:

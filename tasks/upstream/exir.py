@@ -277,7 +277,7 @@ def sorting_in_place() -> AbstractContextManager[object]:
 
 
 def sort_nodes(module: GraphModule) -> GraphModule:
-    """In place of `legalize_graph`: gives the module a new graph with the nodes of its old one, sorted."""
+    """Replaces `legalize_graph`: gives the module a new graph with the nodes of its old one, sorted."""
     old, new = module.graph, Graph()
     nodes = _in_order(old)
     if len(nodes) < len(old.nodes):
@@ -358,7 +358,7 @@ _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.la
 
 
 def no_idle_retraces() -> AbstractContextManager[object]:
-    """While the context is open, skips traces at the end of passes that would give their graph back.
+    """Skips traces at the end of passes that would return their graph, while the context is open.
 
     Passes that edit a graph in place end with `super().call(graph_module)` (exir/pass_base.py), which executes the
     graph on fake tensors, node by node, whether or not the pass changed anything. A graph that is, name for name, what

@@ -142,7 +142,7 @@ MIN_SHARED = 1 << 16
 
 @contextmanager
 def constants_once() -> Iterator[None]:
-    """While the context is open, named data that equals a constant is written as a part of the constants.
+    """Writes named data that equals a constant as a part of the constants, while the context is open.
 
     `serialize_pte_binary` (exir/_serialize/_program.py) puts the constants of operators into one segment, and each
     buffer of the delegates' named data into one of its own, so that it writes a tensor twice that both use, such as a
@@ -157,7 +157,7 @@ def constants_once() -> Iterator[None]:
 def _serialize_once(
     pte_file: PTEFile, *, segment_alignment: int = 128, constant_tensor_alignment: int | None = None, **options: Any
 ) -> Cord:
-    """In place of `serialize_pte_binary`."""
+    """Replaces `serialize_pte_binary`."""
     named = pte_file.named_data
     places = _places(pte_file.program.constant_buffer, named) if named else {}
     if named and places:
@@ -211,7 +211,7 @@ def _digest(buffer: bytes | FileBackedData) -> Digest:
 
 @contextmanager
 def constants_viewed() -> Iterator[None]:
-    """While the context is open, the emitter leaves large constants where they are instead of making bytes of them.
+    """Keeps the emitter from copying large constants into bytes, while the context is open.
 
     `_tensor_spec_to_evalue` (exir/emit/_emitter.py) copies each constant outside of delegates, which is the whole model
     where nothing is delegated, and the serializer holds all of them until the file is written. Constants are mapped

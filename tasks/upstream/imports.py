@@ -94,7 +94,7 @@ class _DeferredPass(ModuleType):
 
     @staticmethod
     def unsafe_remove_auto_functionalized_pass(ep: Any) -> Any:
-        """As upstream's function, which does no more for graphs without `auto_functionalized`."""
+        """Calls upstream's function for graphs with `auto_functionalized`; for others, does all it would do."""
         import torch  # noqa: PLC0415 - what this module is about
         from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2  # noqa: PLC0415
 

@@ -34,7 +34,7 @@ _recompile = GraphModule.recompile
 
 @contextmanager
 def code_on_demand() -> Iterator[None]:
-    """Generates no code of graph modules while the context is open. What is marked then does so at first use, whenever.
+    """Postpones generating the code of graph modules to its first use, while the context is open.
 
     `GraphModule.recompile` (torch/fx/graph_module.py) writes and compiles the source of `forward`. Lowering calls it
     thousands of times, and next to none of this code is ever called or read: exir interprets graphs. Here, `recompile`
@@ -50,7 +50,7 @@ def code_on_demand() -> Iterator[None]:
 
 
 def _mark(module: GraphModule) -> Any:
-    """In place of `GraphModule.recompile`. Each graph module has a class of its own, which gets the marks."""
+    """Replaces `GraphModule.recompile`. Each graph module has a class of its own, which gets the marks."""
     own_class = type(module)
     if "GraphModuleImpl" not in own_class.__qualname__:
         return _recompile(module)
@@ -167,7 +167,7 @@ def _registered() -> Any:
 
 
 def shared_ancestors() -> AbstractContextManager[object]:
-    """While the context is open, a deep copy of a `NodeSource` is the same one.
+    """Makes deep copies of a `NodeSource` the same object, while the context is open.
 
     `NodeSource.__init__` (torch/fx/traceback.py) deep-copies ``meta["from_node"]``, which grows by one with each trace
     of the graph, so that the work is quadratic. Sound because nobody changes a `NodeSource` after it was made. Delete
@@ -204,7 +204,7 @@ class WeightRead(BaseException):
 
 @contextmanager
 def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
-    """While the context is open, raises WeightRead where code reads or writes absent weights.
+    """Raises WeightRead where code reads or writes absent weights, while the context is open.
 
     Stages that run without weights (see `programs.binding`) have fake tensors in their place, which torch lets code
     read: `item` returns a symbol, `data_ptr` zero. Code that needs the bytes of one must neither go on with something
@@ -304,7 +304,7 @@ class _Guard:
 
 
 def _copied(absent: AbsentWeights, tensor: Any, memo: dict[Any, Any]) -> Any:
-    """As torch copies real tensors: a parameter's own bytes, and for other tensors the storage with all in it."""
+    """Copies like torch does real tensors: a parameter's own bytes, and for other tensors the whole storage."""
     if id(tensor) in memo:
         return memo[id(tensor)]
     storage = tensor.untyped_storage()

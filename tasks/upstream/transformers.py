@@ -28,7 +28,7 @@ def masks_of_indices() -> AbstractContextManager[object]:
 
 
 def weights_cast_on_use() -> AbstractContextManager[object]:
-    """While the context is open, weights that are loaded in another dtype than their checkpoint's stay in its files.
+    """Leaves weights that are loaded in another dtype in the files of their checkpoint, while the context is open.
 
     transformers copies each of them (`_materialize_copy`). Delete once it can put casts off. A version that has no such
     function copies them.

@@ -91,7 +91,7 @@ def _symbols(*sizes: Any) -> bool:
 
 
 def _is_odd_line(node: Node, _: Facts) -> bool:
-    """Of a convolution along lines: pointwise with steps or padding, or of dynamic length and not depthwise."""
+    """Whether a convolution along lines is pointwise with steps or padding, or of dynamic length and not depthwise."""
     given, weight = _value(node.args[0]), _value(node.args[1])
     if given.dim() != 3:
         return False
@@ -101,13 +101,13 @@ def _is_odd_line(node: Node, _: Facts) -> bool:
 
 
 def _is_of_no_images(node: Node, _: Facts) -> bool:
-    """Of a norm: of other than images, or of a dynamic number of them in groups."""
+    """Whether a norm is of other than images, or of a dynamic number of them in groups."""
     value = _value(node.args[0])
     return value.dim() != 4 or (_name(node) == "aten.native_group_norm" and _symbols(value.shape[0]))
 
 
 def _is_odd_resize(node: Node, _: Facts) -> bool:
-    """Of an upsampling: to a size from dynamic ones, by a broken factor, or to what the shader does not meet."""
+    """Whether an upsampling is from dynamic sizes, by a broken factor, or to a size that the shader does not meet."""
     before, after = (list(_value(value).shape[2:]) for value in (node.args[0], node))
     if _symbols(*before):
         return node.args[1] is not None
@@ -120,12 +120,12 @@ def _is_odd_resize(node: Node, _: Facts) -> bool:
 
 
 def _is_dynamic_choice(node: Node, _: Facts) -> bool:
-    """Of `where`: by a condition that is broadcast."""
+    """Whether the condition of `where` is broadcast."""
     return _is_dynamic(node) and _value(node.args[0]).shape != _value(node).shape
 
 
 def _is_squeezed(node: Node, _: Facts) -> bool:
-    """Of an operator that upstream squeezes: with dynamic sizes, which it cannot write."""
+    """Whether an operator that upstream squeezes has dynamic sizes, which upstream cannot write."""
     shape = [size if isinstance(size, int) else 2 for size in _value(node).shape]
     return _is_dynamic(node) and SqueezeUnsqueezeInputs().should_squeeze(None, shape)
 
@@ -139,7 +139,7 @@ _MOST_ELEMENTS = 1 << 27  # of a tensor: upstream's `DEFAULT_BUFFER_LIMIT`
 
 
 def _holds_int64(node: Node, facts: Facts) -> bool:
-    """Of values that may not fit 32 bits, other than as an index, or a constant."""
+    """Whether values may not fit 32 bits, other than as an index or a constant."""
     index = node.args[_INDICES[name]] if (name := _name(node)) in _INDICES else None
     values = [given for given in node.all_input_nodes if given is not index and given not in facts.constants]
     return any(facts.largest.get(value, 0) >= 1 << 31 and _holds(value, torch.int64) for value in (*values, node))
@@ -150,12 +150,12 @@ def _holds(node: Node, dtype: torch.dtype) -> bool:
 
 
 def _is_rounded(node: Node, facts: Facts) -> bool:
-    """Of an operator that computes integers as floating point numbers: there may be large ones."""
+    """Whether an operator computes integers, which may be large, as floating-point numbers."""
     return any(facts.largest.get(value, 0) > 1 << 24 for value in (node, *node.all_input_nodes))
 
 
 def _is_in_groups(node: Node, _: Facts) -> bool:
-    """Of a convolution: groups of channels, other than depthwise ones or whole texels of images, and those along lines.
+    """Whether a convolution is in groups other than depthwise ones, whole texels of images, or those along lines.
 
     The shader of pointwise ones knows no groups at all.
     """
@@ -172,9 +172,9 @@ def _is_in_groups(node: Node, _: Facts) -> bool:
 
 
 def _is_odd_depthwise(node: Node, _: Facts) -> bool:
-    """Of a depthwise convolution of images: a kernel that has no shader of its own, and is more than a line of pixels.
+    """Whether a depthwise convolution of images needs the general shader, where that is wrong.
 
-    The general shader takes equal strides and dilations only, and is wrong at the edges of padding.
+    That takes equal strides and dilations only, and is wrong at the edges of padding, except for kernels of one line.
     """
     kernel = list(_value(node.args[1]).shape[2:])
     stride, padding, dilation = (list(pytree.tree_leaves(node.args[place])) for place in (3, 4, 5))
@@ -184,7 +184,7 @@ def _is_odd_depthwise(node: Node, _: Facts) -> bool:
 
 
 def _is_over_outer_dims(node: Node, _: Facts) -> bool:
-    """Of an operator that reduces dimensions, or a softmax: over those of images, or of channels of several images."""
+    """Whether a reduction or a softmax is over images, or over channels of several images."""
     value, dims = _value(node.args[0]), node.args[1]
     over = {dim % value.dim() for dim in pytree.tree_leaves(dims) if dim is not None}
     return bool(value.dim() == 4 and (0 in over or (1 in over and value.shape[0] != 1)))
@@ -220,7 +220,7 @@ def _computes_weights(node: Node, facts: Facts) -> bool:
 
 
 def _becomes_computed_weight(node: Node, facts: Facts) -> bool:
-    """Of a transposition: upstream makes a linear layer of it and a product, where weight or bias are no constants."""
+    """Whether upstream makes a linear layer of a transposition and a product whose weight or bias is no constant."""
     products = (user for user in node.users if _name(user) in ("aten.mm", "aten.addmm") and user.args[-1] is node)
     return any(given not in facts.constants for product in products for given in (node.args[0], *product.args[:-2]))
 
@@ -676,7 +676,7 @@ _ATEN = ops.edge.aten
 
 
 def _write_total(operator: Any) -> Callable[..., Any]:
-    """Of a total over the last dimension that does not keep it, and of the largest or smallest of what may be NaN.
+    """Writes a total over the last dimension that does not keep it, and the extremum of what may be NaN.
 
     The first one's shader holds results to the range of fp16, since `#if T == float16_t` (convert.glslh) compares two
     names that are not defined: `(x * x).sum(-1)` 1.3 dB above 65504. That of totals that keep their dimension does not.
@@ -700,7 +700,7 @@ def _write_total(operator: Any) -> Callable[..., Any]:
 
 
 def _write_power(call: Callable[..., Any], _: ExportedProgram, x: Any, exponent: Any) -> Any:
-    """Of a power with the exponents for which eager has functions of their own, too."""
+    """Writes a power whose exponent has a function of its own in eager, too."""
     match exponent:
         case 2 | 3:
             square = call(_ATEN.mul.Tensor, (x, x))
@@ -713,7 +713,7 @@ def _write_power(call: Callable[..., Any], _: ExportedProgram, x: Any, exponent:
 
 
 def _write_softmax(call: Callable[..., Any], program: ExportedProgram, x: Any, dim: int, *_: Any) -> Any:
-    """Of a softmax of masked values.
+    """Writes a softmax of masked values.
 
     Its shader makes zeros of a row that is all `finfo.min`, where eager has equal parts, and of NaN.
     """
@@ -724,7 +724,7 @@ def _write_softmax(call: Callable[..., Any], program: ExportedProgram, x: Any, d
 
 
 def _write_pool(operator: Any) -> Callable[..., Any]:
-    """Of a pooling whose strides are left to the kernel, for which the runtime throws: `max_pool2d(x, 2)`."""
+    """Writes out the strides of a pooling like `max_pool2d(x, 2)`, without which the runtime throws."""
 
     def write(call: Callable[..., Any], _program: Any, x: Any, kernel: Any, stride: Any = (), *more: Any) -> Any:
         return None if stride else call(operator, (x, kernel, kernel, *more))
@@ -834,7 +834,7 @@ def trace_patterns_once() -> None:
 
 
 def _lacks_constants(match: Any) -> bool:
-    """Of an RMSNorm: its weight is computed or given, or its epsilon is a constant without a value, as PT2E makes it.
+    """Whether an RMSNorm has a computed weight, or an epsilon without a value, as PT2E makes it.
 
     The runtime throws for the first, and upstream reads the value of the other.
     """
@@ -851,9 +851,9 @@ _CONSTANT_NAMES = ("p_", "b_", "c_", "_lifted_tensor_constant")  # of placeholde
 
 
 def _has_no_shader(match: Any) -> bool:
-    """Of a quantized linear layer: its input has one scale, and is several matrices; or its weights have 4 bits.
+    """Whether no shader computes a quantized linear layer.
 
-    There is no shader for a scale that is found at run time. With a static one, `Linear(16, 16)` of [2, 3, 16] reaches
+    There is none for a scale that is found at run time. With a static one, `Linear(16, 16)` of [2, 3, 16] reaches
     -2 dB. Weights of 4 bits need several rows, inputs in multiples of 4 and outputs in multiples of 8: of [3, 64],
     `Linear(64, 30)` makes the runtime throw, and `Linear(64, 12)` reaches 3 dB.
 
@@ -876,7 +876,7 @@ def _has_no_shader(match: Any) -> bool:
 
 
 def _takes_quantization(match: Any) -> bool:
-    """Of a layer of torchao whose rows of the input have scales. What quantizes the input becomes a part of it."""
+    """Whether a torchao layer has a scale for each row of its input; adds the quantization of that input to it."""
     quantize, given = match.quantize_input_node, match.dequantize_input_node
     if (
         quantize is None
@@ -891,7 +891,7 @@ def _takes_quantization(match: Any) -> bool:
 
 
 def _is_odd_image(match: Any) -> bool:
-    """Of a quantized convolution: of several images, along lines, or of groups of channels that fill no texels."""
+    """Whether a quantized convolution is of several images, along lines, or in groups that fill no texels."""
     given, weight, groups = _value(match.anchor_node.args[0]), _value(match.weight_node), match.groups
     if given.dim() != weight.dim() or given.dim() != 4 or given.shape[0] != 1:
         return True

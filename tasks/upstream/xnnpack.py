@@ -115,7 +115,7 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
     """
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """As upstream, with convolutions in two dimensions for dynamic scales, and a bias for each call for others."""
+        """Does what upstream does, with 2d convolutions for dynamic scales, and a bias for each call for others."""
         configs = (self.global_config, *self.operator_type_config.values(), *self.module_type_config.values())
         configs += (*self.module_name_config.values(),)
         if all(_is_dynamic(config) for config in configs if config is not None):
@@ -127,7 +127,7 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
         return super().transform_for_annotation(model)
 
     def _annotate_all_patterns(self, model: GraphModule, config: Any, *args: Any, **kwargs: Any) -> GraphModule:
-        """As upstream, but activations are operators of their own after dynamic scales, and share the fixed ones."""
+        """Does what upstream does, but activations stay apart after dynamic scales, and share the fixed ones."""
         if _is_dynamic(config):
             with _apart_from_activations(model):
                 return super()._annotate_all_patterns(model, config, *args, **kwargs)
@@ -136,7 +136,7 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
             return super()._annotate_all_patterns(model, config, *args, **kwargs)
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """As upstream, but not what divides or is masked, and then what pads, and what comes after that."""
+        """Does what upstream does, but leaves out what divides or is masked, and adds what pads and what follows it."""
         for node in _kept_in_float(model):
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)  # which keeps others off
         model = super().annotate(model)
@@ -392,7 +392,7 @@ def _is_exact_or_no_scalar(node: Node, _: ExportedProgram) -> bool:
 
 
 def _keeps_layout_of_quantized(node: Node, _: ExportedProgram) -> bool:
-    """Where the model changes the layout of a quantized value, as with ``x.to(memory_format=torch.channels_last)``.
+    """Whether a node changes the layout of no quantized value, as ``x.to(memory_format=torch.channels_last)`` does.
 
     XNNPACK's passes mistake that for one of their own copies, and the file computes something else. Delete once they
     tell these apart.
@@ -402,7 +402,7 @@ def _keeps_layout_of_quantized(node: Node, _: ExportedProgram) -> bool:
 
 
 def _is_quantized_on_both_sides(node: Node, _: ExportedProgram) -> bool:
-    """Or on none, or it does not pad with zeros.
+    """Whether padding with zeros is quantized on both sides, or on neither.
 
     A pass (backends/xnnpack/_passes/insert_pad_qdq.py) gives the scale of a quantized value to what pads it with zeros,
     also where the value is needed in floating point, as in ``unfold``, and the file cannot be loaded ("Failed to create
@@ -502,7 +502,7 @@ _MOST_DIMENSIONS = 6
 
 
 def _has_few_dimensions(node: Node) -> bool:
-    """Of its inputs and its output, or first output."""
+    """Whether the inputs and the first output have few enough dimensions."""
     values = (value.meta.get("val") for value in (node, *node.all_input_nodes))
     return all(value.dim() <= _MOST_DIMENSIONS for value in values if isinstance(value, torch.Tensor))
 
@@ -522,7 +522,7 @@ def _extended(config: Any) -> Any:
 
 
 class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # executorch is untyped here
-    """Also partitions the branches of ``cond`` and the bodies of ``map`` and ``scan``, and refuses what fails.
+    """Partitions the branches of ``cond`` and the bodies of ``map`` and ``scan``, too, and refuses what fails.
 
     Upstream (backends/xnnpack/partition/xnnpack_partitioner.py) partitions only a method's own graph. Delete `_Branch`
     and the loop over branches once it also looks into control flow, and what is in `_EXTENDED` as it says.
@@ -551,7 +551,7 @@ class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # e
         return operators, check
 
     def generate_partitions(self, ep: ExportedProgram) -> list[Partition]:
-        """As upstream, unless the partitions depend on each other: see `merged_without_cycles`.
+        """Does what upstream does, unless partitions depend on each other: see `merged_without_cycles`.
 
         An operator and what quantizes its arguments are one group from the start, which depends on itself where one
         argument is made from another. What several operators use is then a group of its own.
@@ -676,7 +676,7 @@ def leave_copies_outside(graph: Graph) -> None:
 
 
 def _surplus(graph: Graph) -> list[Node]:
-    """For each value that leaves its partition several times, all nodes but the first."""
+    """Yields all nodes but the first of each value that leaves its partition several times."""
     leaving: dict[Node, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         if (tag := node.meta.get(_TAG)) is not None and any(tag != other for other in _user_tags(node)):

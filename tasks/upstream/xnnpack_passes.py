@@ -225,7 +225,7 @@ def separate_products() -> None:
 
 @wraps(_call)
 def _separated(layouts: Any, module: GraphModule) -> Any:
-    """In place of the pass that gives operators the layouts they need: no later one changes what quantizes inputs."""
+    """Replaces the pass that gives operators their layouts, since no later one changes what quantizes inputs."""
     result = _call(layouts, module)
     if _separate_products(result.graph_module.graph):
         result.graph_module.recompile()

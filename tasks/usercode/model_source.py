@@ -186,7 +186,7 @@ def load_program_file(path: Path) -> BuiltModel:
 
 
 def _eager_model(made: Any) -> ModelDefinition:
-    """From an object with the interface of executorch.examples.models.model_base.EagerModelBase."""
+    """Reads an object with the interface of executorch.examples.models.model_base.EagerModelBase."""
     shapes = made.get_dynamic_shapes() if hasattr(made, "get_dynamic_shapes") else None
     keywords = made.get_example_kwarg_inputs() if hasattr(made, "get_example_kwarg_inputs") else None
     metadata = made.get_metadata() if hasattr(made, "get_metadata") else None

@@ -428,6 +428,6 @@ class Search:
 
 
 def _label(probe: Probe, flat: Sequence[Any]) -> str:
-    """For people: the shapes, the kinds of values, and the number that decides those."""
+    """Describes inputs for people: shapes, kinds of values, and the number that decides those."""
     shapes = " and ".join(str(list(value.shape)) for value in flat if isinstance(value, torch.Tensor))
     return f"searched {shapes}, {' and '.join(dict.fromkeys(probe.kinds))} (number {probe.number})"

@@ -38,7 +38,7 @@ def compare_all(outputs: Sequence[Any], stored: StoredCase, *, method: str, roun
 
 
 def _lost(output: Any, reference: Any, exact: Any) -> float | None:
-    """By how many decibels the noise of an output is above that of eager's, both against the output in float32."""
+    """Decibels by which an output's noise is above that of eager's, both against the output in float32."""
     values = (output, reference, exact)
     if not all(isinstance(value, torch.Tensor) and value.shape == output.shape for value in values):
         return None

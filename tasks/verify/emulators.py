@@ -109,7 +109,7 @@ def processor() -> str:
 
 
 def _folder(machine: Machine) -> Path:
-    """Of the build of these sources with the installed version of ExecuTorch."""
+    """Folder of the build of these sources with the installed version of ExecuTorch."""
     files = [file for part in _BUILT for file in sorted({_SOURCES / part, *(_SOURCES / part).rglob("*")})]
     digests = {str(file.relative_to(_SOURCES)): digest_bytes(file.read_bytes()) for file in files if file.is_file()}
     return cache_folder() / "runtime" / f"{machine}-{version('executorch')}-{digest_json(digests)[:12]}"

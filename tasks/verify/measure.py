@@ -47,7 +47,7 @@ class Measurable(Protocol):
 
     @property
     def path(self) -> Path:
-        """Of the program, to be read here."""
+        """Path of the program, to be read here."""
 
     def sample(self, method: str, inputs: Sequence[Any], calls: int) -> Sample:
         """Loads a method and calls it. Raises PteforgeError where that fails."""

@@ -75,7 +75,7 @@ _TIMES, _SHARE, _PROBABILITY = 8, 24, 1.01
 
 
 def _worst(found: list[Slices], part: Part, bounds: VerifyBounds) -> Part:
-    """Of the slices along one dimension, those that are lost, or else the worst.
+    """Returns the lost slices along one dimension, or else the worst.
 
     A slice is lost if it varies in eager and not in the file, or has less SQNR than a part needs, unless it is so small
     next to others that it may be rounding.

@@ -72,7 +72,7 @@ class Loadable:
         )
 
     def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
-        """As `Runnable`."""
+        """Runs like a `Runnable`."""
         yield from map(self.open(call.method for call in calls), calls)
 
     def open(self, methods: Iterable[str]) -> Callable[[ExpectedCall], Sequence[Any]]:
@@ -182,7 +182,7 @@ _INSTEAD = {"aten::sort.values": "torch.topk(values, values.shape[-1], largest=F
 
 
 def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
-    """With the operators that have no kernel, where that is the reason."""
+    """Explains why a program was not loaded: its operators without a kernel, if that is the reason."""
     if missing := missing_kernels(each for each in open_pte(payload.program).methods if each.name == method):
         instead = "".join(f" ({other})" for name, other in _INSTEAD.items() if name in missing)
         return (

@@ -1,1 +1,1 @@
-"""From edge programs to payloads, one stage a file."""
+"""Stages that turn ATen programs into payloads."""

@@ -78,7 +78,7 @@ class Compile(stage.Stage, name="compile"):
 
     @classmethod
     def shares_process(cls, params: Params) -> bool:
-        """Unless the recipe has passes of its own."""
+        """Shares a process unless the recipe has passes of its own."""
         return not (params.edge_manager_passes or params.emission_passes)
 
     @staticmethod

@@ -53,7 +53,7 @@ class Edge(stage.Stage, name="edge"):
 
     @classmethod
     def shares_process(cls, params: Params) -> bool:
-        """Unless the recipe has passes of its own."""
+        """Shares a process unless the recipe has passes of its own."""
         return not params.passes
 
     @classmethod

@@ -208,7 +208,7 @@ def find_signature(builder: str, search: ModuleSearch) -> Signature | None:
 
 
 def _in_module(module: str, qualname: str, search: ModuleSearch, imports: int) -> Signature | None:
-    """As `find_signature`, through at most so many imports."""
+    """Follows at most so many imports, otherwise like `find_signature`."""
     name, _, member = qualname.partition(".")
     found = search.find(module)
     match _definition(found, name) if found else None:
@@ -248,7 +248,7 @@ def _names(node: ast.stmt) -> list[str]:
 
 
 def _of_class(definition: ast.ClassDef) -> Signature | None:
-    """Of the constructor, where the class has its own or can inherit none."""
+    """Signature of the constructor, where the class has its own or can inherit none."""
     bound = bound_names(definition)
     if bound is None or definition.decorator_list or definition.keywords or "__new__" in bound:
         return None
@@ -259,7 +259,7 @@ def _of_class(definition: ast.ClassDef) -> Signature | None:
 
 
 def _of_method(definition: ast.ClassDef, name: str) -> Signature | None:
-    """Of a static method or a class method; others cannot be called with keywords only."""
+    """Signature of a static method or a class method; others cannot be called with keywords only."""
     method = _method(definition, name)
     match method.decorator_list if method else []:
         case [ast.Name(id="staticmethod" | "classmethod" as kind)] if method:
@@ -276,7 +276,7 @@ def _method(definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 
 
 def _of_arguments(arguments: ast.arguments, *, skip: int = 0) -> Signature:
-    """Without the first `skip` arguments, which Python passes."""
+    """Signature without the first `skip` arguments, which Python passes."""
     ordered = [*arguments.posonlyargs, *arguments.args]
     optional = {each.arg for each in ordered[len(ordered) - len(arguments.defaults) :]}
     optional |= {each.arg for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default}

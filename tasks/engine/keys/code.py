@@ -62,7 +62,7 @@ def _parse(source: str | bytes, filename: str) -> ast.Module:
 # A zoo may name one module's builders a thousand times.
 @lru_cache(maxsize=256)
 def parsed(content: bytes, filename: str) -> ast.Module:
-    """As `parse_module`, remembered: not to be changed."""
+    """Caches `parse_module`; the result must not be changed."""
     return parse_module(content, filename)
 
 
@@ -72,7 +72,7 @@ def file_digest(path: Path) -> Digest:
 
 
 def source_digest(content: bytes) -> Digest:
-    """As `file_digest`, of a file that has this content."""
+    """Like `file_digest`, for a file with this content."""
     return _analyse(content, ".py", "").digest
 
 

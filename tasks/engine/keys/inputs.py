@@ -94,7 +94,7 @@ def _digest(kind: str, which: str, folder: Path, digest: Callable[[Path], Digest
 
 @cache
 def _digest_value(variable: str, value: str) -> Digest:
-    """Of a variable, whose value may be a secret. Records have no more of it than this, which is slow to guess from."""
+    """Digests a variable, which may be a secret: records hold nothing else of it, and guessing from it is slow."""
     return digest_bytes(hashlib.scrypt(os.fsencode(value), salt=os.fsencode(variable), n=2**13, r=8, p=1))
 
 

@@ -1,4 +1,4 @@
-"""Where stage bodies run: the pool of workers with the admission of calls to it, or the calling process."""
+"""The pool of workers that run stage bodies, with the admission of calls to it; or the calling process."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Workers:
 
     @property
     def address(self) -> str | None:
-        """Where pools of other processes of this machine find the server; None if it does not run, or is not shared."""
+        """The server's address for other processes on this machine; None if it does not run or is not shared."""
         return self._server.address if isinstance(self._server, WarmServer) else None
 
     def start(self, *, shared: bool = False) -> None:

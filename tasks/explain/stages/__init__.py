@@ -1,1 +1,1 @@
-"""Why something fails or loses quality, one stage a file."""
+"""Stages that find out why a model fails or loses quality."""

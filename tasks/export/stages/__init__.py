@@ -1,1 +1,1 @@
-"""From modules to ATen programs, one stage a file."""
+"""Stages that turn modules into ATen programs."""

@@ -1,1 +1,1 @@
-"""From payloads to the files that are shipped, one stage a file."""
+"""Stages that turn payloads into files."""

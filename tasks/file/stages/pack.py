@@ -35,7 +35,7 @@ class SelfCheckParams(stage.Params):
 
 
 class Pack(stage.Stage, name="pack"):
-    """For the fat form only."""
+    """Packs payloads into a fat file."""
 
     distributions = ("flatbuffers",)
 
@@ -102,7 +102,7 @@ def _golden_check(
 
 
 def _dtypes(examples: Mapping[str, Any]) -> set[str]:
-    """Of the outputs."""
+    """Dtypes of the outputs."""
     return {str(getattr(value, "dtype", "")).removeprefix("torch.") for value in examples["outputs"][0]}
 
 

@@ -1,1 +1,1 @@
-"""Quantization, one stage a file."""
+"""Stages that quantize."""

@@ -10,7 +10,7 @@ from ...engine import kinds, stage
 
 
 class Calibration(stage.Stage, name="calibration"):
-    """Where a model has no dataset, `quantize` observes the example inputs instead."""
+    """Takes samples of a model's dataset. Without one, `quantize` observes the example inputs."""
 
     class Params(stage.Params):
         source: dict[str, Any]  # key fields of the dataset (`tasks.engine.keys.source`): code, arguments and files

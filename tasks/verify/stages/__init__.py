@@ -1,1 +1,1 @@
-"""Proofs and scores, one stage a file."""
+"""Stages that run and score files."""
