@@ -197,7 +197,7 @@ def render(
         files=files,
         groups=groups,
         few=_FEW,
-        columns=[*columns_of(file.result for file in files)],
+        columns=[*columns_of(file.result for file in files).values()],
         totals=_totals(record, delivered),
         width=_WIDTH,
         height=_HEIGHT,

@@ -67,7 +67,7 @@ class MemoryUse(Finding):
         """The most that a method takes on a place; a line for each, and its buffer."""
         totals = [total for use in found if (total := use.figures["total"]) is not None]
         if totals:
-            yield Fact("memory", "memory", max(totals), "B", column=5)
+            yield Fact("memory", "memory", max(totals), "B", column=5, lower_is_better=True)
         for use in found:
             compared = use.buffer if use.inputs == "example" else None
             name = f"{use.payload}{use.payload and ': '}{use.method} on {use.place}"
@@ -145,7 +145,7 @@ class Timing(Finding):
     def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
         """The latency of the first method of the first payload that was timed, and a line for each."""
         for timing in found[:1]:
-            yield Fact("times", "latency", timing.median, "s", column=4)
+            yield Fact("times", "latency", timing.median, "s", column=4, lower_is_better=True)
         for timing in found:
             name = f"latency of {timing.where} on {timing.place} ({timing.machine})"
             yield Fact("times", name, timing.median, "s", note=str(timing), listed=True)

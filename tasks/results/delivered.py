@@ -206,7 +206,7 @@ class Delivered(Record):
         if self.reason:
             yield Fact("file", note=f"does not apply: {self.reason}")
         if self.size:
-            yield Fact("file", "size", self.size, "B", column=1)
+            yield Fact("file", "size", self.size, "B", column=1, lower_is_better=True)
             yield Fact("file", "SHA-256", self.sha256)
         if len(self.payload_sizes) > 1 and self.size:
             yield Fact("payloads", note=f"takes {format_size(self.size)}, {fat_cost(self.size, self.payload_sizes)}")

@@ -92,6 +92,7 @@ class Worst:
             self.max_abs_error,
             words=format_error(self.max_abs_error),
             column=6 * columns,
+            lower_is_better=True,
         )
         yield Fact("numerics", f"{where}SQNR", noise, "dB", words=format_sqnr(self), column=2 * columns)
 

@@ -49,6 +49,7 @@ class Fact:
         telling: whether it asks for something to be done.
         listed: whether the note stands only where everything about the file does.
         column: rank among the columns of tables of files, from 1 on; 0 for none. Narrow tables leave out high ranks.
+        lower_is_better: which of two files of a column is the worse one.
     """
 
     area: str
@@ -60,6 +61,7 @@ class Fact:
     telling: bool = False
     listed: bool = False
     column: int = 0
+    lower_is_better: bool = False
 
     def __str__(self) -> str:
         return self.text or self.note
