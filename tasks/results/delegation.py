@@ -88,7 +88,7 @@ class MethodWork(Finding):
         )
         share = delegated_share(found)
         whole = None if share is None else round(100 * share, 1)
-        yield Fact("delegation", "delegated", whole, "%", words=words, column=8)
+        yield Fact("delegation", "delegated", whole, "%", words=words, column=6)
         kept: dict[tuple[str, str], Counter[str]] = {}
         for payload, calls in ((work.payload, calls) for work in found for calls in work.outside if calls.kept_on_cpu):
             kept.setdefault((payload, calls.why), Counter())[calls.operator] += calls.calls

@@ -91,7 +91,7 @@ class Worst:
             f"{where}max abs error",
             self.max_abs_error,
             words=format_error(self.max_abs_error),
-            column=6 * columns,
+            column=7 * columns,
             lower_is_better=True,
         )
         yield Fact("numerics", f"{where}SQNR", noise, "dB", words=format_sqnr(self), column=2 * columns)
@@ -178,7 +178,7 @@ class Figures(Finding):
         for figures in found:
             if file.measured:
                 yield from file.measured.facts(columns=True)
-                yield Fact("numerics", "cases", words=str(file.measured.cases), column=7)
+                yield Fact("numerics", "cases", words=str(file.measured.cases), column=8)
             else:
                 yield Fact("numerics", "SQNR", words="not run", column=2)
                 yield from figures.overall.facts("edge programs: ")
