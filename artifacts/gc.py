@@ -17,9 +17,6 @@ from .store import Store
 Progress = Callable[[int, int], None]
 """Called with the number of processed objects and of all objects."""
 
-_DAY = timedelta(days=1)
-"""Age up to which stages are kept."""
-
 
 def seconds(time: str) -> float:
     """Seconds since the epoch of ISO 8601 text, UTC where it has no zone; 0 for any other text."""
@@ -36,34 +33,27 @@ def keys_of(run: RunRecord) -> set[Digest]:
 
 
 def lives(run: RunRecord, held: Container[str]) -> bool:
-    """Whether a run goes on: it holds its lease. One that was killed stays ``running`` in its record, and is lost."""
+    """Whether a run goes on: it holds its lease. A killed run stays ``running`` in its record."""
     return run.status == "running" and run_lease(run.id) in held
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What is not forgotten.
+    """What is not forgotten."""
 
-    Attributes:
-        since: seconds since the epoch from which on everything is kept.
-        why: why that is, as a reason.
-        keep_last: runs of each zoo.
-        held: the leases that somebody holds.
-    """
-
-    since: float
-    why: str
-    keep_last: int
-    held: Container[str]
+    since: float  # everything used from then on is kept; seconds since the epoch
+    why: str  # the reason for that
+    keep_last: int  # runs of each zoo
+    held: Container[str]  # current leases
 
 
 def least_recently_used(
     records: Iterable[StageRecord], runs: Runs, bounds: _Bounds
 ) -> tuple[list[Digest], dict[Digest, str]]:
-    """Keys of the stages that may be forgotten, the one that was not used for the longest time first; why others stay.
+    """Keys of stages that may be forgotten, least recently used first, and the reasons why others stay.
 
-    Never those that were used at or after `since`, by the newest `keep_last` whole runs of a zoo (see `_whole_runs`) or
-    later ones, or by any run of a zoo that is being lowered now: such a run may be about to use them.
+    Stages stay that were used at or after `since`, by the newest `keep_last` whole runs of a zoo (see `_whole_runs`) or
+    later ones, or by any run of a zoo that is being lowered now, which may be about to use them.
     """
     used = {record.key: seconds(record.finished) for record in records}
     kept: dict[Digest, str] = {}
@@ -90,10 +80,10 @@ def least_recently_used(
 
 
 def _whole_runs(known: Sequence[RunRecord]) -> set[str]:
-    """Ids of the runs, given the newest first, that have made all that runs of their zoo could make until then.
+    """Ids of the runs (newest first) that made everything that runs of their zoo could make until then.
 
-    To keep what others used could be to forget the last stages of some files: those of killed runs, of parts whose run
-    has died, of runs of a selection, and of runs that failed to make what an earlier one had made.
+    Keeping only what other runs used could forget the last stages of some files. Those are runs that were killed, are
+    part of a run that died, were asked for a selection, or failed to make what an earlier run had made.
     """
     made: dict[str, set[tuple[str, str]]] = defaultdict(set)
     whole: dict[str, bool] = {}  # a later attempt of a run takes the place of an earlier one
@@ -109,13 +99,9 @@ def _whole_runs(known: Sequence[RunRecord]) -> set[str]:
 def until_it_fits(
     candidates: Sequence[Digest], needs: Mapping[Digest, set[Digest]], sizes: Mapping[Digest, int], most: int
 ) -> Iterator[Digest]:
-    """The first candidates, as many as have to go for the rest to need at most so many bytes.
+    """Yields candidates (stage keys) in order until the rest needs at most `most` bytes.
 
-    Args:
-        candidates: stage keys.
-        needs: stage key to the objects that it needs.
-        sizes: bytes of each object that would go with the last stage that needs it. Others stay, and count nothing.
-        most: bytes.
+    `sizes` has the objects that would go with the last stage that `needs` them. Others stay, and count nothing.
     """
     users = Counter(digest for digests in needs.values() for digest in digests)
     total = sum(sizes.get(digest, 0) for digest in users)
@@ -132,10 +118,6 @@ class GcReport:
     """The result of a collection or, with `dry_run`, what it would have been.
 
     Leftovers are staging files and leases of dead processes, quarantined objects, and records of unfinished stages.
-
-    Attributes:
-        kept: why objects stay: each reason, with what is kept for it. An object counts for one reason only.
-        reasons: the reason of each object that is kept.
     """
 
     dry_run: bool
@@ -145,8 +127,8 @@ class GcReport:
     objects_kept: int
     bytes_kept: int
     leftovers_removed: int
-    kept: Mapping[str, Kept] = field(default_factory=dict)
-    reasons: Mapping[Digest, str] = field(default_factory=dict)
+    kept: Mapping[str, Kept] = field(default_factory=dict)  # by reason; an object counts for one only
+    reasons: Mapping[Digest, str] = field(default_factory=dict)  # of each object that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,58 +143,42 @@ class Kept:
 class VerifyReport:
     """The result of a deep check.
 
-    Attributes:
-        damaged: objects whose bytes were wrong; they are in quarantine now.
-        incomplete: keys of ledger records with outputs that are missing or damaged, or that were made from damaged
-            objects; those stages will run again.
-        read_only: whether the store cannot be written, so that everything stays as it is.
+    The `incomplete` stages have missing or damaged outputs, or were made from damaged objects; they will run again.
     """
 
     objects: int
     size: int
-    damaged: tuple[Digest, ...]
-    incomplete: tuple[Digest, ...]
-    read_only: bool = False
+    damaged: tuple[Digest, ...]  # objects with wrong bytes, which are in quarantine now
+    incomplete: tuple[Digest, ...]  # stage keys
+    read_only: bool = False  # the store cannot be written, so everything stays as it is
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of stage records and objects, total bytes, and the number of different artifacts by kind.
-
-    Attributes:
-        kinds: what artifacts of each kind take.
-        models: what each model's stages take that the recorded runs used.
-    """
+    """Numbers of stage records and objects, total bytes, and what artifacts and models take."""
 
     records: int
     objects: int
     size: int
-    artifacts: dict[str, int]
-    kinds: dict[str, Share]
-    models: dict[str, Share]
+    artifacts: dict[str, int]  # number of different artifacts by kind
+    kinds: dict[str, Share]  # artifacts of each kind
+    models: dict[str, Share]  # stages of each model that the recorded runs used
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What some stages take. What several shares need counts in each.
-
-    Attributes:
-        stages: number of stage records.
-        size: bytes of the objects that they need.
-        oldest: when the first of them finished, ISO 8601.
-        newest: when the last of them finished.
-    """
+    """What some stages take. Objects that several shares need count in each."""
 
     stages: int
-    size: int
-    oldest: str
-    newest: str
+    size: int  # bytes of the objects that they need
+    oldest: str  # when the first of them finished, ISO 8601
+    newest: str  # when the last of them finished
 
 
 def collect(
     store: Store,
     *,
-    keep_newer_than: timedelta = _DAY,
+    keep_newer_than: timedelta = timedelta(days=1),
     older_than: timedelta | None = None,
     keep_last: int | None = None,
     max_bytes: int | None = None,
@@ -220,10 +186,9 @@ def collect(
 ) -> GcReport:
     """Deletes objects that no ledger record refers to, after dropping some records.
 
-    Dropped are records `older_than` this, if given. `keep_last` drops what the newest so many runs of each zoo did not
-    use; with `max_bytes`, only as much of it as has to go for the rest to fit, what was not used for the longest time
-    first. These two drop nothing that was used within the grace period, or by a zoo that is being lowered. A run that
-    was killed is not lowering its zoo: it holds no lease any more.
+    `older_than` drops older records. `keep_last` drops what the newest so many runs of each zoo did not use; with
+    `max_bytes`, least recently used first, until the rest fits. These two drop nothing that was used within the grace
+    period, or by a zoo that is being lowered (by a run that holds its lease: killed runs do not).
 
     Objects that a running job has published are safe: all objects are kept for the grace period `keep_newer_than`, and
     those published since the oldest current lease are kept regardless of it.
@@ -252,11 +217,9 @@ def collect(
     if not dry_run:
         store.ledger.forget(*drop)
     needed = _needed({key: digests for key, digests in needs.items() if key not in drop}, stays)
-    found = {known.inputs for record in store.ledger.all_found() for known in record.found}
-    for ref in found:
-        needed |= dict.fromkeys(
-            store.known_objects(ref) - needed.keys(), "found by searches, which verification repeats"
-        )
+    for ref in {case.inputs for record in store.ledger.all_found() for case in record.found}:
+        reason = "found by searches, which verification repeats"
+        needed |= dict.fromkeys(store.known_objects(ref) - needed.keys(), reason)
     removed: list[StoredObject] = []
     kept: dict[str, list[StoredObject]] = defaultdict(list)  # by reason
     for stored in objects:

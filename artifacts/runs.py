@@ -24,15 +24,9 @@ RunStatus = Literal["running", "completed", "failed", "interrupted"]
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of a stage key that changed.
+    """One field of a stage key that changed, with its JSON values; None where it does not exist."""
 
-    Attributes:
-        field: dotted path, for example ``params.delegate.options``.
-        before: its JSON value then; None if it did not exist.
-        after: its JSON value now; None if it does not exist.
-    """
-
-    field: str
+    field: str  # dotted path, for example ``params.delegate.options``
     before: Any
     after: Any
 
@@ -41,30 +35,21 @@ class FieldChange:
 class StageOutcome(Record):
     """The outcome of one stage of a model in a run.
 
-    Attributes:
-        slot: the stage's place in the run, for example ``resnet8/export/forward``.
-        method: its method; None if it is for all methods.
-        recipes: tags of the recipes that use it.
-        key: its stage key; None if it failed before it had one.
-        message: why it failed, or why it ran although no field had changed; empty otherwise.
-        seconds: how long it ran, in this run or, of a cached one, when it was made.
-        queued: seconds from when it could have run to its start, in this run.
-        peak_memory: bytes that its process used, in this run or, of a cached one, when it was made; 0 if unknown.
-        predicted_memory: bytes that it waited for before its start in this run; 0 if it did not.
+    A cached stage has the `seconds` and the `peak_memory` of the run that made it.
     """
 
-    slot: str
+    slot: str  # for example ``resnet8/export/forward``
     stage: str
-    method: str | None
-    recipes: tuple[str, ...]
+    method: str | None  # None: the stage is for all methods
+    recipes: tuple[str, ...]  # tags of the recipes that use it
     status: Status
-    key: Digest | None
+    key: Digest | None  # None if it failed before it had one
     differs: tuple[FieldChange, ...] = ()
     seconds: float = 0.0
-    message: str = ""
-    queued: float = 0.0
-    peak_memory: int = 0
-    predicted_memory: int = 0
+    message: str = ""  # why it failed, or why it ran although no field had changed
+    queued: float = 0.0  # seconds from when it could have run to its start
+    peak_memory: int = 0  # bytes that its process used; 0 if unknown
+    predicted_memory: int = 0  # bytes that it waited for before its start
 
     @property
     def step(self) -> str:
@@ -84,72 +69,49 @@ class StageOutcome(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseOutcome(Record):
-    """What became of a run's release.
+    """The outcome of a run's release, which `channel` should name."""
 
-    Attributes:
-        url: of the releases.
-        channel: that was to name it.
-        release: its name; empty if none was made.
-        reasons: why the channel does not name it, or why none was made; empty if the channel names it.
-        held_back: whether gates are the reason.
-    """
-
-    url: str
+    url: str  # of the releases
     channel: str
-    release: str = ""
-    reasons: tuple[str, ...] = ()
-    held_back: bool = False
+    release: str = ""  # its name; empty if none was made
+    reasons: tuple[str, ...] = ()  # why the channel does not name it, or why none was made
+    held_back: bool = False  # whether gates are the reason
 
     @property
     def summary(self) -> str:
-        """What became of it, without the reasons."""
+        """The outcome without the reasons."""
         if not self.release:
             return f"nothing is released at {self.url} for {self.channel!r}"
         held = " and is held back" if self.held_back else ""
         return f"{self.release} at {self.url} is {'not ' if self.reasons else ''}{self.channel!r}{held}"
 
     def describe(self) -> str:
-        """What became of it on one line."""
+        """The outcome on one line."""
         return ": ".join(filter(None, (self.summary, "; ".join(self.reasons))))
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord(Record):
-    """One run, written when it begins, while it runs, and when it ends.
-
-    Attributes:
-        started: when, ISO 8601 in UTC.
-        models: model name to its stages, in the order in which they finished; until a model is in `files`, those that
-            have finished so far.
-        status: ``running`` stays where a run was killed.
-        parameters: what was asked for, as parameters of the flow `export-zoo`.
-        host: name of the machine.
-        version: pteforge's.
-        commit: git commit of the zoo's folder, with ``-dirty`` where tracked files were changed; empty without git.
-        zoo_digest: SHA-256 of the zoo after includes and overrides.
-        files: model name -> recipe name -> what came of it; JSON of `tasks.results.delivered.Delivered`.
-        pid: of the process on the host.
-        release: what became of its release; None if it was to make none.
-        url: of its page in Prefect; empty where no server keeps it.
-        part_of: id of the run that had it lower some of its models, and takes its record over when it ends. Where that
-            run has died, the record stays.
-    """
+    """One run, written when it begins, while it runs, and when it ends."""
 
     id: str
     zoo: str
-    started: str
+    started: str  # ISO 8601 in UTC
     seconds: float
+    # model name -> its stages in the order in which they finished; until a model is in `files`, the finished ones
     models: Mapping[str, tuple[StageOutcome, ...]]
-    status: RunStatus = "completed"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    host: str = ""
-    version: str = ""
-    commit: str = ""
-    zoo_digest: str = ""
+    status: RunStatus = "completed"  # a killed run stays ``running``
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the flow `export-zoo`
+    host: str = ""  # name of the machine
+    version: str = ""  # of pteforge
+    commit: str = ""  # of the zoo's git repository, with ``-dirty`` where tracked files were changed
+    zoo_digest: str = ""  # SHA-256 of the zoo after includes and overrides
+    # model name -> recipe name -> its outcome; JSON of `tasks.results.delivered.Delivered`
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    pid: int = 0
-    release: ReleaseOutcome | None = None
-    url: str = ""
+    pid: int = 0  # on the host
+    release: ReleaseOutcome | None = None  # None if it was to make none
+    url: str = ""  # of its page in Prefect; empty where no server keeps it
+    # Id of the run that had it lower some models and takes its record over at the end; if that run died, it stays.
     part_of: str = ""
 
     @property
@@ -186,16 +148,11 @@ class RunRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """What stands for one attempt of a run alone, such as ``01a220c09`` or ``01a220c09@2``.
+    """A unique name of one attempt of a run, such as ``01a220c09`` or ``01a220c09@2``."""
 
-    Attributes:
-        short: as many of the first digits of the run's id, eight or more, as no other run of the store has.
-        attempt: which of the run's `attempts` it is, from 1. Prefect's retries of a failed run have its id.
-    """
-
-    short: str
-    attempt: int
-    attempts: int
+    short: str  # the first digits of the run's id, at least eight, as many as make it unique in the store
+    attempt: int  # from 1; Prefect's retries of a failed run have its id
+    attempts: int  # of that run
 
     def __str__(self) -> str:
         return f"{self.short}@{self.attempt}" if self.attempts > 1 else self.short

@@ -21,6 +21,7 @@ Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lan
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 PerChannel = Annotated[tuple[float, ...], Field(min_length=1)]
 Size = Annotated[int, Field(ge=1)]
+_TokenId = Annotated[int, Field(ge=0)]
 
 
 class ImagePreprocessing(FrozenModel):
@@ -51,9 +52,7 @@ class TokenizerMetadata(FrozenModel):
     model: str | None = Field(None, description="Its algorithm, such as BPE, WordPiece or Unigram.")
     vocab_size: StrictInt | None = Field(None, ge=1, description="Number of tokens that the model knows.")
     bos_token_id: StrictInt | None = Field(None, ge=0, description="Token that begins a text.")
-    eos_token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, min_length=1, description="Tokens that end a text."
-    )
+    eos_token_ids: tuple[_TokenId, ...] | None = Field(None, min_length=1, description="Tokens that end a text.")
     chat_template: str | None = Field(None, description="Jinja template of a conversation.")
 
 
@@ -88,7 +87,7 @@ class Metadata(FrozenModel):
     source: str | None = Field(None, description="Where the model comes from: a URL, or a name such as hf:org/name.")
     revision: str | None = Field(None, description="Commit or version of the source.")
     labels: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Names of the classes, in the order of the model's output."
+        None, min_length=1, description="Names of the classes, in the output's order."
     )
     labels_file: Path | None = Field(
         None, description="In place of `labels`, a text file with one on each line; relative to this file."
@@ -97,7 +96,7 @@ class Metadata(FrozenModel):
     audio: AudioPreprocessing = Field(AudioPreprocessing(), description="How sound becomes inputs.")
     tokenizer: TokenizerMetadata = Field(TokenizerMetadata(), description="The tokenizer that belongs to the model.")
     context_length: StrictInt | None = Field(
-        None, ge=1, description="Tokens of prompt and answer together, at most, of a language model."
+        None, ge=1, description="Largest number of tokens of a language model, prompt and answer together."
     )
     extra: Annotated[dict[str, ExtraValue], AfterValidator(_check_extra)] = Field(
         {}, description="More entries by key (namespace.field): text, numbers, or lists of integers."
@@ -112,8 +111,7 @@ class Metadata(FrozenModel):
     )
     constant_methods: StrictBool = Field(
         True,
-        description="Also return each entry from a constant method, such as get_labels, for runtimes that offer no "
-        "access to named data.",
+        description="Also return entries from constant methods (get_labels) for runtimes without access to named data.",
     )
 
     @model_validator(mode="after")

@@ -50,9 +50,7 @@ _RUN_AGAIN = "They run again when their code changes."
 class QuantizationSearch(FrozenModel):
     """Finds the fewest layers that have to stay in floating point for a file to pass its accuracy gate."""
 
-    drop: float | None = Field(
-        None, ge=0, description="How far the score may be below eager's; null: what the accuracy gate says."
-    )
+    drop: float | None = Field(None, ge=0, description="Largest drop of the score below eager's; null: the gate's.")
     budget: int = Field(20, ge=1, description="How many files may be made and scored.")
 
 
@@ -62,15 +60,10 @@ class Quantize(FrozenModel):
     quantizer: str = Field("xnnpack", min_length=1, description=_QUANTIZER)
     options: dict[str, JsonValue] = Field({}, description=_OPTIONS)
     quantizers: tuple[QuantizerChoice, ...] = Field(
-        (),
-        description="Several quantizers in order of preference, in place of `quantizer`: each annotates the operators "
-        "that those before it left.",
+        (), description="Quantizers by preference, in place of `quantizer`: each annotates what those before it left."
     )
     methods: tuple[MethodName, ...] | None = Field(
-        None,
-        min_length=1,
-        description="Methods to quantize, for models that have several; null: all. Each must have something to "
-        "quantize.",
+        None, min_length=1, description="Methods to quantize, each of which must have something to quantize; null: all."
     )
     dynamic_batch_size: StrictBool = Field(
         False,

@@ -36,8 +36,7 @@ class EdgePass(_PassMaker):
 
     takes_program: StrictBool = Field(
         False,
-        description="Pass it the method's name and ATen program first, as executorch.export does to the functions of "
-        "edge_transform_passes.",
+        description="Pass it the method's name and ATen program first, like executorch.export's edge_transform_passes.",
     )
 
 
@@ -58,9 +57,7 @@ class EdgeManagerPass(NamedFunction):
         "methods and returns passes: a list, a mapping of methods to lists, or a pass manager. Importable from "
         "python_path or from the environment."
     )
-    takes_program: StrictBool = Field(
-        False, description="Call it for each method, with the method's name and its Edge program."
-    )
+    takes_program: StrictBool = Field(False, description="Call it for each method, with its name and Edge program.")
     before: Literal["partition", "compile"] = Field(
         "compile",
         description="partition: it runs on whole programs, after `edge`. compile: on programs with delegates, as "
@@ -72,8 +69,7 @@ class EmissionPass(_PassMaker):
     """A pass over programs whose delegates are linked in, named by where it is imported from."""
 
     takes_module: StrictBool = Field(
-        False,
-        description="The callable is the pass: it takes a torch.fx.GraphModule and returns a PassResult, or None.",
+        False, description="The callable is the pass itself: torch.fx.GraphModule to PassResult or None."
     )
 
 
@@ -116,9 +112,7 @@ class MethodOptions(FrozenModel):
 
     delegate: StrictBool = Field(True, description="false: it is not partitioned; the portable kernels run all of it.")
     target: str | None = Field(
-        None,
-        min_length=1,
-        description="Name of the target that partitions the method; null: that of the specialization.",
+        None, min_length=1, description="Target that partitions the method; null: that of the specialization."
     )
     options: dict[str, JsonValue] | None = Field(
         None, description="Options of that target for the method; null: those of the specialization."
@@ -126,17 +120,13 @@ class MethodOptions(FrozenModel):
     edge: EdgeOptions | None = Field(None, description="Edge options of the method; null: those of the recipe.")
     alloc_graph_input: StrictBool | None = Field(None, description="Plan memory for its inputs; null: as `compile`.")
     alloc_graph_output: StrictBool | None = Field(None, description="Plan memory for its outputs; null: as `compile`.")
-    alloc_mutable_buffers: StrictBool | None = Field(
-        None, description="Plan the buffers that it writes; null: as `compile`."
-    )
-    memory_planning_algo: MemoryPlanningAlgorithm | None = Field(
-        None, description="How memory is planned for it; null: as `compile`."
-    )
+    alloc_mutable_buffers: StrictBool | None = Field(None, description="Plan its mutable buffers; null: as `compile`.")
+    memory_planning_algo: MemoryPlanningAlgorithm | None = Field(None, description="Algorithm; null: as `compile`.")
     allow_lifetime_and_storage_overlap: StrictBool | None = Field(
         None, description="Let its tensors overlap both in time and in memory; null: as `compile`."
     )
     tensor_alignment: Alignment | None = Field(
-        None, description="Alignment of its planned tensors, in bytes; null: as `compile`."
+        None, description="Alignment of planned tensors, in bytes; null: as `compile`."
     )
     sym_shape_eval: SymShapeEval | None = Field(None, description="Memory of its dynamic sizes; null: as `compile`.")
     skip_h2d_for_method_inputs: StrictBool | None = Field(
@@ -347,14 +337,12 @@ class Recipe(FrozenModel):
     quantize: Quantize | None = Field(None, description="How exported programs are quantized; null: not at all.")
     aten_passes: tuple[AtenPass, ...] = Field(
         (),
-        description="Functions to run in order over each method's ATen program, after it was quantized. They run again "
-        "when their code changes.",
+        description="Functions to run in order over each method's quantized ATen program; run again when they change.",
     )
     edge: EdgeOptions = Field(EdgeOptions(), description="How ATen programs become Edge programs.")
     edge_manager_passes: tuple[EdgeManagerPass, ...] = Field(
         (),
-        description="Functions to run in order over the Edge programs of all methods. They run again when their code "
-        "changes.",
+        description="Functions to run in order over the Edge programs of all methods; run again when they change.",
     )
     emission_passes: tuple[EmissionPass, ...] = Field(
         (),

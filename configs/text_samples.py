@@ -31,8 +31,7 @@ class TextOptions(FrozenModel):
 
     file: Path = Field(description="JSON Lines, or CSV with a header; relative to the zoo file's folder.")
     processor: str = Field(
-        description="Tokenizer or processor of transformers: a folder relative to the zoo file, or a name of the Hub "
-        "whose files are in its cache."
+        description="Tokenizer or processor of transformers: a folder relative to the zoo file, or a cached Hub name."
     )
     prompt: str = Field("{source}", description="Text for the model; {source} stands for the text of the sample.")
     chat: bool = Field(False, description="Whether the text becomes a user's message in the model's chat template.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, Strict, StrictBool, model_serializer
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, Strict, StrictBool, StrictInt, model_serializer
 
 from .base import FrozenModel, Name, ObjectReference
 from .places import HOST
@@ -52,7 +52,7 @@ class VerifyBounds(FrozenModel):
         "channels) whose values are much smaller than all others, as scores are next to boxes in pixels. A part that "
         "is constant in the file and varies in eager fails, too. null: not checked, as where min_sqnr_db is null.",
     )
-    drawn_inputs: Annotated[int, Strict()] = Field(
+    drawn_inputs: StrictInt = Field(
         2,
         ge=0,
         description="Random inputs to try per method after the examples, within the bounds of its dynamic shapes; if "
@@ -75,7 +75,7 @@ class InputSearch(FrozenModel):
     """A search for inputs on which a file is wrong: of every size that it takes, with all kinds of values."""
 
     seconds: Number = Field(20.0, gt=0, le=3600, description="How long to search, for all payloads of a file together.")
-    seed: Annotated[int, Strict()] = Field(0, ge=0, lt=2**31, description="Another seed tries other values.")
+    seed: StrictInt = Field(0, ge=0, lt=2**31, description="Another seed tries other values.")
 
 
 class Verification(VerifyBounds):
@@ -109,9 +109,7 @@ class Verification(VerifyBounds):
     )
 
     bench: StrictBool = Field(
-        False,
-        description="true: also measure how long loading and calls take, on each of these places, while nothing else "
-        "runs here.",
+        False, description="true: also time loading and calls on each of these places, while nothing else runs here."
     )
 
     def also_on(self, places: Sequence[str]) -> Verification:
@@ -154,9 +152,7 @@ class Accuracy(_WrittenFields):
     )
     kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the evaluator.")
     files: tuple[Path, ...] = Field(
-        (),
-        description="Files that it reads, or folders of them, relative to the zoo file; files are scored again when "
-        "they change.",
+        (), description="Files or folders that it reads, relative to the zoo file; changes to them score files again."
     )
     floor: Number | None = Field(None, description="Lowest acceptable score; null: none.")
     max_drop: Number | None = Field(None, ge=0, description="How far the score may be below eager's; null: no limit.")

@@ -40,9 +40,7 @@ class RunConfig(FrozenModel):
         description="With `dask` and `ray`: address of a running cluster; left out: a cluster on this machine, for "
         "this run only.",
     )
-    workers: int | None = Field(
-        None, ge=1, description="With `dask` and `ray`: processes of the cluster on this machine; left out: 2."
-    )
+    workers: int | None = Field(None, ge=1, description="With `dask` and `ray`: local processes; left out: 2.")
 
     memory: Bytes | None = Field(
         None,
@@ -177,15 +175,12 @@ class ZooFile(FrozenModel):
         (Path(),), description="Folders that builders are imported from, relative to this file; left out: its own."
     )
     include: tuple[Path, ...] = Field((), description="Other zoo files to add, relative to this one.")
-    defaults: Annotated[DefaultsSection, _NULL_IS_EMPTY] = Field(
-        DefaultsSection(), description="What models get by default."
-    )
+    defaults: Annotated[DefaultsSection, _NULL_IS_EMPTY] = Field(DefaultsSection(), description="Defaults of models.")
     models: Annotated[dict[Name, dict[str, Any]], _NULL_IS_EMPTY] = Field({}, description="The models by name.")
     recipes: Annotated[dict[Name, dict[str, Any]], _NULL_IS_EMPTY] = Field({}, description="The zoo's recipes by name.")
     run: RunConfig = Field(RunConfig(), description="Where stages run; that of included files does not count.")
     places: Annotated[dict[Name, PlaceConfig], _NULL_IS_EMPTY] = Field(
-        {},
-        description="Runtimes that recipes may verify their files on, by name. Those of included files do not count.",
+        {}, description="Runtimes that recipes may verify on, by name. Those of included files do not count."
     )
     publish: PublishConfig | None = Field(
         None, description="Releases the files at the end of an export. That of an included file does not count."

@@ -1,7 +1,4 @@
-"""The contents of `.pte` files, plain and fat, as JSON data, as ``pteforge inspect --json`` prints them.
-
-And how many bytes their weights have in each data type.
-"""
+"""The contents of `.pte` files as JSON for ``pteforge inspect --json``, and the bytes of weights by data type."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def describe(pte: PteFile) -> dict[str, Any]:
 
 
 def planned_memory(file: Path, data_files: Sequence[Path]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Payload, method, and bytes by memory id, of all methods that compute something; a plain file has no payload.
+    """Payload (empty for a plain file), method, and bytes by memory id, of methods that compute something.
 
     Payloads that cannot be read are left out.
     """
@@ -134,8 +131,8 @@ def describe_container(fat: FatFile) -> dict[str, Any]:
     """A JSON object of everything in the container; sizes are bytes.
 
     ``sum`` is the size of the payloads as plain files. ``adds`` are bytes stored only for a payload, ``shared`` those
-    stored for it and others; ``transposed`` are bytes of it that are stored in another layout, ``half`` those that are
-    stored as 32-bit numbers. ``outside`` are blobs in `.ptd` files, ``missing_blobs`` were not found.
+    stored for it and others; ``transposed`` are stored in another layout, ``half`` as 32-bit numbers. ``outside`` are
+    blobs in `.ptd` files, ``missing_blobs`` were not found.
     """
     container, manifest = fat.container, fat.container.manifest
     inside = {named.key for named in fat.program.named_data}
@@ -258,29 +255,29 @@ def weight_bytes(pte: PteFile, content: memoryview) -> WeightBytes:
     """The weights of a plain file: matrices and kernels, not biases, scales and state. Shared ones count once.
 
     Program constants say their data type. So do the constants of XNNPACK's delegates, whose format is that of
-    backends/xnnpack/serialization/schema.fbs in ExecuTorch. Other backends keep theirs to themselves.
+    backends/xnnpack/serialization/schema.fbs in ExecuTorch. The formats of other backends are unknown.
     """
-    found: dict[object, tuple[str, int]] = {
+    weights: dict[object, tuple[str, int]] = {
         constant.extent: (constant.tensor.dtype, constant.extent.size)
         for constant in pte.constants
         if not constant.mutable and _is_matrix(constant.tensor.shape)
     }
     unread = dict[str, None]()
     for delegate in (delegate for method in pte.methods for delegate in method.delegates):
-        start = delegate.extent.offset
-        data = content[start : start + delegate.extent.size]
-        try:
-            weights = list(_in_xnnpack(data)) if delegate.id == "XnnpackBackend" else None
-        except (FileFormatError, struct.error):
-            weights = None
-        if weights is None:
+        if delegate.id != "XnnpackBackend":
             unread[delegate.id] = None
-        for position, (key, dtype, size) in enumerate(weights or ()):
-            found[key or (start, position)] = (dtype, size)
-    sizes: dict[str, int] = {}
-    for dtype, size in found.values():
-        sizes[dtype] = sizes.get(dtype, 0) + size
-    return WeightBytes(dict(sorted(sizes.items(), key=lambda item: -item[1])), tuple(unread))
+            continue
+        try:
+            rows = list(_in_xnnpack(delegate.extent.of(content)))
+        except (FileFormatError, struct.error):
+            unread[delegate.id] = None
+            continue
+        for position, (key, dtype, size) in enumerate(rows):
+            weights[key or (delegate.extent.offset, position)] = (dtype, size)
+    sizes = Counter[str]()
+    for dtype, size in weights.values():
+        sizes[dtype] += size
+    return WeightBytes(dict(sizes.most_common()), tuple(unread))
 
 
 def _in_xnnpack(data: memoryview) -> Iterator[tuple[str, str, int]]:

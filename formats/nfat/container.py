@@ -51,10 +51,8 @@ _ZEROS = memoryview(bytes(_CHUNK))
 def read_container(content: Buffer, blobs: Mapping[Digest, Buffer] | None = None) -> Container:
     """Reads a container of version 1 or 2; looks blobs up by key, and only when a payload needs them.
 
-    The content is the whole container and nothing else; it is kept, not copied.
-
-    Raises:
-        FileFormatError: not a container, of an unknown version, cut short or damaged.
+    The content is the whole container and nothing else; it is kept, not copied. Raises FileFormatError if it is no
+    container, of an unknown version, cut short or damaged.
     """
     view = memoryview(content).cast("B")
     if len(view) < _MAGIC_AND_VERSION.size or view[: len(MAGIC)] != MAGIC:
@@ -115,9 +113,8 @@ class Container:
     def chunks(self, payload: Payload) -> Iterator[memoryview]:
         """A payload's bytes in order, not verified as a whole. All blobs are looked up first.
 
-        Raises:
-            FileFormatError: a blob is missing or has another size, the payload needs an extension, or its description
-                is damaged.
+        Raises FileFormatError if a blob is missing or has another size, the payload needs an unknown extension, or its
+        description is damaged.
         """
         if payload.unknown_features:
             raise FileFormatError(
@@ -127,11 +124,11 @@ class Container:
         expected, sha256 = payload.parts_sha256, payload.sha256
         if expected and sha256:
             blobs = self.manifest.blobs
-            found = parts_digest(payload.size, sha256, payload.extents, self.inline, blobs, payload.transposes)
-            if found != expected:
+            actual = parts_digest(payload.size, sha256, payload.extents, self.inline, blobs, payload.transposes)
+            if actual != expected:
                 raise FileFormatError(f"payload {payload.name} is damaged: its parts do not have SHA-256 {expected}")
-        found_blobs = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
-        return self._chunks(payload, found_blobs)
+        contents = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
+        return self._chunks(payload, contents)
 
     def _chunks(self, payload: Payload, blobs: Mapping[int, memoryview]) -> Iterator[memoryview]:
         from .conversions import halved, transposed  # noqa: PLC0415 - numpy
@@ -160,13 +157,13 @@ class Container:
             raise self._damaged(payload)
 
     def _blob(self, blob: Blob, payload: Payload) -> memoryview:
-        found = self.named_data.get(blob.digest)
-        if found is None:
+        content = self.named_data.get(blob.digest)
+        if content is None:
             raise FileFormatError(
                 f"payload {payload.name} needs the blob {blob.digest}, which is not in the file's named data; "
                 "is it in a .ptd file that was not given?"
             )
-        view = memoryview(found).cast("B")
+        view = memoryview(content).cast("B")
         if len(view) != blob.size:
             raise FileFormatError(
                 f"payload {payload.name} needs the blob {blob.digest} of {blob.size} bytes; it has {len(view)}"

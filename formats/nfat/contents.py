@@ -42,19 +42,15 @@ class Source(IntEnum):
 class MappedExtent:
     """An extent of a payload, and where its bytes are: `Extent` of the schema, with its size.
 
-    Attributes:
-        position: offset in the payload.
-        offset: in its source; 0 for zeros.
-        blob: index of the blob; 0 for other sources.
-        half: whether the source has 32-bit floating-point numbers, twice as many bytes, of which the payload has the
-            nearest 16-bit ones.
+    The source of a `half` extent has 32-bit floating-point numbers, twice as many bytes, of which the payload has the
+    nearest 16-bit ones.
     """
 
-    position: int
+    position: int  # offset in the payload
     size: int
     source: Source
-    offset: int = 0
-    blob: int = 0
+    offset: int = 0  # in its source; 0 for zeros
+    blob: int = 0  # index of the blob; 0 for other sources
     half: bool = False
 
     @property
@@ -95,58 +91,39 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The facts by which people and runtimes choose a payload.
+    """The facts by which people and runtimes choose a payload."""
 
-    Attributes:
-        name: for example ``xnnpack``.
-        backends: ids of the runtime backends that it needs.
-        executorch_version: version that made it; empty if unknown.
-    """
-
-    name: str
-    backends: tuple[str, ...] = ()
+    name: str  # for example ``xnnpack``
+    backends: tuple[str, ...] = ()  # ids of the runtime backends that it needs
     methods: tuple[str, ...] = ()
-    executorch_version: str = ""
+    executorch_version: str = ""  # the one that made it; empty if unknown
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """How a payload checks itself.
+    """How a payload checks itself."""
 
-    Attributes:
-        blob: index of the blob with the golden cases, which `golden.read_cases` reads.
-        tolerance: largest ratio of noise to signal of an output, see README.md.
-        repeats: how often each case is run.
-    """
-
-    blob: int
-    tolerance: float
-    repeats: int
+    blob: int  # index of the blob with the golden cases, which `golden.read_cases` reads
+    tolerance: float  # largest ratio of noise to signal of an output, see README.md
+    repeats: int  # runs of each case
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
     """A specialization in a container.
 
-    Attributes:
-        sha256: SHA-256 of the file; None in containers of version 1, which do not have it.
-        extents: by position; empty if `unknown_features` is not 0, since their meaning is then unknown.
-        features: extensions that a reader has to know to use it.
-        parts_sha256: see `parts_digest`; None if the container does not have it.
-        transposes: by extent; there are some if `features` has `TRANSPOSED_EXTENTS`. If it has `HALF_EXTENTS`, some
-            extents are `half`.
-        self_check: None if it carries no golden cases.
+    It has `transposes` if `features` has `TRANSPOSED_EXTENTS`, and `half` extents if it has `HALF_EXTENTS`.
     """
 
     description: Description
     size: int
-    sha256: Digest | None
-    extents: tuple[MappedExtent, ...]
-    features: int = 0
-    parts_sha256: Digest | None = None
-    transposes: tuple[Transpose, ...] = ()
-    self_check: SelfCheck | None = None
+    sha256: Digest | None  # of the file; None in containers of version 1
+    extents: tuple[MappedExtent, ...]  # by position; empty if `unknown_features` make their meaning unknown
+    features: int = 0  # extensions that a reader has to know to use it
+    parts_sha256: Digest | None = None  # see `parts_digest`; None if the container does not have it
+    transposes: tuple[Transpose, ...] = ()  # by extent
+    self_check: SelfCheck | None = None  # None if it carries no golden cases
 
     @property
     def name(self) -> str:
@@ -177,16 +154,11 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The description of a container.
+    """The description of a container."""
 
-    Attributes:
-        payloads: by preference, best first.
-        alignment: of blobs in their file, in bytes.
-    """
-
-    payloads: tuple[Payload, ...]
+    payloads: tuple[Payload, ...]  # by preference, best first
     blobs: tuple[Blob, ...] = ()
-    alignment: int = DEFAULT_ALIGNMENT
+    alignment: int = DEFAULT_ALIGNMENT  # of blobs in their file, in bytes
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -38,18 +38,12 @@ _FREES_CONSTANTS = frozenset({"VulkanBackend", "XnnpackBackend"})
 
 @dataclass(frozen=True, slots=True)
 class PackedContainer:
-    """A container, and the blobs to store with it.
-
-    Attributes:
-        blobs: named data by key; views of the packed payloads.
-        alignment: of blobs in their file, in bytes.
-        shareable: the extents of blobs that other files may contain, too.
-    """
+    """A container, and the blobs to store with it."""
 
     container: bytes
-    blobs: Mapping[Digest, memoryview]
-    alignment: int
-    shareable: Shareable = field(default_factory=dict)
+    blobs: Mapping[Digest, memoryview]  # named data by key; views of the packed payloads
+    alignment: int  # of blobs in their file, in bytes
+    shareable: Shareable = field(default_factory=dict)  # extents of blobs that other files may also contain
 
     @property
     def size(self) -> int:

@@ -31,15 +31,12 @@ _MAX_UNUSED = 16
 class Section:
     """A part of a payload that should stay contiguous: the program, a segment, or the bytes between them.
 
-    Attributes:
-        extent: in the payload.
-        shareable: extents in it that other payloads may also contain, by offset and without overlaps.
-        convertible: whether it may be stored as what another payload has, transposed or as numbers of twice as many
-            bits.
+    A `convertible` section may be stored as what another payload has, transposed or as numbers of twice as many bits.
     """
 
     payload: int
     extent: Extent
+    # extents in it that other payloads may also contain, by offset and without overlaps
     shareable: tuple[Extent, ...] = field(default=(), compare=False)
     convertible: bool = field(default=False, compare=False)
 
@@ -83,18 +80,12 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place where an extent of a payload is stored.
-
-    Attributes:
-        extent: in the payload.
-        run: contains its bytes; None for zeros.
-        position: of its bytes in the run's payload; 0 for zeros.
-    """
+    """Where an extent of a payload is stored."""
 
     payload: int
     extent: Extent
-    run: StoredRun | None
-    position: int = 0
+    run: StoredRun | None  # contains its bytes; None for zeros
+    position: int = 0  # of its bytes in the run's payload; 0 for zeros
 
     @property
     def original(self) -> bool:
@@ -136,21 +127,17 @@ class StoredContent:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlan:
-    """The place of each stored byte; the placements of all payloads are in the order of storing.
+    """Where each byte is stored.
 
-    Attributes:
-        contents: of the payloads.
-        transposes: the shapes of the bytes that transposed sections share.
-        halves: sections of 16-bit numbers, which have no placements, and the 32-bit numbers that they are rounded from.
-        repetitive: payloads that repeat so much that readers would refuse them, were all of it stored once.
+    Sections of 16-bit numbers in `halves` have no placements; they are rounded from 32-bit numbers.
     """
 
-    contents: Sequence[StoredContent]
-    placements: tuple[Placement, ...]
+    contents: Sequence[StoredContent]  # of the payloads
+    placements: tuple[Placement, ...]  # of all payloads, in the order of storing
     blocks: dict[StoredRun, tuple[Block, ...]]
-    transposes: Mapping[Section, MatrixShape]
+    transposes: Mapping[Section, MatrixShape]  # shapes of the bytes that transposed sections share
     halves: Mapping[Section, Numbers] = field(default_factory=dict)
-    repetitive: frozenset[int] = frozenset()
+    repetitive: frozenset[int] = frozenset()  # payloads that readers would refuse if repeated bytes were stored once
 
     def find(self, payload: int, extent: Extent) -> Placement | None:
         """The placement of an extent of a payload; None if no single one has all of it."""

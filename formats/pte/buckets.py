@@ -18,25 +18,18 @@ BUCKETS = "buckets."
 
 
 class Bucket(BaseModel):
-    """A method with static sizes.
-
-    Attributes:
-        name: of the method in the file.
-        method: of the model.
-        sizes: by name of the dimension.
-        inputs: position, dimension, size and the dimension's name, of each dimension of an input that is static.
-        padding: value that fills each input, by position. Empty if padding would change the outputs, or the
-            values are unknown.
-        outputs: output, dimension, input and the input's dimension: those that are cut where inputs were padded.
-    """
+    """A method with static sizes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    method: str
-    sizes: dict[str, NonNegativeInt]
+    name: str  # of the method in the file
+    method: str  # of the model
+    sizes: dict[str, NonNegativeInt]  # by name of the dimension
+    # position, dimension, size and the dimension's name, of each static dimension of an input
     inputs: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, str], ...] = ()
+    # Value that fills each input, by position. Empty if padding would change the outputs, or values are unknown.
     padding: tuple[int | float | None, ...] = ()
+    # output, dimension, input and the input's dimension, of what is cut where inputs were padded
     outputs: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt], ...] = ()
 
     def __str__(self) -> str:

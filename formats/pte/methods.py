@@ -49,18 +49,12 @@ _LISTS: dict[int, tuple[ScalarKind, IntEnum, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorData:
-    """The location of a tensor's data, as the file states it.
-
-    Attributes:
-        index: of the constant, or of the tensor in the mutable segment; 0 if the file has no data for it.
-        mutable_group: index of the mutable segment; None for a constant.
-        external: whether the data is in another file, under the tensor's name.
-    """
+    """The location of a tensor's data, as the file states it."""
 
     tensor: TensorSpec
-    index: int
-    mutable_group: int | None
-    external: bool
+    index: int  # of the constant, or of the tensor in the mutable segment; 0 if the file has no data for it
+    mutable_group: int | None  # index of the mutable segment; None for a constant
+    external: bool  # whether the data is in another file, under the tensor's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +259,8 @@ def _tensor_data(value: TableView) -> TensorData | None:
         return None
     tensor = _member(value)
     info = tensor.child(schema.Tensor.EXTRA_TENSOR_INFO)
-    external = (
-        info is not None and info.number(schema.ExtraTensorInfo.LOCATION, I8) == schema.TensorDataLocation.EXTERNAL
-    )
+    location = info and info.number(schema.ExtraTensorInfo.LOCATION, I8)
+    external = location == schema.TensorDataLocation.EXTERNAL
     index = tensor.number(schema.Tensor.DATA_BUFFER_IDX, U32)
     if index == 0 and not external:
         return None

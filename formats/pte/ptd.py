@@ -80,10 +80,9 @@ def external_weights(file: Path, pte: PteFile) -> dict[str, int | None]:
 
     Kernels look tensors up by name, XNNPACK and Vulkan by digest; the keys of other backends are unknown.
     """
-    found: dict[str, int | None] = {tensor.name: tensor.nbytes for tensor in pte.external}
     internal = {named.key for named in pte.named_data}
-    found |= {key: None for key in _delegates_keys(file, pte) if key not in internal}
-    return found
+    tensors: dict[str, int | None] = {tensor.name: tensor.nbytes for tensor in pte.external}
+    return tensors | {key: None for key in _delegates_keys(file, pte) if key not in internal}
 
 
 def may_have_external_weights(file: Path, pte: PteFile) -> bool:
@@ -92,10 +91,8 @@ def may_have_external_weights(file: Path, pte: PteFile) -> bool:
 
 
 def _delegates_keys(file: Path, pte: PteFile) -> Iterator[str]:
-    extents = {
-        delegate.extent for method in pte.methods for delegate in method.delegates if delegate.id in _DIGEST_KEYS
-    }
+    delegates = (delegate for method in pte.methods for delegate in method.delegates)
+    extents = {delegate.extent for delegate in delegates if delegate.id in _DIGEST_KEYS}
     content = map_file(file) if extents else memoryview(b"")
     for extent in sorted(extents):
-        for key in _KEY.findall(extent.of(content)):
-            yield key.decode()
+        yield from (key.decode() for key in _KEY.findall(extent.of(content)))
