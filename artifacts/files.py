@@ -25,11 +25,8 @@ _log = logging.getLogger(__name__)
 RECORD_LIMIT = 64 * 2**20
 """Bytes that a record has at most. Others may have written the file: no more of it is read."""
 
-SIDECAR_LIMIT = 64 * 2**20
-"""Bytes that a JSON file next to a result has at most."""
-
-WAIT_UNTOLD = 10.0
-"""Seconds of waiting for another process without a word."""
+SIDECAR_LIMIT = 64 * 2**20  # bytes that a JSON file next to a result has at most
+WAIT_UNTOLD = 10.0  # seconds of waiting for another process without a word
 
 _CHUNK = 1 << 16
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -115,11 +112,11 @@ class LocalFiles(NamedFiles):
 
     def names(self, folder: str) -> list[str]:
         """A folder that cannot be listed is an error: `gc` would take its records for dropped."""
-        found = []
+        names = []
         with read_errors(self._root):
             for path, _, files in os.walk(self._root / folder, onerror=_raise_unless_missing):
-                found += [os.path.relpath(f"{path}/{name}", self._root) for name in files]
-        return sorted(found)
+                names += [os.path.relpath(f"{path}/{name}", self._root) for name in files]
+        return sorted(names)
 
 
 def _raise_unless_missing(error: OSError) -> None:
@@ -192,14 +189,12 @@ def wait_for_lock(descriptor: int, operation: int, what: str) -> None:
 
 
 def replace_file(path: Path, content: bytes, staging: Path) -> None:
-    with _staged(content, staging) as part:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _staged(path, content, staging) as part:
         part.replace(path)
 
 
 def create_file(path: Path, content: bytes, staging: Path) -> bool:
-    with _staged(content, staging) as part:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _staged(path, content, staging) as part:
         try:
             os.link(part, path)
         except FileExistsError:
@@ -208,19 +203,17 @@ def create_file(path: Path, content: bytes, staging: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _staged(content: bytes, folder: Path) -> Iterator[Path]:
-    with staging_file(folder) as (path, file):
+def _staged(path: Path, content: bytes, staging: Path) -> Iterator[Path]:
+    with staging_file(staging) as (part, file):
         file.write(content)
         file.flush()
-        yield path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield part
 
 
 @contextlib.contextmanager
 def staging_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new private file in `folder`, open for writing; removed at the end unless it was renamed.
-
-    Where it cannot be removed, it is left to whoever removes what is `abandoned`.
-    """
+    """A new private file in `folder`, open for writing; removed at the end unless it was renamed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
         path = folder / f"{secrets.token_hex(16)}.part"

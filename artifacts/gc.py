@@ -99,10 +99,7 @@ def _whole_runs(known: Sequence[RunRecord]) -> set[str]:
 def until_it_fits(
     candidates: Sequence[Digest], needs: Mapping[Digest, set[Digest]], sizes: Mapping[Digest, int], most: int
 ) -> Iterator[Digest]:
-    """Yields candidates (stage keys) in order until the rest needs at most `most` bytes.
-
-    `sizes` has the objects that would go with the last stage that `needs` them. Others stay, and count nothing.
-    """
+    """Yields candidates until the rest needs at most `most` bytes; `sizes` has the objects that would go."""
     users = Counter(digest for digests in needs.values() for digest in digests)
     total = sum(sizes.get(digest, 0) for digest in users)
     for key in candidates:
@@ -115,10 +112,7 @@ def until_it_fits(
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """The result of a collection or, with `dry_run`, what it would have been.
-
-    Leftovers are staging files and leases of dead processes, quarantined objects, and records of unfinished stages.
-    """
+    """The result of a collection or, with `dry_run`, what it would have been."""
 
     dry_run: bool
     records_dropped: int
@@ -126,7 +120,7 @@ class GcReport:
     bytes_removed: int
     objects_kept: int
     bytes_kept: int
-    leftovers_removed: int
+    leftovers_removed: int  # files of dead processes, quarantined objects, and what interrupted stages left
     kept: Mapping[str, Kept] = field(default_factory=dict)  # by reason; an object counts for one only
     reasons: Mapping[Digest, str] = field(default_factory=dict)  # of each object that is kept
 
@@ -141,15 +135,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of a deep check.
-
-    The `incomplete` stages have missing or damaged outputs, or were made from damaged objects; they will run again.
-    """
+    """The result of a deep check."""
 
     objects: int
     size: int
     damaged: tuple[Digest, ...]  # objects with wrong bytes, which are in quarantine now
-    incomplete: tuple[Digest, ...]  # stage keys
+    incomplete: tuple[Digest, ...]  # stages that will run again: outputs are missing, damaged, or made from damage
     read_only: bool = False  # the store cannot be written, so everything stays as it is
 
 
@@ -252,10 +243,7 @@ def _needed(needs: Mapping[Digest, set[Digest]], stays: Mapping[Digest, str]) ->
 
 
 def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyReport:
-    """Reads all objects and records. Damaged ones go into quarantine; what made them and what they made runs again.
-
-    A store that cannot be written is only read.
-    """
+    """Reads all objects and records of a store, and quarantines damaged objects unless the store is read-only."""
     objects = list(store.objects())
     damaged = []
     for done, stored in enumerate(objects, 1):

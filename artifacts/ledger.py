@@ -97,10 +97,7 @@ _ZOO_LIMIT = 512 * 2**20  # bytes
 
 
 class Ledger:
-    """Records of finished stages, written only after every output is in the store.
-
-    A record that cannot be trusted is a miss (see `RecordFiles`), and is replaced when the stage has run again.
-    """
+    """Records of finished stages, written after all outputs are in the store; untrusted ones count as misses."""
 
     def __init__(self, files: NamedFiles, seal: Seal) -> None:
         """Keeps records in `files` below ``ledger/``, wrapped by `seal`."""

@@ -116,10 +116,7 @@ class Record:
 
 
 def decode(kind: type[_Kind], content: bytes) -> _Kind:
-    """Parses JSON of a type without converting values; raises a one-line ValueError that names the first problem.
-
-    Nesting is bounded: pydantic's parser ends at a depth of 200.
-    """
+    """Parses JSON strictly, at most 200 levels deep; raises a one-line ValueError that names the first problem."""
     try:
         value: _Kind = _adapter(kind).validate_json(content, strict=True)  # type: ignore[arg-type] # so are types
     except ValidationError as error:
@@ -144,10 +141,7 @@ class RecordFiles:
         self._reported: set[str] = set()
 
     def read(self, name: str, purpose: str, kind: type[_Kind], limit: int | None = None) -> _Kind | None:
-        """The record in a file, sealed for a purpose; `limit` is its largest size in bytes, as for `NamedFiles.read`.
-
-        Raises StoreUnusable if the files cannot be reached.
-        """
+        """The record in a file, sealed for a purpose and of at most `limit` bytes; raises StoreUnusable."""
         content = self._files.read(name) if limit is None else self._files.read(name, limit)
         try:
             if content is None:

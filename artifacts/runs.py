@@ -13,9 +13,7 @@ from .digest import Digest, canonical_json, digest_bytes, digest_json
 from .files import NamedFiles
 from .records import Record, RecordFiles, Seal
 
-RETAINED = 200
-"""How many runs of each zoo are kept; writing another one removes the oldest."""
-
+RETAINED = 200  # how many runs of each zoo are kept; writing another one removes the oldest
 _CALL = 0.05  # seconds
 
 Status = Literal["ran", "cached", "failed"]
@@ -33,10 +31,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome(Record):
-    """The outcome of one stage of a model in a run.
-
-    A cached stage has the `seconds` and the `peak_memory` of the run that made it.
-    """
+    """The outcome of one stage of a model in a run."""
 
     slot: str  # for example ``resnet8/export/forward``
     stage: str
@@ -45,7 +40,7 @@ class StageOutcome(Record):
     status: Status
     key: Digest | None  # None if it failed before it had one
     differs: tuple[FieldChange, ...] = ()
-    seconds: float = 0.0
+    seconds: float = 0.0  # of a cached stage, in the run that made it; so is `peak_memory`
     message: str = ""  # why it failed, or why it ran although no field had changed
     queued: float = 0.0  # seconds from when it could have run to its start
     peak_memory: int = 0  # bytes that its process used; 0 if unknown
@@ -210,10 +205,7 @@ class Runs:
         return ((name, run) for name, run in found if run)
 
     def named(self, text: str) -> tuple[RunName, RunRecord] | None:
-        """The run whose id begins with a text; ``@N`` after it names an attempt, by default the last.
-
-        Raises InputError if it is the beginning of several ids, or the run had no such attempt.
-        """
+        """The run whose id begins with a text, by default its last attempt (``@N``); InputError if ambiguous."""
         start, _, attempt = text.partition("@")
         attempts = self._attempts()
         found = [start] if start in attempts else [run for run in attempts if start and run.startswith(start)]

@@ -75,10 +75,7 @@ ExtraValue = StrictStr | StrictInt | StrictFloat | tuple[StrictInt, ...]
 
 
 class Metadata(FrozenModel):
-    """What a file says about its model.
-
-    Each field becomes an entry of the file, under a key of ``namespace.field``.
-    """
+    """What a file says about its model. Each field becomes an entry under a key of ``namespace.field``."""
 
     name: str | None = Field(None, description="Name of the model for people.")
     architecture: str | None = Field(None, description="Name of its architecture, such as llama or resnet.")
@@ -102,16 +99,13 @@ class Metadata(FrozenModel):
         {}, description="More entries by key (namespace.field): text, numbers, or lists of integers."
     )
     from_source: StrictBool = Field(
-        True,
-        description="Fill in the fields that are left out from what the model's source says: its builder, or, for a "
-        "model by name, its configuration, processors and card.",
+        True, description="Fill in missing fields from the model's source: builder, configuration, processors or card."
     )
     provenance: StrictBool = Field(
         True, description="Add the digest of what the file was made from and with, which its provenance explains."
     )
     constant_methods: StrictBool = Field(
-        True,
-        description="Also return entries from constant methods (get_labels) for runtimes without access to named data.",
+        True, description="Also return entries from constant methods, for runtimes without access to named data."
     )
 
     @model_validator(mode="after")
@@ -135,19 +129,18 @@ class Metadata(FrozenModel):
         labels = tuple(line.strip() for line in lines if line.strip())
         if not labels:
             raise ValueError(f"{self.labels_file} has no labels; write one on each line")
-        return Metadata.model_validate(
-            {**self.model_dump(exclude_unset=True, exclude={"labels_file"}), "labels": labels}
-        )
+        others = self.model_dump(exclude_unset=True, exclude={"labels_file"})
+        return Metadata.model_validate({**others, "labels": labels})
 
     def entries(self) -> dict[str, EntryValue]:
-        """The entries of a file by key, in order; a digest of the provenance is not among them."""
+        """The entries of a file by key, in order, without the digest of the provenance."""
         return {key: value for key, value in self._entries() if value is not None} | self.extra
 
     def _entries(self) -> Iterator[tuple[str, EntryValue | None]]:
         for name in _GENERAL:
             yield f"general.{name}", getattr(self, name)
         yield LABELS, self.labels
-        for namespace in ("image", "audio", "tokenizer"):
+        for namespace in _NAMESPACES:
             for name, value in getattr(self, namespace):
                 if name != "eos_token_ids":
                     yield f"{namespace}.{name}", value
@@ -159,24 +152,20 @@ class Metadata(FrozenModel):
 
 _GENERAL = ("name", "architecture", "description", "license", "source", "revision")
 LABELS = "output.labels"
+_NAMESPACES = {"image": ImagePreprocessing, "audio": AudioPreprocessing, "tokenizer": TokenizerMetadata}
 
 KEYS = frozenset(
     {
         *(f"general.{name}" for name in _GENERAL),
-        PROVENANCE,
-        LABELS,
-        *(f"image.{name}" for name in ImagePreprocessing.model_fields),
-        *(f"audio.{name}" for name in AudioPreprocessing.model_fields),
-        *(f"tokenizer.{name}" for name in TokenizerMetadata.model_fields),
-        "tokenizer.eos_token_id",
-        "context.length",
+        *(f"{namespace}.{name}" for namespace, model in _NAMESPACES.items() for name in model.model_fields),
+        *(PROVENANCE, LABELS, "tokenizer.eos_token_id", "context.length"),
     }
 )
 """All keys but those of `Metadata.extra`."""
 
 
 def merged_metadata(first: Mapping[str, Any], second: Mapping[str, Any]) -> Metadata:
-    """What was written in two places (see `Metadata.written`): what the first one has, null too, replaces the second's.
+    """Merges fields as written (see `Metadata.written`): those of the first, null too, replace those of the second.
 
     Labels of either kind replace those of the other.
     """

@@ -64,12 +64,7 @@ DimIndex = Annotated[int, Field(ge=0)]
 
 
 class InputShape(RootModel[object]):
-    """One input.
-
-    Attributes:
-        root: the dynamic dimensions of a tensor by index; None for an input that is static; the shapes of the parts of
-            an input that is a tuple or a list.
-    """
+    """One input: a tensor's dynamic dimensions by index, None if it is static, or the shapes of a tuple's parts."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -157,9 +152,7 @@ class DeviceLimits(FrozenModel):
     planned: Bytes | None = Field(None, description="Planned memory, all ids together: bytes, or text such as 256KiB.")
     method: Bytes | None = Field(None, description="Buffer of the method allocator; needs a place with nfat_run.")
     total: Bytes | None = Field(
-        None,
-        description="All memory: planned, of the method and of the temporary allocator, and what backends and kernels "
-        "take from the heap; needs such a place, too.",
+        None, description="Planned memory, both allocators, and heap of backends and kernels; needs such a place."
     )
 
     @property

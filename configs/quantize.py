@@ -83,21 +83,13 @@ class Quantize(FrozenModel):
         (), description=f"Functions to run over the quantized module, before it is exported. {_RUN_AGAIN}"
     )
     exclude: Patterns = Field(
-        (),
-        description="Layers to leave in floating point: patterns of module names, such as head or encoder.layers.0.*; "
-        "with a module, everything inside of it.",
+        (), description="Patterns of modules to leave in floating point, with all they contain, such as encoder.*"
     )
     at_least: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="The share of each method's weights, by their elements, that must become integers, such as 0.8; "
-        "null: any.",
+        None, gt=0, le=1, description="Least share of a method's weight elements that become integers; null: any."
     )
     search: QuantizationSearch | None = Field(
-        None,
-        description="Leave out more layers, those that lose most first, until the file passes its accuracy gate; null: "
-        "none. Needs an accuracy evaluator.",
+        None, description="Leave out more layers, worst first, until the file passes its accuracy gate; null: none."
     )
 
     @model_validator(mode="after")
@@ -126,9 +118,7 @@ class TorchaoTransform(FrozenModel):
     """Quantizes the weights of layers in place: ``torchao.quantization.quantize_`` with one of its configs."""
 
     torchao: str = Field(
-        min_length=1,
-        description="A config of torchao.quantization, by class name or in snake case, such as int8_weight_only or "
-        "Int8DynamicActivationIntxWeightConfig.",
+        min_length=1, description="A config of torchao.quantization: class name or snake case (int8_weight_only)."
     )
     params: dict[str, JsonValue] = Field(
         {},
@@ -143,11 +133,7 @@ class TorchaoTransform(FrozenModel):
         ("linear",), min_length=1, description="The kinds of layers to quantize."
     )
     at_least: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="The share of each method's weights, by their elements, that must be integers after all "
-        "transforms, such as 0.8; null: any.",
+        None, gt=0, le=1, description="Least share of weight elements to be integers after all transforms; null: any."
     )
     filter_fn: ObjectReference | None = Field(
         None,

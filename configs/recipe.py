@@ -35,8 +35,7 @@ class EdgePass(_PassMaker):
     """A pass over Edge programs, named by where it is imported from."""
 
     takes_program: StrictBool = Field(
-        False,
-        description="Pass it the method's name and ATen program first, like executorch.export's edge_transform_passes.",
+        False, description="Pass it the method's name and ATen program first, as in edge_transform_passes."
     )
 
 
@@ -83,9 +82,7 @@ class EdgeOptions(FrozenModel):
         (), description="Operators outside of core ATen that are allowed, such as aten.linalg_vector_norm.default."
     )
     preserve_for_target: StrictBool = Field(
-        True,
-        description="Keep the operators whole that the target takes whole, as to_edge_transform_and_lower does. false: "
-        "decompose all, as to_edge does.",
+        True, description="false: decompose all operators, as to_edge does, even those that the target takes whole."
     )
     passes: tuple[EdgePass, ...] = Field(
         (),
@@ -150,10 +147,7 @@ class MethodOptions(FrozenModel):
 
 
 class CompileOptions(FrozenModel):
-    """How the file is made and laid out: the fields of ``executorch.exir.ExecutorchBackendConfig`` that are data.
-
-    Fields have the names they have there, or in the passes that the config holds.
-    """
+    """Layout of the file: the fields of ``executorch.exir.ExecutorchBackendConfig`` and its passes that are data."""
 
     extract_delegate_segments: StrictBool = Field(
         True, description="Put delegate data into separate segments, which the runtime can free after loading."
@@ -190,8 +184,7 @@ class CompileOptions(FrozenModel):
         False, description="Outputs stay on the delegate's device (PropagateDeviceConfig)."
     )
     sym_shape_eval: SymShapeEval = Field(
-        "constraint_based",
-        description="Memory of a dynamic size: for the upper bound of its constraints, or of the example's.",
+        "constraint_based", description="Memory of dynamic sizes: by the upper bound of constraints, or the example's."
     )
     remove_view_copy: StrictBool = Field(True, description="Views share memory with the tensors they view.")
     do_quant_fusion_and_const_prop: StrictBool = Field(False, description="Fuse quantized operators, fold constants.")
@@ -205,9 +198,7 @@ class CompileOptions(FrozenModel):
     emit_mutable_buffer_names: StrictBool = Field(False, description="Store the names of buffers that methods change.")
     emit_stacktrace: StrictBool = Field(False, description="Keep Python stack traces in the file; implied by `debug`.")
     generate_etrecord: StrictBool = Field(
-        False,
-        description="Also write an ETRecord for ExecuTorch's Inspector, and the maps of debug handles and delegates; "
-        "implied by a recipe's `debug`.",
+        False, description="Also write an ETRecord and the maps of debug handles and delegates; implied by `debug`."
     )
 
     @model_validator(mode="after")
@@ -253,10 +244,7 @@ class SelfCheck(FrozenModel):
         "then random inputs, unless the recipe quantizes. One does not find backends that ignore their inputs.",
     )
     repeats: StrictInt = Field(
-        3,
-        ge=1,
-        le=100,
-        description="How often each call is made. Its outputs must be the same, bit for bit; 1: they may vary.",
+        3, ge=1, le=100, description="Runs of each call; outputs must be equal bit for bit. 1: they may vary."
     )
     tolerance: Number | None = Field(
         None,
@@ -296,13 +284,9 @@ class Output(FrozenModel):
     )
 
     @model_validator(mode="after")
-    def _checks_of_payloads(self) -> Self:
+    def _fit_the_form(self) -> Self:
         if self.self_check and self.form != "fat":
             raise ValueError("`self_check` needs `form: fat`: nothing checks a plain file when it is loaded")
-        return self
-
-    @model_validator(mode="after")
-    def _patterns_of_plain_files(self) -> Self:
         if not isinstance(self.external_data, bool) and self.form == "fat":
             raise ValueError("`external_data` takes patterns with `form: plain` only: write true, or false")
         return self
@@ -336,13 +320,11 @@ class Recipe(FrozenModel):
     )
     quantize: Quantize | None = Field(None, description="How exported programs are quantized; null: not at all.")
     aten_passes: tuple[AtenPass, ...] = Field(
-        (),
-        description="Functions to run in order over each method's quantized ATen program; run again when they change.",
+        (), description="Functions to run in order over methods' quantized ATen programs; run again when they change."
     )
     edge: EdgeOptions = Field(EdgeOptions(), description="How ATen programs become Edge programs.")
     edge_manager_passes: tuple[EdgeManagerPass, ...] = Field(
-        (),
-        description="Functions to run in order over the Edge programs of all methods; run again when they change.",
+        (), description="Functions to run in order over the Edge programs of all methods; run again when they change."
     )
     emission_passes: tuple[EmissionPass, ...] = Field(
         (),
@@ -358,9 +340,7 @@ class Recipe(FrozenModel):
     )
     verify: Verification = Field(Verification(), description="How far outputs may be from eager's.")
     not_for: dict[str, Annotated[str, Field(min_length=1)]] = Field(
-        {},
-        description="Globs of names of models that the recipe does not apply to, each with the reason. These pairs are "
-        "skipped, and the run says why.",
+        {}, description="Globs of models to skip, each with the reason, which the run reports."
     )
     accuracy: Accuracy | None = Field(None, description="How good the file must be at its task; null: not scored.")
 
@@ -398,12 +378,12 @@ class Recipe(FrozenModel):
     @property
     def edges(self) -> dict[FieldPath, EdgeOptions]:
         """All Edge options, the recipe's and those of single methods, by the field that holds them."""
-        found: dict[FieldPath, EdgeOptions] = {("edge",): self.edge}
+        edges: dict[FieldPath, EdgeOptions] = {("edge",): self.edge}
         for position, specialization in enumerate(self.specializations):
             for method, options in specialization.methods.items():
                 if options.edge:
-                    found["specializations", position, "methods", method, "edge"] = options.edge
-        return found
+                    edges["specializations", position, "methods", method, "edge"] = options.edge
+        return edges
 
     @property
     def operators(self) -> tuple[tuple[str, str], ...]:

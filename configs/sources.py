@@ -57,8 +57,7 @@ class LayerFields(FrozenModel):
         None, ge=1, description="How many weights of embeddings share a scale; null: 32 in int4, a row in int8."
     )
     encoder: LinearScheme | Literal["float"] | None = Field(
-        None,
-        description="Linear layers of encoders of texts, images and sounds; float: unquantized; null: as `linear`.",
+        None, description="Linear layers of text, image and sound encoders; float: unquantized; null: as `linear`."
     )
 
 
@@ -76,10 +75,7 @@ class HuggingFaceSource(FrozenModel):
     revision: str | None = Field(None, description="Branch, tag or commit of the repository; left out: main.")
     gguf: str | None = Field(None, min_length=1, description="Name of its GGUF file; weights become floating point.")
     adapter: str | None = Field(
-        None,
-        min_length=1,
-        description="An adapter in PEFT's layout: a repository of the Hugging Face hub, or a folder, which begins with "
-        "./, ../ or /.",
+        None, min_length=1, description="An adapter in PEFT's layout: a repository, or a folder (./, ../ or /)."
     )
     merge: StrictBool = Field(
         True,
@@ -136,20 +132,13 @@ class HuggingFaceSource(FrozenModel):
         "`compile: {share_mutable_buffers: true}`.",
     )
     audio_frames: StrictInt | None = Field(
-        None,
-        ge=1,
-        description="Frames of a sound that `audio_encoder` takes at once; left out: those of 30 seconds, or of the "
-        "window that the model has.",
+        None, ge=1, description="Frames of sound per `audio_encoder` call; left out: 30 seconds or the model's window."
     )
 
     @model_validator(mode="after")
-    def _cache_needs_attention(self) -> Self:
+    def _fields_fit(self) -> Self:
         if self.cache and not self.attention:
             raise ValueError("cache: int8 is read by ExecuTorch's own attention: add `attention: custom_sdpa`")
-        return self
-
-    @model_validator(mode="after")
-    def _config_has_no_weights(self) -> Self:
         if self.config is not None and (self.gguf or self.adapter):
             raise ValueError("config: the weights of its model are random: leave `gguf` and `adapter` out")
         return self

@@ -98,10 +98,7 @@ def check_text_options(kwargs: Mapping[str, Any], metric: str, folder: Path) -> 
 
 
 def read_samples(file: Path, most: int | None = None) -> Iterator[tuple[str, TextSample]]:
-    """The samples of a file, each with its place for messages; at most `most` of them.
-
-    Raises SourceError, with the line, for what is no sample, and for sounds and images that do not exist.
-    """
+    """At most `most` samples of a file, with their locations for messages; raises SourceError with the line."""
     count = 0
     for line, values in _rows(file):
         where = f"{file}, line {line}"

@@ -12,8 +12,7 @@ from .base import FrozenModel, Name, ObjectReference
 from .places import HOST
 from .sources import BuilderSource
 
-Number = Annotated[float, Strict()]
-"""A number; text that looks like one is not."""
+Number = Annotated[float, Strict()]  # A number; text that looks like one is not
 
 
 ERROR_BOUNDS = ("max_abs_error", "max_relative_error", "min_sqnr_db", "min_agreement")
@@ -67,8 +66,7 @@ class VerifyBounds(FrozenModel):
         return 0.99 if self.min_sqnr_db >= _EXACT_DB else 0.5
 
 
-_EXACT_DB = 60.0
-"""What no recipe asks for that quantizes."""
+_EXACT_DB = 60.0  # what no recipe asks for that quantizes
 
 
 class InputSearch(FrozenModel):
@@ -87,9 +85,7 @@ class Verification(VerifyBounds):
         "as not run; its edge programs are compared with eager in its place.",
     )
     ladder: StrictBool = Field(
-        False,
-        description="true: also run the program after each step of the lowering (exported, edge, ...) and report how "
-        "far each is from eager. Recipes that quantize always do.",
+        False, description="true: also compare the program after each step with eager, as for recipes that quantize."
     )
     on: tuple[Name, ...] = Field(
         (HOST,),
@@ -157,11 +153,6 @@ class Accuracy(_WrittenFields):
     floor: Number | None = Field(None, description="Lowest acceptable score; null: none.")
     max_drop: Number | None = Field(None, ge=0, description="How far the score may be below eager's; null: no limit.")
 
-    @property
-    def is_shipped(self) -> bool:
-        """Whether the evaluator is one of pteforge's own."""
-        return (self.evaluator or "").startswith(SHIPPED_EVALUATORS)
-
     def applied_to(self, other: Accuracy) -> Accuracy:
         """`other` with the fields replaced that are written here; another evaluator comes with its own arguments."""
         written = set(self.model_fields_set)
@@ -197,6 +188,7 @@ def resolve_gate(recipe: Accuracy | None, model: Accuracy | None, drop: float | 
         raise ValueError("names an evaluator, but no bound; add `floor`, `max_drop` or both")
     if both.evaluator is None or not bounded:
         return None
-    read = [Path(value) for name in _READ if both.is_shipped and isinstance(value := both.kwargs.get(name), str)]
+    arguments = _READ if both.evaluator.startswith(SHIPPED_EVALUATORS) else ()
+    read = [Path(value) for name in arguments if isinstance(value := both.kwargs.get(name), str)]
     source = BuilderSource(builder=both.evaluator, kwargs=both.kwargs, files=(*both.files, *read))
     return AccuracyGate(evaluator=source, floor=both.floor, max_drop=both.max_drop)

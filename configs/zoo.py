@@ -80,8 +80,7 @@ class PublishConfig(FrozenModel):
     """Releases of whole runs: their place, and the conditions for a channel to move to one."""
 
     url: str = Field(
-        min_length=1,
-        description="Folder or URL (s3://bucket/prefix, hf://org/name) of releases. A folder is relative to this file.",
+        min_length=1, description="Folder (relative to this file) or URL (s3://bucket/prefix, hf://org/name)."
     )
     channel: Name = Field("latest", description="The channel that moves to a new release.")
     keep: int = Field(30, ge=1, description="How many releases to keep, besides those that channels name.")
@@ -119,10 +118,7 @@ class Zoo(FrozenModel):
         return value
 
     def with_places(self, named: Sequence[str]) -> Zoo:
-        """The zoo with places that all recipes verify on, and that are required.
-
-        Each is the name of one of its own, or a text that `PlaceConfig.parse` reads.
-        """
+        """The zoo with required places, named or as `PlaceConfig.parse` reads them, that all recipes verify on."""
         places = dict(self.places)
         names = []
         for text in named:

@@ -25,8 +25,7 @@ FORMAT: Literal[1] = 1
 ANY_KERNEL = "default"
 """In place of keys: an operator's kernel for all dtypes and dim orders. ExecuTorch's selective build calls it so."""
 
-ANY_PRIM = "executorch_prim::*"
-"""In place of operators: all that `is_prim` knows."""
+ANY_PRIM = "executorch_prim::*"  # in place of operators: all that `is_prim` knows
 
 RELEASES = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5")
 """Releases of ExecuTorch; releases of fixes, such as 1.4.1, have the same operators."""
@@ -55,8 +54,7 @@ From tags v1.0.0 to v1.4.1 of pytorch/executorch, and the wheels of 1.4.0 to 1.5
 kernels/quantized/quantized.yaml, kernels/prim_ops/register_prim_ops.cpp and extension/llm/custom_ops.
 """
 
-_FAT_SINCE = "1.5"
-"""The release that `libnfat_backend` is built for (runtime/CMakeLists.txt)."""
+_FAT_SINCE = "1.5"  # the release that `libnfat_backend` is built for (runtime/CMakeLists.txt)
 
 _LIBRARIES = {
     "aten": "portable_ops_lib",
@@ -91,10 +89,7 @@ class Needs:
 
 
 def read_needs(path: Path, data_files: Sequence[Path] = ()) -> tuple[Needs, ...]:
-    """What a `.pte` needs, and after it each payload in its fat delegates, by priority.
-
-    Weights that are in `data_files` are not read. Raises as `open_pte` and `open_fat`.
-    """
+    """What a `.pte` and each payload in its fat delegates need; raises as `open_pte` and `open_fat`."""
     content = map_file(path)
     with naming(path):
         pte = read_pte(content)

@@ -54,10 +54,7 @@ def describe(pte: PteFile) -> dict[str, Any]:
 
 
 def planned_memory(file: Path, data_files: Sequence[Path]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Payload (empty for a plain file), method, and bytes by memory id, of methods that compute something.
-
-    Payloads that cannot be read are left out.
-    """
+    """Payload (empty for a plain file), method and bytes by memory id, of readable programs that compute something."""
     pte = open_pte(file)
     programs = {"": pte}
     if is_fat(pte):
@@ -193,10 +190,7 @@ def _kernels(fat: FatFile, payload: Payload) -> list[str] | None:
 
 
 def payload_sizes(manifest: Manifest) -> list[tuple[int, int]]:
-    """Bytes stored only for each payload (what removing it saves), and those stored for it and others.
-
-    Zeros are not stored, and bytes that a payload uses twice count once.
-    """
+    """Bytes stored only for each payload (what removing it saves), and those stored for it and others, each once."""
     adds, shared = Counter[int](), Counter[int]()
     for size, users in _stored_bytes(manifest):
         for user in users:

@@ -37,8 +37,7 @@ from .manifest import read_manifest, write_manifest
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 MAGIC = b"NFAT"
-V1 = 1
-"""The layout that upstream proposes: a table and whole payloads."""
+V1 = 1  # the layout that upstream proposes: a table and whole payloads
 VERSION = 2
 MAX_INLINE = (1 << 32) - 1
 
@@ -99,10 +98,7 @@ class Container:
         return GoldenCheck(content, payload.self_check.tolerance, payload.self_check.repeats)
 
     def write(self, payload: Payload, destination: Path) -> None:
-        """Writes a payload to a file atomically; creates the folder if needed.
-
-        Raises FileFormatError if a blob is missing or bytes are damaged; then `destination` is unchanged.
-        """
+        """Writes a payload to a file atomically; FileFormatError leaves `destination` unchanged."""
         with new_file(destination) as file:
             file.writelines(self.verified(payload))
 
@@ -209,8 +205,7 @@ def read_v2(content: memoryview) -> tuple[Manifest, memoryview]:
     return manifest, content[inline_start:]
 
 
-NO_BACKEND = "portable"
-"""Id of entries of version 1 that need no backend."""
+NO_BACKEND = "portable"  # id of entries of version 1 that need no backend
 
 _V1_START = struct.Struct("<4sII")
 _ENTRY = struct.Struct("<32sQQ")
@@ -299,10 +294,7 @@ class FatFile:
 
 
 def open_fat(path: Path, data_files: Sequence[Path] = ()) -> FatFile:
-    """Opens a fat file, with more named data from `.ptd` files; bytes are mapped, and read when needed.
-
-    Raises InputError if a file cannot be read, as FileFormatError if one is damaged or `path` is not a fat file.
-    """
+    """Opens a fat file, mapped, with the named data of `.ptd` files; raises InputError if that is not possible."""
     view = map_file(path)
     with naming(path):
         program = read_pte(view)
@@ -321,10 +313,7 @@ def payload_program(container: Container, payload: Payload) -> PteFile:
 
 
 def payload_start(container: Container, payload: Payload) -> mmap.mmap:
-    """A payload without its weights: only its start is copied, the rest is zero.
-
-    Raises FileFormatError if it is damaged, as far as that shows.
-    """
+    """A payload without its weights: only its start is copied. Raises FileFormatError if it is visibly damaged."""
     # Zero pages take no memory. Private ones count as the process's own.
     content = mmap.mmap(-1, max(payload.size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     position = 0

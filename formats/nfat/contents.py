@@ -11,18 +11,14 @@ from enum import IntEnum
 from ...artifacts.digest import Digest
 from ..pte.contents import Extent
 
-BACKEND_ID = "NfatBackend"
-"""Id of the delegate that runs a container."""
-
-DEFAULT_ALIGNMENT = 128
-"""Bytes: ExecuTorch's alignment of segments, and of blobs, in a file."""
+BACKEND_ID = "NfatBackend"  # id of the delegate that runs a container
+DEFAULT_ALIGNMENT = 128  # bytes: ExecuTorch's alignment of segments, and of blobs, in a file
 
 BYTE_ALIGNMENT = 16
 """The alignment of addresses that ExecuTorch's loaders promise; positions and offsets are equal modulo this."""
 
 
-TRANSPOSED_EXTENTS = 1
-"""Bit of `features`: some extents are stored transposed."""
+TRANSPOSED_EXTENTS = 1  # bit of `features`: some extents are stored transposed
 
 HALF_EXTENTS = 2
 """Bit of `features`: some extents are stored as 32-bit numbers, and are 16-bit ones in the payload."""
@@ -40,18 +36,14 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MappedExtent:
-    """An extent of a payload, and where its bytes are: `Extent` of the schema, with its size.
-
-    The source of a `half` extent has 32-bit floating-point numbers, twice as many bytes, of which the payload has the
-    nearest 16-bit ones.
-    """
+    """An extent of a payload, and where its bytes are: `Extent` of the schema, with its size."""
 
     position: int  # offset in the payload
     size: int
     source: Source
     offset: int = 0  # in its source; 0 for zeros
     blob: int = 0  # index of the blob; 0 for other sources
-    half: bool = False
+    half: bool = False  # stored as 32-bit floating-point numbers, of which the payload has the nearest 16-bit ones
 
     @property
     def stored(self) -> Extent:
@@ -111,10 +103,7 @@ class SelfCheck:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A specialization in a container.
-
-    It has `transposes` if `features` has `TRANSPOSED_EXTENTS`, and `half` extents if it has `HALF_EXTENTS`.
-    """
+    """A specialization in a container."""
 
     description: Description
     size: int
@@ -122,7 +111,7 @@ class Payload:
     extents: tuple[MappedExtent, ...]  # by position; empty if `unknown_features` make their meaning unknown
     features: int = 0  # extensions that a reader has to know to use it
     parts_sha256: Digest | None = None  # see `parts_digest`; None if the container does not have it
-    transposes: tuple[Transpose, ...] = ()  # by extent
+    transposes: tuple[Transpose, ...] = ()  # by extent; some if `features` has `TRANSPOSED_EXTENTS`
     self_check: SelfCheck | None = None  # None if it carries no golden cases
 
     @property
@@ -162,14 +151,9 @@ class Manifest:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-EXTENT = struct.Struct("<QQII")
-"""Position, offset, source and blob: the layout in a manifest."""
-
-TRANSPOSE = struct.Struct("<IIII")
-"""Extent, item, rows and columns: the layout in a manifest."""
-
-HALF = struct.Struct("<I")
-"""Extent: the layout in a manifest."""
+EXTENT = struct.Struct("<QQII")  # position, offset, source and blob: the layout in a manifest
+TRANSPOSE = struct.Struct("<IIII")  # extent, item, rows and columns: the layout in a manifest
+HALF = struct.Struct("<I")  # extent: the layout in a manifest
 
 _SIZE = struct.Struct("<Q")
 

@@ -212,8 +212,7 @@ class GoldenCheck:
         return ""
 
 
-Returned = tuple[GoldenTensor, ...] | str
-"""Outputs, or the error in their place."""
+Returned = tuple[GoldenTensor, ...] | str  # outputs, or the error in their place
 
 
 def _run(execute: Execute, inputs: Sequence[GoldenTensor], method: Method) -> tuple[GoldenTensor, ...]:

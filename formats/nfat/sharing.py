@@ -14,30 +14,21 @@ from .contents import BYTE_ALIGNMENT, MatrixShape, is_zero
 from .conversions import byte_sum, find_shape, halved, is_half
 from .limits import MAX_EXPANSION, MAX_ZEROS
 
-MIN_BLOB = 4096
-"""Smaller runs are inline: mapping takes whole pages."""
-
-_MIN_SAVING = 64
-"""A section is split only if that saves at least 1/64 of it."""
-
-_START = 128
-"""Bytes by which 16-bit numbers are looked up."""
-
-_MAX_UNUSED = 16
-"""A payload that points into a blob uses all but 1/16 of it."""
+MIN_BLOB = 4096  # smaller runs are inline: mapping takes whole pages
+_MIN_SAVING = 64  # A section is split only if that saves at least 1/64 of it
+_START = 128  # bytes by which 16-bit numbers are looked up
+_MAX_UNUSED = 16  # A payload that points into a blob uses all but 1/16 of it
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a payload that should stay contiguous: the program, a segment, or the bytes between them.
-
-    A `convertible` section may be stored as what another payload has, transposed or as numbers of twice as many bits.
-    """
+    """A part of a payload that should stay contiguous: the program, a segment, or the bytes between them."""
 
     payload: int
     extent: Extent
     # extents in it that other payloads may also contain, by offset and without overlaps
     shareable: tuple[Extent, ...] = field(default=(), compare=False)
+    # whether it may be stored as what another payload has, transposed or as numbers of twice as many bits
     convertible: bool = field(default=False, compare=False)
 
     @property
@@ -127,15 +118,13 @@ class StoredContent:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlan:
-    """Where each byte is stored.
-
-    Sections of 16-bit numbers in `halves` have no placements; they are rounded from 32-bit numbers.
-    """
+    """Where each byte is stored."""
 
     contents: Sequence[StoredContent]  # of the payloads
     placements: tuple[Placement, ...]  # of all payloads, in the order of storing
     blocks: dict[StoredRun, tuple[Block, ...]]
     transposes: Mapping[Section, MatrixShape]  # shapes of the bytes that transposed sections share
+    # sections of 16-bit numbers, without placements, and the 32-bit numbers that they are rounded from
     halves: Mapping[Section, Numbers] = field(default_factory=dict)
     repetitive: frozenset[int] = frozenset()  # payloads that readers would refuse if repeated bytes were stored once
 
@@ -326,8 +315,7 @@ def _covers(other: Placement, placement: Placement) -> bool:
     return other.position <= placement.position and end <= other.position + other.extent.size
 
 
-_Ban = tuple[int, Section]
-"""A payload, and a section that it must not point into."""
+_Ban = tuple[int, Section]  # A payload, and a section that it must not point into
 
 _UNIQUE = b"unique"
 _ALL_ZERO = b"zeros"

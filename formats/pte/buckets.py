@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from ...errors import FileFormatError, InputError
 
-BUCKETS = "buckets."
-"""Before the name of the method, behind the prefix of metadata."""
+BUCKETS = "buckets."  # before the name of the method, behind the prefix of metadata
 
 
 class Bucket(BaseModel):
@@ -92,10 +91,7 @@ def choose_bucket(buckets: Sequence[Bucket], inputs: Sequence[Any]) -> Bucket:
 
 
 def fit_bucket(buckets: Sequence[Bucket], inputs: Sequence[Any]) -> tuple[Bucket, list[Any]]:
-    """The smallest bucket that inputs fit, and the inputs, padded to its sizes.
-
-    Raises InputError if they are too large, or have to be padded and the file does not say what with.
-    """
+    """The smallest bucket that inputs fit, and the padded inputs; raises InputError if they cannot be padded to fit."""
     bucket = choose_bucket(buckets, inputs)
     if all(inputs[position].shape[dimension] == size for position, dimension, size, _ in bucket.inputs):
         return bucket, list(inputs)

@@ -213,17 +213,16 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class PteFile:
-    """A `.pte` file.
-
-    Its `segments` do not overlap, but named data may lie inside of the segment of constants.
-    """
+    """A `.pte` file."""
 
     size: int
     version: int  # of the program's schema
     program_size: int  # bytes of the flatbuffer at the file's start, including the extended header
     segment_base: int  # where segments start; 0 if the file has no extended header
     methods: tuple[Method, ...]
-    segments: tuple[Extent, ...]  # data after the flatbuffer, in the file's order, without padding
+    # Data after the flatbuffer, in the file's order, without padding. Only named data may lie inside of another
+    # segment, that of constants.
+    segments: tuple[Extent, ...]
     constants: tuple[ConstantTensor, ...]  # by offset
     external: tuple[TensorSpec, ...]  # tensors whose data is in another file, by name
     named_data: tuple[NamedData, ...]  # what delegates look up

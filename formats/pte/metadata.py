@@ -115,8 +115,7 @@ def read_metadata(path: Path, pte: PteFile | None = None) -> dict[str, MetadataV
         return metadata_of(pte or read_pte(view), view)
 
 
-_OMITTED = ("general", "output")
-"""Namespaces that the names of constant methods leave out."""
+_OMITTED = ("general", "output")  # namespaces that the names of constant methods leave out
 
 
 def constant_method(key: str) -> str:

@@ -29,13 +29,18 @@ from .contents import (
 )
 from .tables import BOOL, F64, I8, I32, I64, U8, U32, U64, TableView, pick
 
-MAX_DIMENSIONS = 16
-"""Limit per tensor: `kTensorDimensionLimit` of the runtime."""
+MAX_DIMENSIONS = 16  # limit per tensor: `kTensorDimensionLimit` of the runtime
 
 _DYNAMISM: dict[int, Literal["static", "bound", "unbound"]] = {
     schema.TensorShapeDynamism.STATIC: "static",
     schema.TensorShapeDynamism.DYNAMIC_BOUND: "bound",
     schema.TensorShapeDynamism.DYNAMIC_UNBOUND: "unbound",
+}
+
+_NUMBERS: dict[int, tuple[ScalarKind, IntEnum, Any, Any]] = {
+    schema.KernelTypes.INT: ("int", schema.Int.INT_VAL, I64, 0),
+    schema.KernelTypes.BOOL: ("bool", schema.Bool.BOOL_VAL, BOOL, False),
+    schema.KernelTypes.DOUBLE: ("double", schema.Double.DOUBLE_VAL, F64, 0.0),
 }
 
 _LISTS: dict[int, tuple[ScalarKind, IntEnum, Any]] = {
@@ -45,6 +50,16 @@ _LISTS: dict[int, tuple[ScalarKind, IntEnum, Any]] = {
     schema.KernelTypes.TENSORLIST: ("tensor_list", schema.TensorList.ITEMS, I32),
     schema.KernelTypes.OPTIONALTENSORLIST: ("optional_tensor_list", schema.OptionalTensorList.ITEMS, I32),
 }
+
+
+_INSTRUCTIONS = {
+    schema.InstructionArguments.KERNELCALL: "kernel_calls",
+    schema.InstructionArguments.DELEGATECALL: "delegate_calls",
+    schema.InstructionArguments.MOVECALL: "moves",
+    schema.InstructionArguments.JUMPFALSECALL: "jumps",
+    schema.InstructionArguments.FREECALL: "frees",
+}
+"""Fields of `InstructionCounts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +81,7 @@ class MethodContents:
 
 
 def read_method(plan: TableView, segments: Sequence[Extent], inline: Sequence[Extent]) -> MethodContents:
-    """Reads one execution plan; `inline` lists the delegate data inside the flatbuffer.
-
-    Raises FileFormatError if the plan refers to something that does not exist.
-    """
+    """Reads one execution plan; `inline` lists delegate data in the flatbuffer. Raises FileFormatError."""
     name = plan.text(schema.ExecutionPlan.NAME)
     values = list(plan.children(schema.ExecutionPlan.VALUES))
     operators = tuple(map(_operator, plan.children(schema.ExecutionPlan.OPERATORS)))
@@ -97,7 +109,7 @@ def read_constants(
     inline = [node.extent(schema.Buffer.STORAGE) for node in program.children(schema.Program.CONSTANT_BUFFER)]
     constants = _group(program.child(schema.Program.CONSTANT_SEGMENT), segments)
     mutable = [_group(node, segments) for node in program.children(schema.Program.MUTABLE_DATA_SEGMENTS)]
-    found: dict[tuple[int | None, int], ConstantTensor] = {}
+    tensors: dict[tuple[int | None, int], ConstantTensor] = {}
     for use in uses:
         if use.external:
             continue
@@ -107,10 +119,10 @@ def read_constants(
             constant = _in_flatbuffer(pick(inline, use.index, "constant"), use)
         else:
             constant = _in_segment(constants, use)
-        known = found.setdefault((use.mutable_group, use.index), constant)
-        if known.extent.size < constant.extent.size:
-            found[use.mutable_group, use.index] = constant
-    return tuple(sorted(found.values(), key=lambda constant: constant.extent))
+        largest = tensors.setdefault((use.mutable_group, use.index), constant)
+        if largest.extent.size < constant.extent.size:
+            tensors[use.mutable_group, use.index] = constant
+    return tuple(sorted(tensors.values(), key=lambda constant: constant.extent))
 
 
 def read_calls(plan: TableView) -> Iterator[KernelCall]:
@@ -144,9 +156,9 @@ def _described(values: Sequence[TableView], index: int) -> str:
             order = ",".join(map(str, tensor.numbers(schema.Tensor.DIM_ORDER, U8)))
             return f"{tensor.number(schema.Tensor.SCALAR_TYPE, I8)};{order}"
         case schema.KernelTypes.TENSORLIST | schema.KernelTypes.OPTIONALTENSORLIST:
-            items = (item for item in _member(value).numbers(schema.TensorList.ITEMS, I32) if item >= 0)
-            found = (pick(values, item, "value") for item in items)
-            tensors = (item for item in found if item.number(schema.EValue.VAL_TYPE, U8) == schema.KernelTypes.TENSOR)
+            numbers = (number for number in _member(value).numbers(schema.TensorList.ITEMS, I32) if number >= 0)
+            items = (pick(values, number, "value") for number in numbers)
+            tensors = (item for item in items if item.number(schema.EValue.VAL_TYPE, U8) == schema.KernelTypes.TENSOR)
             first = next(tensors, None)
             return f"[{_described([first], 0)}]" if first else ""
     return ""
@@ -198,31 +210,18 @@ def _count(
     for chain in plan.children(schema.ExecutionPlan.CHAINS):
         for instruction in chain.children(schema.Chain.INSTRUCTIONS):
             kind = instruction.number(schema.Instruction.INSTR_ARGS_TYPE, U8)
+            if kind not in _INSTRUCTIONS:
+                raise FileFormatError(f"an instruction is of kind {kind}, which the schema does not know")
             kinds[kind] += 1
             called.append("")
-            match kind:
-                case schema.InstructionArguments.KERNELCALL:
-                    index = _arguments(instruction).number(schema.KernelCall.OP_INDEX, I32)
-                    called[-1] = pick(operators, index, "operator")
-                    calls[index] += 1
-                case schema.InstructionArguments.DELEGATECALL:
-                    index = _arguments(instruction).number(schema.DelegateCall.DELEGATE_INDEX, I32)
-                    called[-1] = pick(delegates, index, "delegate").id
-                case (
-                    schema.InstructionArguments.MOVECALL
-                    | schema.InstructionArguments.JUMPFALSECALL
-                    | schema.InstructionArguments.FREECALL
-                ):
-                    pass
-                case _:
-                    raise FileFormatError(f"an instruction is of kind {kind}, which the schema does not know")
-    counts = InstructionCounts(
-        kernel_calls=kinds[schema.InstructionArguments.KERNELCALL],
-        delegate_calls=kinds[schema.InstructionArguments.DELEGATECALL],
-        moves=kinds[schema.InstructionArguments.MOVECALL],
-        jumps=kinds[schema.InstructionArguments.JUMPFALSECALL],
-        frees=kinds[schema.InstructionArguments.FREECALL],
-    )
+            if kind == schema.InstructionArguments.KERNELCALL:
+                index = _arguments(instruction).number(schema.KernelCall.OP_INDEX, I32)
+                called[-1] = pick(operators, index, "operator")
+                calls[index] += 1
+            elif kind == schema.InstructionArguments.DELEGATECALL:
+                index = _arguments(instruction).number(schema.DelegateCall.DELEGATE_INDEX, I32)
+                called[-1] = pick(delegates, index, "delegate").id
+    counts = InstructionCounts(**{field: kinds[kind] for kind, field in _INSTRUCTIONS.items()})
     return calls, counts, tuple(called)
 
 
@@ -270,13 +269,6 @@ def _tensor_data(value: TableView) -> TensorData | None:
     return TensorData(_tensor(tensor), index, group, external)
 
 
-def _value(value: TableView) -> ValueSpec:
-    member = value.number(schema.EValue.VAL_TYPE, U8)
-    if member == schema.KernelTypes.TENSOR:
-        return _tensor(_member(value))
-    return _scalar(member, value)
-
-
 def _tensor(tensor: TableView) -> TensorSpec:
     shape = tensor.numbers(schema.Tensor.SIZES, I32)
     if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
@@ -302,18 +294,17 @@ def _dtype(number: int) -> Dtype:
         raise FileFormatError(f"a tensor has scalar type {number}, which the schema does not know") from None
 
 
-def _scalar(member: int, value: TableView) -> ScalarSpec:
-    match member:
+def _value(value: TableView) -> ValueSpec:
+    match member := value.number(schema.EValue.VAL_TYPE, U8):
+        case schema.KernelTypes.TENSOR:
+            return _tensor(_member(value))
         case schema.KernelTypes.NONE | schema.KernelTypes.NULL:
             return ScalarSpec("none", None)
-        case schema.KernelTypes.INT:
-            return ScalarSpec("int", _member(value).number(schema.Int.INT_VAL, I64))
-        case schema.KernelTypes.BOOL:
-            return ScalarSpec("bool", _member(value).number(schema.Bool.BOOL_VAL, BOOL, default=False))
-        case schema.KernelTypes.DOUBLE:
-            return ScalarSpec("double", _member(value).number(schema.Double.DOUBLE_VAL, F64, 0.0))
         case schema.KernelTypes.STRING:
             return ScalarSpec("string", _member(value).text(schema.String.STRING_VAL))
+    if member in _NUMBERS:
+        kind, slot, flags, default = _NUMBERS[member]
+        return ScalarSpec(kind, _member(value).number(slot, flags, default))
     if member not in _LISTS:
         raise FileFormatError(f"a value is of kind {member}, which the schema does not know")
     kind, slot, flags = _LISTS[member]

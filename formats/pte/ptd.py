@@ -50,12 +50,9 @@ _KEY = re.compile(rb"(?:scale_)?[0-9a-f]{64}")
 
 
 def check_external_weights(file: Path, pte: PteFile, data: Path | None) -> None:
-    """Checks that `data` has the weights that a file keeps outside, as far as the file names them.
+    """Raises InputError unless `data` has the weights that a file keeps outside, as far as the file names them.
 
     XNNPACK in executorch 1.5.1 crashes if a program has no named data at all and a delegate looks for some.
-
-    Raises:
-        InputError: there is no `.ptd`, or it belongs to another file; as FileFormatError if it is damaged.
     """
     wanted = external_weights(file, pte)
     if data is None:

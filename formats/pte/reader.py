@@ -18,10 +18,7 @@ from .tables import U32, U64, Flatbuffer, TableView, pick
 
 
 def open_pte(path: Path) -> PteFile:
-    """Reads what a file contains; only the pages that describe it are touched.
-
-    Raises InputError if the file cannot be read, as FileFormatError if it is not a valid `.pte`.
-    """
+    """Reads what a file contains without its data; raises InputError if it cannot be read or is not a valid `.pte`."""
     view = map_file(path)
     with naming(path):
         return read_pte(view)

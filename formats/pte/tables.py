@@ -22,8 +22,7 @@ I64 = number_types.Int64Flags
 F64 = number_types.Float64Flags
 BOOL = number_types.BoolFlags
 
-MAX_SIZE = 2**31 - 1
-"""Largest flatbuffer in bytes: offsets are signed 32-bit numbers."""
+MAX_SIZE = 2**31 - 1  # largest flatbuffer in bytes: offsets are signed 32-bit numbers
 
 _BUDGET_PER_BYTE = 8
 _BUDGET_ALWAYS = 1 << 16
@@ -65,10 +64,7 @@ class Flatbuffer:
 
 
 class TableView:
-    """One table of a flatbuffer. Fields are looked up by slot; absent ones have their defaults.
-
-    All methods raise FileFormatError if the bytes are not what the schema says.
-    """
+    """One table of a flatbuffer; absent fields have defaults. All methods raise FileFormatError for wrong bytes."""
 
     __slots__ = ("_flatbuffer", "_size", "_table")
 
