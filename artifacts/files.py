@@ -59,8 +59,7 @@ def read_sidecar(path: Path) -> bytes:
 class NamedFiles(ABC):
     """Files under names like ``ledger/ab/abcd``, on a disk or behind a URL.
 
-    Writes are atomic: readers never see a part of a file. Every method raises StoreUnusable if the files cannot be
-    reached.
+    Writes are atomic: readers never see a part of a file. All methods raise StoreUnusable if files are out of reach.
     """
 
     @abstractmethod

@@ -39,7 +39,7 @@ def lives(run: RunRecord, held: Container[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What is not forgotten."""
+    """Which stages are not forgotten."""
 
     since: float  # everything used from then on is kept; seconds since the epoch
     why: str  # the reason for that
@@ -179,10 +179,8 @@ def collect(
 
     `older_than` drops older records. `keep_last` drops what the newest so many runs of each zoo did not use; with
     `max_bytes`, least recently used first, until the rest fits. These two drop nothing that was used within the grace
-    period, or by a zoo that is being lowered (by a run that holds its lease: killed runs do not).
-
-    Objects that a running job has published are safe: all objects are kept for the grace period `keep_newer_than`, and
-    those published since the oldest current lease are kept regardless of it.
+    period `keep_newer_than`, or by a zoo that is being lowered (by a run that holds its lease: killed runs do not).
+    Objects published within the grace period, or since the oldest current lease, are kept: running jobs need them.
     """
     now = store.clock()
     held = store.leases.held(now)
@@ -234,12 +232,12 @@ def collect(
 
 
 def _needed(needs: Mapping[Digest, set[Digest]], stays: Mapping[Digest, str]) -> dict[Digest, str]:
-    """Why each object is needed, from the objects of stages that stay, and why those do if that was asked."""
-    found: dict[Digest, str] = {}
+    """Why each object is needed, by the objects that stages need and the reasons why some stages stay."""
+    reasons: dict[Digest, str] = {}
     for key, digests in needs.items():
         reason = stays.get(key, "needed by finished stages that no option forgets")
-        found |= dict.fromkeys(digests - found.keys(), reason)
-    return found
+        reasons |= dict.fromkeys(digests - reasons.keys(), reason)
+    return reasons
 
 
 def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyReport:
@@ -276,23 +274,18 @@ def usage(store: Store) -> Usage:
         finished = sorted(record.finished for record, _ in chosen)
         return Share(len(chosen), sum(sizes.get(digest, 0) for digest in digests), finished[0], finished[-1])
 
-    kinds = sorted(set(artifacts.values()))
+    counts = dict(sorted(Counter(artifacts.values()).items()))
     of_kind = {
         kind: [(r, refs) for r in records if (refs := [ref for ref in r.outputs.values() if ref.kind == kind])]
-        for kind in kinds
+        for kind in counts
     }
     of_model = {
         model: [(known[key], known[key].outputs.values()) for key in keys & known.keys()]
         for model, keys in sorted(by_model.items())
     }
-    return Usage(
-        len(records),
-        len(objects),
-        _size(objects),
-        dict(sorted(Counter(artifacts.values()).items())),
-        {kind: share(parts) for kind, parts in of_kind.items()},
-        {model: share(parts) for model, parts in of_model.items() if parts},
-    )
+    kinds = {kind: share(parts) for kind, parts in of_kind.items()}
+    models = {model: share(parts) for model, parts in of_model.items() if parts}
+    return Usage(len(records), len(objects), _size(objects), counts, kinds, models)
 
 
 def _objects(store: Store, record: StageRecord) -> set[Digest]:

@@ -77,9 +77,8 @@ class HubFiles(RemoteFiles):
         """Commits the changes within, creating repository and branch; StoreUnusable if the branch has moved."""
         self._call("created", lambda: self._api.create_repo(**self._repository, exist_ok=True))
         if self._branch:
-            self._call(
-                "written", lambda: self._api.create_branch(**self._repository, branch=self._branch, exist_ok=True)
-            )
+            options = {**self._repository, "branch": self._branch, "exist_ok": True}
+            self._call("written", lambda: self._api.create_branch(**options))
         self._fs.invalidate_cache()
         head = self._call("read", lambda: self._api.repo_info(**self._repository, revision=self._branch)).sha
         self._committing = True

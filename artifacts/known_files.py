@@ -5,7 +5,6 @@ As git's index does it, a file that has the same size, times and inode as before
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import time
@@ -40,9 +39,6 @@ class KnownFiles:
     def digest(self, path: Path) -> Digest:
         """Digest of a file; raises OSError if it cannot be read, or is none."""
         status = os.stat(path)  # noqa: PTH116 - a rerun looks at thousands: no `Path`
-        if not stat.S_ISREG(status.st_mode):
-            number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
-            raise OSError(number, os.strerror(number), str(path))
         known = self._known.get(str(path))
         if known and known[:-1] == _seen(status):
             return known[-1]

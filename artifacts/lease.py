@@ -81,8 +81,8 @@ class Lease:
 class Leases(ABC):
     """One holder per key at a time; a holder that dies loses its lease.
 
-    A holder whose heartbeats do not reach the store, although others reach it, loses its lease while it lives: it calls
-    `Lease.check` before it publishes.
+    A holder whose heartbeats do not reach the store can lose its lease while it lives: before it publishes, it calls
+    `Lease.check`.
     """
 
     @abstractmethod
@@ -97,8 +97,7 @@ class Leases(ABC):
     def held(self, now: float | None = None) -> dict[str, float]:
         """The keys that are held, and since when, in seconds since the epoch on the store's clock.
 
-        `now` is the time on that clock, by default this machine's. If heartbeats are old, waits for new ones for as
-        long as leases take to expire.
+        `now` is the time on that clock, by default this machine's. Waits for new heartbeats where the last are old.
         """
 
 
@@ -169,7 +168,7 @@ class LocalLeases(Leases):
 
 
 class _Waiting:
-    """Says once for whom we wait, if that takes long."""
+    """Logs once whom we wait for, if that takes long."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -300,12 +299,12 @@ class RemoteLeases(Leases):
             pause = min(pause * 2, self.timing.poll)
 
     def _find(self, folder: str, holders: _Holders) -> tuple[list[str], list[str]]:
-        """Stale leases, which what is no lease counts as, and live ones."""
+        """Stale leases, with files that are no leases, and live ones."""
         began = time.monotonic()
-        found = {name: self.read(name) for name in self.files.names(folder)}
-        heartbeats = {name: heartbeat for name, heartbeat in found.items() if heartbeat}
+        leases = {name: self.read(name) for name in self.files.names(folder)}
+        heartbeats = {name: heartbeat for name, heartbeat in leases.items() if heartbeat}
         live = heartbeats.keys() - holders.look(heartbeats, began, self.files.failed)
-        return [name for name in found if name not in live], sorted(live)
+        return [name for name in leases if name not in live], sorted(live)
 
     def read(self, name: str) -> _Heartbeat | None:
         return self.records.read(name, name, _Heartbeat, _HEARTBEAT_LIMIT) if _LEASE.fullmatch(name) else None

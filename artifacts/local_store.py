@@ -97,7 +97,7 @@ class ObjectFolder:
             self.path(blob)
 
     def reference(self, blob: BlobRef) -> Reference | None:
-        """The place of an object's bytes outside of the store; None if they are in the store, or gone."""
+        """Where an object's bytes are outside of the store; None if they are in the store, or gone."""
         reference = None if self._path(blob.digest).exists() else self._referred(blob.digest)
         return reference if reference and reference.size == blob.size else None
 
@@ -310,7 +310,7 @@ class ObjectFolder:
 
 
 def _copied(reference: Reference, file: BinaryIO, blob: BlobRef) -> bool:
-    """Writes what a reference says to a file; whether those are the object's bytes."""
+    """Writes a reference's bytes to a file; returns whether they are the object's."""
 
     def written() -> Iterator[bytes]:
         for chunk in reference.chunks():
@@ -323,7 +323,7 @@ def _copied(reference: Reference, file: BinaryIO, blob: BlobRef) -> bool:
 
 
 def _file_state(status: os.stat_result, size: int) -> tuple[int, ...]:
-    """What tells a file that was digested from another one, or from one that was written since."""
+    """Identifies a digested file: another file, or the same after a write, has another state."""
     return status.st_ino, status.st_mtime_ns, status.st_size, size
 
 
@@ -340,7 +340,6 @@ def _mark(descriptor: int) -> None:
 LAYOUT = b"pteforge store 1\n"  # content of the marker file `version`
 
 _FOLDERS = ("objects", "ledger", "leases", "runs", "tmp", "unfinished", "quarantine", "damaged")
-_IGNORED = frozenset({"lost+found"})
 
 
 class LocalStore(ObjectFolder):
@@ -490,7 +489,8 @@ def _check_trust(folder: Path) -> None:
 def _check_layout(root: Path) -> None:
     marker = root / "version"
     if not os.path.lexists(marker):
-        unexpected = sorted({entry.name for entry in root.iterdir()} - {*_FOLDERS, "version", "lock"} - _IGNORED)
+        expected = {*_FOLDERS, "version", "lock", "lost+found"}
+        unexpected = sorted({entry.name for entry in root.iterdir()} - expected)
         if unexpected:
             raise StoreUnusable(
                 f"{root} is neither empty nor a pteforge store (it holds {unexpected[0]}); give an empty folder"

@@ -23,7 +23,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.dirfs import DirFileSystem
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_any, wait_random_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from ..errors import StoreAway, StoreUnusable, first_line, unusable
 from .files import RECORD_LIMIT, WAIT_UNTOLD, NamedFiles, at_most
@@ -42,8 +42,6 @@ _CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs"})
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hf"}  # what installs the file system of a protocol
 
-_FOLDERS = frozenset({"file", "local"})
-
 _TRANSIENT_ERRNO = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EIO, errno.ENETUNREACH, errno.EPIPE,
     errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO),  # Linux has it
@@ -55,6 +53,7 @@ _TRANSIENT_NAMES = frozenset({"ConnectionError", "HTTPClientError", "ClientConne
 
 PATIENCE = 30.0  # seconds that a server may take to say anything about what is written
 _SLOWEST = 64 * 2**10  # bytes per second of the slowest connection that is waited for
+_ATTEMPTS = 3  # after which a store that never answered is given up
 _DELAY = 5.0  # seconds of failed attempts after which a store that never answered is given up
 _BLOCK = 8 * 2**20  # bytes that `RemoteFiles.blocks` reads at a time
 
@@ -86,9 +85,7 @@ class RemoteFiles(NamedFiles):
         except ImportError as error:
             extra = _EXTRAS.get(self._protocol)
             command = f"pip install 'pteforge[{extra}]'" if extra else "install it"
-            raise StoreUnusable(
-                f"the store {self.url} needs a package that is not installed: {error}; {command}"
-            ) from error
+            raise StoreUnusable(f"the store {self.url} needs a missing package: {error}; {command}") from error
         except Exception as error:  # noqa: BLE001 - whatever a backend raises for a wrong URL or option
             raise StoreUnusable(f"the store {self.url} cannot be opened: {self._describe(error)}") from None
         self._root = root.rstrip("/") + "/"
@@ -113,10 +110,8 @@ class RemoteFiles(NamedFiles):
         if self._protocol in _CONDITIONAL:
             path = self._root + name
             try:
-                within = self._within(len(content))
-                self._call(
-                    "written", lambda: self._fs.pipe_file(path, content, mode="create", **within), FileExistsError
-                )
+                options = {"mode": "create", **self._within(len(content))}
+                self._call("written", lambda: self._fs.pipe_file(path, content, **options), FileExistsError)
             except FileExistsError:
                 pass
             except StoreUnusable:  # servers report a failed condition in several ways
@@ -180,7 +175,7 @@ class RemoteFiles(NamedFiles):
     def _read_part(self, name: str, start: int, end: int) -> bytes:
         """Bytes of a file, fewer at its end; raises FileNotFoundError if there is none."""
         read = functools.partial(self._fs.cat_file, self._root + name, start=start, end=end)
-        if self._protocol in _FOLDERS and Path(self._root + name).is_fifo():  # nobody may ever write to it
+        if self._protocol in {"file", "local"} and Path(self._root + name).is_fifo():  # nobody may ever write to it
             raise StoreUnusable(f"{name} in {self.url} is a pipe; remove it")
         try:
             return bytes(self._call("read", read, FileNotFoundError))
@@ -264,7 +259,6 @@ class _Outages:
     def __init__(self, url: str) -> None:
         self._url = url
         self._longest = longest_outage()
-        self._without_answer = stop_any(stop_after_attempt(3), _took_long)
         self._since: float | None = None
         self._logged = False
         self.failed = -math.inf  # when it last did not answer
@@ -287,7 +281,7 @@ class _Outages:
     def give_up(self, attempt: RetryCallState) -> bool:
         """Whether an attempt was the last one: a store that has answered before may be away for longer."""
         if not (self.may_end and _is_outage(_error_of(attempt))):
-            return self._without_answer(attempt)
+            return attempt.attempt_number >= _ATTEMPTS or _took_long(attempt)
         return time.monotonic() - (self._since or time.monotonic()) > self._longest
 
 

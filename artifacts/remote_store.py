@@ -67,9 +67,9 @@ class RemoteStore(Store):
     def publish(self, ref: ArtifactRef) -> None:
         """Uploads missing objects, the root last.
 
-        Objects that exist already may be about to be collected, so a note first declares them published now, and gc
-        reads the notes before each deletion. (In the milliseconds between the two, an object older than the grace
-        period can be lost. Its record is then a miss, and the stage runs again.)
+        Existing objects may be about to be collected, so a note first declares them published now, and gc reads the
+        notes before each deletion. (In the milliseconds between the two, an object older than the grace period can be
+        lost. Its record is then a miss, and the stage runs again.)
         """
         root, *children = self.local.objects_of(ref)
         self._notes.add([root, *children])

@@ -164,8 +164,7 @@ class Runs:
     def __init__(self, files: NamedFiles, seal: Seal | None = None) -> None:
         """Keeps records in `files`, wrapped by `seal`, by default with a checksum.
 
-        They are ``runs/<time>-<zoo>-<id>.json``; the zoo is the first digits of the SHA-256 of its name and of its
-        file's path, eight of each.
+        They are ``runs/<time>-<zoo>-<id>.json``, where <zoo> has 8 digits each of the SHA-256 of its name and path.
         """
         self._files = files
         self._records = RecordFiles(files, seal or Seal(None))
@@ -278,13 +277,13 @@ def _tag(record: RunRecord) -> str:
 
 
 def _tag_in(name: str) -> str:
-    """What the name of a record says about its zoo; empty for names that `Runs` does not write."""
+    """The zoo's tag in the name of a record; empty for names that `Runs` does not write."""
     found = _NAMED.fullmatch(name)
     return (found["tag"] if found else None) or ""
 
 
 def _names(attempts: Mapping[str, Sequence[str]]) -> dict[str, RunName]:
-    """What to call runs, by the file of each record; from the files by the run's id, the oldest first."""
+    """Names of runs by the file of each record, from the files by run id, the oldest first."""
     names: dict[str, RunName] = {}
     ids = sorted(attempts)
     for before, run, after in zip(["", *ids], ids, [*ids[1:], ""], strict=False):
@@ -295,7 +294,6 @@ def _names(attempts: Mapping[str, Sequence[str]]) -> dict[str, RunName]:
 
 
 def _started(name: str) -> str:
-    """The start of the run that a record's file belongs to."""
     time = name.removeprefix("runs/").partition("-")[0]
     try:
         return f"{datetime.strptime(time, _TIME):%Y-%m-%d %H:%M} UTC"  # noqa: DTZ007 - it is in UTC

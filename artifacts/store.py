@@ -124,8 +124,7 @@ class Store:
     def made_from(self, damaged: AbstractSet[Digest]) -> set[Digest]:
         """Keys of the records that rest on damaged objects.
 
-        A stage made the outputs that it did not read. An object is good if a stage that does not rest on damaged
-        objects has made it, too.
+        A stage made the outputs that it did not read. An object that another, good stage has made, too, is good.
         """
         records = list(self.ledger)
         made = {
@@ -225,16 +224,16 @@ def transfer(source: Store, target: Store, progress: Callable[[int, int], None] 
         if progress:
             progress(done, len(records))
     _copy_lists(source.ledger, target.ledger)
-    for record in source.ledger.all_found():
-        for case in record.found:
-            if case not in target.ledger.found_inputs(record.name) and source.has(case.inputs):
+    for found in source.ledger.all_found():
+        for case in found.found:
+            if case not in target.ledger.found_inputs(found.name) and source.has(case.inputs):
                 _copy(source, target, case.inputs)
-                target.ledger.keep_found(record.name, case)
+                target.ledger.keep_found(found.name, case)
     return Transferred(copied, present, lost)
 
 
 def _copy_record(source: Store, target: Store, record: StageRecord) -> bool:
-    """Whether everything that a record needs was there to copy."""
+    """Returns whether everything that the record needs could be copied."""
     try:
         log = [ArtifactRef("log", record.log, record.log.digest)] if record.log else []
         for ref in (*record.outputs.values(), *log):

@@ -64,19 +64,13 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
         gathered.set_entry(change)
     recipes, problems = _resolve_recipes(gathered)
     root = gathered.root
-    tree = Node(
-        {
-            "version": root.entries["version"],
-            "name": root.entries.get("name", Node(path.stem, root.location, ("name",))),
-            "python_path": Node(gathered.python_path, root.location, ("python_path",)),
-            "models": Node(gathered.models, root.entries.get("models", root).location, ("models",)),
-            "recipes": Node(recipes, root.entries.get("recipes", root).location, ("recipes",)),
-            "run": root.entries.get("run", Node({}, root.location, ("run",))),
-            "publish": root.entries.get("publish", Node(None, root.location, ("publish",))),
-            "places": root.entries.get("places", Node({}, root.location, ("places",))),
-        },
-        root.location,
-    )
+    defaults: dict[str, Scalar | dict[str, Node]] = {"name": path.stem, "run": {}, "publish": None, "places": {}}
+    sections = {name: Node(value, root.location, (name,)) for name, value in defaults.items()}
+    sections |= {name: node for name, node in root.entries.items() if name in (*defaults, "version")}
+    for name, nodes in (("models", gathered.models), ("recipes", recipes)):
+        sections[name] = Node(nodes, root.entries.get(name, root).location, (name,))
+    sections["python_path"] = Node(gathered.python_path, root.location, ("python_path",))
+    tree = Node(sections, root.location)
     locations = Locations(tree)
     zoo, findings = check(Zoo, tree)
     raise_all([*problems, *findings])
@@ -89,8 +83,7 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
 def parse_override(text: str) -> Node:
     """Reads ``KEY=VALUE``, a dotted field name and YAML; raises ConfigError for other text.
 
-    The key is the path where the value is `written`. The location names the ``--set`` and the key, and not the value,
-    which may be private.
+    The key is the path where the value is `written`. The location names the key, but not the value: it may be private.
     """
     path, rest = read_field(text)
     if not path or not rest.startswith("="):

@@ -83,9 +83,7 @@ class Metadata(FrozenModel):
     license: str | None = Field(None, description="Licence of the weights, such as apache-2.0 (SPDX).")
     source: str | None = Field(None, description="Where the model comes from: a URL, or a name such as hf:org/name.")
     revision: str | None = Field(None, description="Commit or version of the source.")
-    labels: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Names of the classes, in the output's order."
-    )
+    labels: tuple[str, ...] | None = Field(None, min_length=1, description="Names of classes, in the output's order.")
     labels_file: Path | None = Field(
         None, description="In place of `labels`, a text file with one on each line; relative to this file."
     )
@@ -152,7 +150,11 @@ class Metadata(FrozenModel):
 
 _GENERAL = ("name", "architecture", "description", "license", "source", "revision")
 LABELS = "output.labels"
-_NAMESPACES = {"image": ImagePreprocessing, "audio": AudioPreprocessing, "tokenizer": TokenizerMetadata}
+_NAMESPACES: dict[str, type[FrozenModel]] = {
+    "image": ImagePreprocessing,
+    "audio": AudioPreprocessing,
+    "tokenizer": TokenizerMetadata,
+}
 
 KEYS = frozenset(
     {

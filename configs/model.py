@@ -166,9 +166,7 @@ class Limits(FrozenModel):
 
     timeout: Seconds = Field(3600.0, description="Wall time of one stage: seconds, or text such as 90s, 10m, 1h30m.")
     memory: Bytes = Field(8 * 2**30, description="Memory of one stage: bytes, or text such as 512MiB, 4GiB.")
-    device: DeviceLimits | None = Field(
-        None, description="Memory of each method on a device; recipes that need more fail."
-    )
+    device: DeviceLimits | None = Field(None, description="Memory of methods on a device; recipes that need more fail.")
 
 
 class ModelOptions(FrozenModel):

@@ -36,8 +36,7 @@ class GraphPass(NamedFunction):
     """A function over the module that PT2E quantizes, named by where it is imported from."""
 
     callable: ObjectReference = Field(
-        description="package.module:name of a function that takes a torch.fx.GraphModule and returns one. Importable "
-        "from python_path or from the environment."
+        description="package.module:name of a function that takes a torch.fx.GraphModule and returns one."
     )
 
 
@@ -204,7 +203,6 @@ _GROUP = 32
 
 
 def _granularity(group: int | None) -> JsonValue:
-    """The granularity for torchao: groups of so many weights, or rows."""
     return {"per_group": group} if group else {"per_axis": 0}
 
 
@@ -212,8 +210,7 @@ class CallableTransform(FrozenModel):
     """Calls a function of the user's with the method's module."""
 
     callable: ObjectReference = Field(
-        description="package.module:name of a function that takes the module and returns another one, or None after "
-        "changing it in place. Importable from python_path or from the environment."
+        description="package.module:name of a function that changes the module in place, or returns another one."
     )
     kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
     files: tuple[Path, ...] = Field(

@@ -25,8 +25,7 @@ from .verification import Accuracy, Number, Verification
 
 class _PassMaker(NamedFunction):
     callable: ObjectReference = Field(
-        description="package.module:name of a pass class, or of a function that returns a pass or a list of them. "
-        "Importable from python_path or from the environment."
+        description="package.module:name of a pass class, or of a function that returns a pass or a list of them."
     )
     kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the callable.")
 
@@ -43,8 +42,7 @@ class AtenPass(NamedFunction):
     """A function over ATen programs, named by where it is imported from."""
 
     callable: ObjectReference = Field(
-        description="package.module:name of a function that takes a method's name and its ATen program "
-        "(torch.export.ExportedProgram) and returns a program. Importable from python_path or from the environment."
+        description="package.module:name of a function of a method's name and ATen program that returns a program."
     )
 
 
@@ -53,8 +51,7 @@ class EdgeManagerPass(NamedFunction):
 
     callable: ObjectReference = Field(
         description="package.module:name of a function that takes an executorch.exir.EdgeProgramManager with all "
-        "methods and returns passes: a list, a mapping of methods to lists, or a pass manager. Importable from "
-        "python_path or from the environment."
+        "methods and returns passes: a list, a mapping of methods to lists, or a pass manager."
     )
     takes_program: StrictBool = Field(False, description="Call it for each method, with its name and Edge program.")
     before: Literal["partition", "compile"] = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
@@ -17,17 +17,14 @@ from .presets import preset_names
 from .recipe import Recipe
 from .verification import AccuracyGate, VerifyBounds, resolve_gate
 
-Place = Literal["local", "pool", "dask", "ray"]
-PLACES: tuple[str, ...] = get_args(Place)
-
 
 class RunConfig(FrozenModel):
     """Settings of where and how stages run, which change neither files nor stage keys.
 
-    Fields that the place does not use are ignored, so that ``--on`` can choose between several that a zoo prepares.
+    Fields that `on` does not use are ignored, so that ``--on`` can choose between several that a zoo prepares.
     """
 
-    on: Place = Field(
+    on: Literal["local", "pool", "dask", "ray"] = Field(
         "local",
         description="`local`: worker processes of this machine. `pool`: models, as flow runs on a Prefect work "
         "pool. `dask`, `ray`: stages as tasks of a cluster.",
@@ -79,9 +76,7 @@ _NAME_OF_ZOO = "Name of the zoo; left out: the file's name without its suffix."
 class PublishConfig(FrozenModel):
     """Releases of whole runs: their place, and the conditions for a channel to move to one."""
 
-    url: str = Field(
-        min_length=1, description="Folder (relative to this file) or URL (s3://bucket/prefix, hf://org/name)."
-    )
+    url: str = Field(min_length=1, description="Folder (relative to this file) or URL, such as s3://bucket/prefix.")
     channel: Name = Field("latest", description="The channel that moves to a new release.")
     keep: int = Field(30, ge=1, description="How many releases to keep, besides those that channels name.")
     gates: str | None = Field(
@@ -101,7 +96,7 @@ class Zoo(FrozenModel):
 
     version: Literal[1] = Field(description="Version of the file's format.")
     name: str = Field(min_length=1, max_length=255, description=_NAME_OF_ZOO)
-    python_path: tuple[Path, ...] = Field(description="Folders that builders are imported from.")
+    python_path: tuple[Path, ...] = Field(description="Folders that builders and functions are imported from.")
     models: dict[Name, ModelConfig] = Field(description="The models by name.")
     recipes: dict[Name, Recipe] = Field(description="The recipes by name.")
     run: RunConfig = Field(RunConfig(), description="Where stages run.")
@@ -168,7 +163,8 @@ class ZooFile(FrozenModel):
     version: Literal[1] = Field(description="Version of the file's format.")
     name: str | None = Field(None, min_length=1, max_length=255, description=_NAME_OF_ZOO)
     python_path: tuple[Path, ...] = Field(
-        (Path(),), description="Folders that builders are imported from, relative to this file; left out: its own."
+        (Path(),),
+        description="Folders to import builders and functions from, relative to this file; left out: its own.",
     )
     include: tuple[Path, ...] = Field((), description="Other zoo files to add, relative to this one.")
     defaults: Annotated[DefaultsSection, _NULL_IS_EMPTY] = Field(DefaultsSection(), description="Defaults of models.")
@@ -201,10 +197,8 @@ def zoo_schema() -> dict[str, Any]:
     for bound in parts["VerifyOverrides"]["properties"].values():
         bound.pop("default")  # bounds that are left out are the recipe's
     source = parts["ModelConfig"]["properties"]["source"]
-    source["anyOf"] = [
-        {"type": "string", "examples": ["package.module:callable", "path/to/program.pt2", "hf:org/name"]}
-    ]
-    source["anyOf"] += source.pop("oneOf")
+    examples = ["package.module:callable", "path/to/program.pt2", "hf:org/name"]
+    source["anyOf"] = [{"type": "string", "examples": examples}, *source.pop("oneOf")]
     del source["title"]
     fields = {name: field for name, field in parts["ModelConfig"]["properties"].items() if name != "recipes"}
     parts["ModelDefaults"] = {**parts["ModelConfig"], "properties": fields, "title": "ModelDefaults"}

@@ -256,7 +256,7 @@ def _has(operators: Mapping[str, Collection[str]], operator: str, key: str) -> b
 
 
 def _callers(calls: Iterable[KernelCall]) -> dict[str, str]:
-    """Operator to how and where it is called, in words."""
+    """Operator to a description of how and where it is called."""
     kernels = defaultdict[tuple[str, str], list[str]](list)
     for call in calls:
         kernels[call.operator, call.key].append(f"method {call.method}" + f" at {call.line}" * bool(call.line))

@@ -50,8 +50,7 @@ _ZEROS = memoryview(bytes(_CHUNK))
 def read_container(content: Buffer, blobs: Mapping[Digest, Buffer] | None = None) -> Container:
     """Reads a container of version 1 or 2; looks blobs up by key, and only when a payload needs them.
 
-    The content is the whole container and nothing else; it is kept, not copied. Raises FileFormatError if it is no
-    container, of an unknown version, cut short or damaged.
+    Keeps the content, which has to be exactly one container. Raises FileFormatError for other or damaged content.
     """
     view = memoryview(content).cast("B")
     if len(view) < _MAGIC_AND_VERSION.size or view[: len(MAGIC)] != MAGIC:
@@ -109,8 +108,7 @@ class Container:
     def chunks(self, payload: Payload) -> Iterator[memoryview]:
         """A payload's bytes in order, not verified as a whole. All blobs are looked up first.
 
-        Raises FileFormatError if a blob is missing or has another size, the payload needs an unknown extension, or its
-        description is damaged.
+        Raises FileFormatError for missing blobs, blobs of another size, unknown extensions and damaged descriptions.
         """
         if payload.unknown_features:
             raise FileFormatError(

@@ -176,8 +176,7 @@ class GoldenCheck:
     def problem(self, methods: Iterable[Method], load: Callable[[str], Execute]) -> str:
         """How a payload fails it; empty if it passes.
 
-        Runs only the cases of `methods`. `load` loads a method by name, in its initial state. Raises FileFormatError if
-        the golden cases are damaged.
+        Runs the cases of `methods`, loaded by name in their initial state. Raises FileFormatError for damaged cases.
         """
         cases = read_cases(self.blob)
         for method in methods:

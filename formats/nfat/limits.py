@@ -150,10 +150,9 @@ def _check_halves(payload: Payload) -> None:
     transposed = {transpose.extent for transpose in payload.transposes}
     for index in halves:
         extent = payload.extents[index]
-        if extent.source is Source.ZEROS or extent.size % 2 or index in transposed:
-            what = (
-                "zeros" if extent.source is Source.ZEROS else "transposed" if index in transposed else "of an odd size"
-            )
+        zeros = extent.source is Source.ZEROS
+        if zeros or extent.size % 2 or index in transposed:
+            what = "zeros" if zeros else "transposed" if index in transposed else "of an odd size"
             raise FileFormatError(f"payload {payload.name}: the half extent {index} is {what}")
 
 

@@ -148,7 +148,7 @@ def read_calls(plan: TableView) -> Iterator[KernelCall]:
 
 
 def _described(values: Sequence[TableView], index: int) -> str:
-    """What a `KernelCall.key` has of a value; empty for one that is neither a tensor nor a list of some."""
+    """The part of `KernelCall.key` for a value; empty if it is neither a tensor nor a list of tensors."""
     value = pick(values, index, "value")
     match value.number(schema.EValue.VAL_TYPE, U8):
         case schema.KernelTypes.TENSOR:
@@ -167,10 +167,10 @@ def _described(values: Sequence[TableView], index: int) -> str:
 def _line(trace: TableView) -> str:
     """The innermost frame of an instruction that is not in an installed package, or else the innermost one."""
     frames = [(frame.text(schema.Frame.FILENAME), frame) for frame in trace.children(schema.FrameList.ITEMS)]
-    own = [frame for frame in frames if "/site-packages/" not in frame[0]]
+    users = [frame for frame in frames if "/site-packages/" not in frame[0]]
     if not frames:
         return ""
-    file, frame = (own or frames)[-1]
+    file, frame = (users or frames)[-1]
     return f"{PurePath(file).name}:{frame.number(schema.Frame.LINENO, I32)} in {frame.text(schema.Frame.NAME)}"
 
 
@@ -195,9 +195,7 @@ def _delegate(node: TableView, segments: Sequence[Extent], inline: Sequence[Exte
         case schema.DataLocation.SEGMENT:
             return Delegate(backend, "segment", index, pick(segments, index, "segment"))
         case location:
-            raise FileFormatError(
-                f"a delegate of {backend!r} has its data at location {location}, unknown to the schema"
-            )
+            raise FileFormatError(f"a delegate of {backend!r} has data at location {location}, unknown to the schema")
 
 
 def _count(
@@ -279,9 +277,7 @@ def _tensor(tensor: TableView) -> TensorSpec:
     dtype = _dtype(tensor.number(schema.Tensor.SCALAR_TYPE, I8))
     dynamism = tensor.number(schema.Tensor.SHAPE_DYNAMISM, I8)
     if dynamism not in _DYNAMISM:
-        raise FileFormatError(
-            f"damaged program: a tensor has shape dynamism {dynamism}, which the schema does not know"
-        )
+        raise FileFormatError(f"damaged program: a tensor has shape dynamism {dynamism}, unknown to the schema")
     info = tensor.child(schema.Tensor.EXTRA_TENSOR_INFO)
     name = "" if info is None else info.text(schema.ExtraTensorInfo.FULLY_QUALIFIED_NAME)
     return TensorSpec(dtype.name, shape, order, _DYNAMISM[dynamism], prod(shape) * dtype.itemsize, name)

@@ -48,8 +48,7 @@ def map_file(path: Path) -> memoryview:
 def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
     """Reads what the bytes of a whole `.pte` file describe; keeps no reference to them.
 
-    Raises FileFormatError if it is no `.pte`, of another version, cut short or damaged. The data of tensors and
-    delegates has to exist but is not read.
+    The data of tensors and delegates has to exist, but is not read. Raises FileFormatError for other or damaged bytes.
     """
     view = memoryview(content).cast("B")
     header = _read_header(view)

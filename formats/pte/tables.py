@@ -27,7 +27,6 @@ MAX_SIZE = 2**31 - 1  # largest flatbuffer in bytes: offsets are signed 32-bit n
 _BUDGET_PER_BYTE = 8
 _BUDGET_ALWAYS = 1 << 16
 
-
 _T = TypeVar("_T")
 
 
@@ -89,9 +88,7 @@ class TableView:
         try:
             return str(self._flatbuffer.content[start : start + size], "utf-8")
         except UnicodeDecodeError as error:
-            raise FileFormatError(
-                f"damaged program: the {slot.name.lower()} at {start} is not UTF-8: {error}"
-            ) from error
+            raise FileFormatError(f"damaged program: {slot.name.lower()} at {start} is not UTF-8: {error}") from error
 
     def child(self, slot: IntEnum) -> TableView | None:
         position = self._field(slot, 4)

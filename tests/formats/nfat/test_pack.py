@@ -202,9 +202,8 @@ def test_damaged_descriptions_are_found(apart):
         write_v2(replace(container.manifest, payloads=(wrong, last)), bytes(container.inline)), apart.blobs
     )
     damaged.verify(damaged.payload(last.name))
-    for use in (damaged.rebuild, damaged.verify):
-        with pytest.raises(FileFormatError, match="its parts do not have SHA-256 abab"):
-            use(damaged.payload(first.name))
+    with pytest.raises(FileFormatError, match="its parts do not have SHA-256 abab"):
+        damaged.verify(damaged.payload(first.name))
     assert len(container.manifest.blobs) > 1
     turned = replace(container, manifest=replace(container.manifest, blobs=container.manifest.blobs[::-1]))
     with pytest.raises(FileFormatError, match="its parts do not have SHA-256"):
