@@ -26,7 +26,7 @@ RECORD_LIMIT = 64 * 2**20
 """Bytes that a record has at most. Others may have written the file: no more of it is read."""
 
 SIDECAR_LIMIT = 64 * 2**20  # bytes that a JSON file next to a result has at most
-WAIT_UNTOLD = 10.0  # seconds of waiting for another process without a word
+QUIET_WAIT = 10.0  # seconds of waiting for another process before a warning
 
 _CHUNK = 1 << 16
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -166,48 +166,36 @@ def write_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def told_after(seconds: float, message: str, *args: object) -> Iterator[None]:
-    """Logs a warning once if the block takes longer than that."""
-    timer = threading.Timer(seconds, _log.warning, (message, *args))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def wait_for_lock(descriptor: int, operation: int, what: str) -> None:
-    """Locks a file; whoever waits for long says so, and that it is for `what`."""
+    """Locks a file; logs a warning if another process that does `what` has it locked for long."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
-        with told_after(WAIT_UNTOLD, "waiting for another process that %s; it may be stopped", what):
+        message = "waiting for another process that %s; it may be stopped"
+        timer = threading.Timer(QUIET_WAIT, _log.warning, (message, what))
+        timer.daemon = True
+        timer.start()
+        try:
             fcntl.flock(descriptor, operation)
+        finally:
+            timer.cancel()
 
 
 def replace_file(path: Path, content: bytes, staging: Path) -> None:
-    with _staged(path, content, staging) as part:
-        part.replace(path)
+    with new_file(path, staging) as file:
+        file.write(content)
 
 
 def create_file(path: Path, content: bytes, staging: Path) -> bool:
-    with _staged(path, content, staging) as part:
+    with staging_file(staging) as (part, file):
+        file.write(content)
+        file.flush()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             os.link(part, path)
         except FileExistsError:
             return False
         return True
-
-
-@contextlib.contextmanager
-def _staged(path: Path, content: bytes, staging: Path) -> Iterator[Path]:
-    with staging_file(staging) as (part, file):
-        file.write(content)
-        file.flush()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield part
 
 
 @contextlib.contextmanager
@@ -238,11 +226,12 @@ def reserved_space(folder: Path, size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
+def new_file(path: Path, staging: Path | None = None) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` once the block ends well; creates the folder if needed."""
-    with staging_file(path.parent) as (part, file):
+    with staging_file(staging or path.parent) as (part, file):
         yield file
         file.flush()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part.replace(path)
 
 

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from ..errors import LeaseLost, StoreUnusable
 from .digest import Digest
-from .files import WAIT_UNTOLD, read_errors, write_errors
+from .files import QUIET_WAIT, read_errors, write_errors
 from .records import Record, RecordFiles, Seal
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class _Waiting:
         self._since: float | None = time.monotonic()
 
     def tell(self, holder: Callable[[], str]) -> None:
-        if self._since is not None and time.monotonic() - self._since > WAIT_UNTOLD:
+        if self._since is not None and time.monotonic() - self._since > QUIET_WAIT:
             self._since = None
             _log.warning("waiting for %s, which runs %s", holder(), self._what or "what is needed here, too")
 
@@ -397,7 +397,6 @@ class _Holders:
         return stale
 
     def describe(self) -> str:
-        """Who has had the leases."""
         names = {heartbeat.holder.partition(" ")[0] for heartbeat, _ in self.seen.values()}
         return f"process {', '.join(sorted(names))}"
 

@@ -143,7 +143,6 @@ class Ledger:
         self._write("watch", source, WatchRecord(source, tuple(modules)).encode())
 
     def slots(self) -> Iterator[SlotRecord]:
-        """The last use of every slot."""
         yield from filter(None, (self.last(record.slot) for record in self._all("slots", SlotRecord)))
 
     def found_inputs(self, name: str) -> tuple[FoundCase, ...]:
@@ -157,11 +156,9 @@ class Ledger:
         self._write("found", name, FoundRecord(name, (*kept, *found)[-_MOST_FOUND:]).encode())
 
     def all_found(self) -> Iterator[FoundRecord]:
-        """The inputs that were found for each model and recipe."""
         return (FoundRecord(one.name, self.found_inputs(one.name)) for one in self._all("found", FoundRecord))
 
     def watch_lists(self) -> Iterator[WatchRecord]:
-        """The list of each source."""
         for record in self._all("watch", WatchRecord):
             if modules := self.watched(record.source):
                 yield WatchRecord(record.source, modules)

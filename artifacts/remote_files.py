@@ -26,7 +26,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from ..errors import StoreAway, StoreUnusable, first_line, unusable
-from .files import RECORD_LIMIT, WAIT_UNTOLD, NamedFiles, at_most
+from .files import QUIET_WAIT, RECORD_LIMIT, NamedFiles, at_most
 
 _log = logging.getLogger(__name__)
 
@@ -268,12 +268,11 @@ class _Outages:
         """Notes a failed attempt; logs the outage once, when it has lasted for some seconds."""
         self.failed = now = time.monotonic()
         self._since = since = self._since or now
-        if self.may_end and not self._logged and now - since > WAIT_UNTOLD:
+        if self.may_end and not self._logged and now - since > QUIET_WAIT:
             self._logged = True
             _log.warning("the store %s does not answer, waiting up to %.0f s: %s", self._url, self._longest, problem)
 
     def over(self) -> None:
-        """Notes that the store has answered."""
         if self._logged:
             _log.warning("the store %s answers again after %.0f s", self._url, time.monotonic() - (self._since or 0.0))
         self._since, self._logged, self.may_end = None, False, True

@@ -48,7 +48,6 @@ class StageOutcome(Record):
 
     @property
     def step(self) -> str:
-        """The slot without the model."""
         return self.slot.partition("/")[2]
 
     @property
@@ -81,7 +80,6 @@ class ReleaseOutcome(Record):
         return f"{self.release} at {self.url} is {'not ' if self.reasons else ''}{self.channel!r}{held}"
 
     def describe(self) -> str:
-        """The outcome on one line."""
         return ": ".join(filter(None, (self.summary, "; ".join(self.reasons))))
 
 
@@ -240,7 +238,6 @@ class Runs:
         return attempts
 
     def purposes(self) -> dict[str, str]:
-        """Files of records, and the purposes that they are sealed for."""
         return {name: name for name in self._files.names("runs")}
 
     def __iter__(self) -> Iterator[RunRecord]:

@@ -74,7 +74,6 @@ class Store:
             return False
 
     def has_all(self, blobs: Sequence[BlobRef]) -> bool:
-        """Whether all of these objects exist."""
         return all(map(self.local.contains, blobs))
 
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:
@@ -100,7 +99,6 @@ class Store:
 
     @property
     def writable(self) -> bool:
-        """Whether this user may write to it."""
         return os.access(self.local.root, os.W_OK)
 
     def forget_damaged(self) -> set[Digest]:

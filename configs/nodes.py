@@ -22,7 +22,7 @@ import yaml
 from ..errors import ConfigError, Location
 
 FieldPath = tuple[str | int, ...]
-"""A place in a tree: mapping keys and list indices, from the root down."""
+"""A path in a tree: mapping keys and list indices, from the root down."""
 
 Scalar = str | int | float | bool | None
 Plain = Scalar | list["Plain"] | dict[str, "Plain"]

@@ -99,7 +99,6 @@ class Quantize(FrozenModel):
 
     @property
     def passes(self) -> dict[str, tuple[GraphPass, ...]]:
-        """All functions, by the field that has them."""
         return {field: getattr(self, field) for field in PASS_FIELDS}
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from .nfat.container import FatFile, is_fat, open_fat, payload_program
 from .nfat.contents import Manifest, Payload, Source
 from .nfat.golden import read_cases
 from .pte.contents import ConstantTensor, Method, PteFile, TensorSpec, ValueSpec
+from .pte.metadata import json_value
 from .pte.ptd import check_external_weights, external_weights, ptd_extents
 from .pte.reader import map_file, open_pte
 from .pte.tables import U8, U32, U64, Flatbuffer, TableView
@@ -99,13 +99,7 @@ def _value(value: ValueSpec) -> dict[str, Any]:
             "sizes": [asdict(sizes) for sizes in value.sizes],
             "bytes": value.nbytes,
         }
-    content = value.value
-    plain = [_number(item) for item in content] if isinstance(content, tuple) else _number(content)
-    return {"kind": value.kind, "value": plain}
-
-
-def _number(value: float | str | None) -> float | str | None:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return {"kind": value.kind, "value": json_value(value.value)}
 
 
 def _segment_uses(pte: PteFile) -> list[set[str]]:
@@ -223,7 +217,7 @@ def describe_external(file: Path, pte: PteFile, files: Sequence[Path]) -> dict[s
     return {"count": len(sizes), "bytes": None if None in sizes else sum(size or 0 for size in sizes)}
 
 
-_XNNPACK_HEADER = struct.Struct("<4sHII")  # magic, size of the header, place and size of the flatbuffer
+_XNNPACK_HEADER = struct.Struct("<4sHII")  # magic, size of the header, offset and size of the flatbuffer
 _XNNPACK_MAGIC, _XNNPACK_AT = b"XH00", 4
 _I16 = number_types.Int16Flags
 _DTYPES = {1: "float32", 2: "float16", 3: "int8", 4: "uint8", 6: "int8", 8: "int4", 10: "int4", 14: "bfloat16"}

@@ -27,7 +27,7 @@ _KNOWN_FEATURES = TRANSPOSED_EXTENTS | HALF_EXTENTS
 
 
 class Source(IntEnum):
-    """The kinds of places that an extent's bytes come from."""
+    """Where the bytes of an extent come from."""
 
     ZEROS = 0
     INLINE = 1
@@ -47,7 +47,6 @@ class MappedExtent:
 
     @property
     def stored(self) -> Extent:
-        """The extent of the bytes in their source."""
         return Extent(self.offset, 2 * self.size if self.half else self.size)
 
 

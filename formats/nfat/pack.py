@@ -140,7 +140,6 @@ class _Storage:
         return self._indices.setdefault(digest, len(self._indices))
 
     def of(self, extent: MappedExtent, blobs: Sequence[Blob]) -> memoryview:
-        """The stored bytes of an extent."""
         inline = extent.source is Source.INLINE
         return extent.stored.of(memoryview(self.inline) if inline else self.blobs[blobs[extent.blob].digest])
 

@@ -364,7 +364,7 @@ class _Deduplicator:
     def _match(
         self, payload: int, extent: Extent, known: dict[bytes, list[Placement]], banned: Collection[Section]
     ) -> Placement | None:
-        """The place where equal bytes are stored already; None if there is none that can be used here."""
+        """Where equal bytes are stored already; None if they are not, or cannot be used here."""
         digest = self._digest(payload, extent)
         if digest == _ALL_ZERO:
             return Placement(payload, extent, None)

@@ -90,8 +90,8 @@ class TensorSpec:
 
         The runtime takes a tensor's bytes as they lie in memory, and does not compare the order.
         """
-        places = [self.dim_order.index(dimension) for dimension in range(len(self.dim_order))]
-        return tensor.permute(self.dim_order).contiguous().permute(places)
+        order = [self.dim_order.index(dimension) for dimension in range(len(self.dim_order))]
+        return tensor.permute(self.dim_order).contiguous().permute(order)
 
 
 ScalarKind = Literal[

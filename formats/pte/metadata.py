@@ -134,15 +134,15 @@ def returning_methods(pte: PteFile, metadata: Mapping[str, MetadataValue]) -> fr
 
 def metadata_json(metadata: Mapping[str, MetadataValue]) -> dict[str, Any]:
     """The same as JSON values: bytes are in hexadecimal, infinities and not-a-number are text."""
-    return {key: _json_value(value) for key, value in metadata.items()}
+    return {key: json_value(value) for key, value in metadata.items()}
 
 
-def _json_value(value: MetadataValue) -> Any:
+def json_value(value: MetadataValue | None) -> Any:
     match value:
         case bytes():
             return value.hex()
         case tuple():
-            return [_json_value(item) for item in value]
+            return [json_value(item) for item in value]
         case float() if not math.isfinite(value):
             return str(value)
     return value
