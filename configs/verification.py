@@ -12,7 +12,7 @@ from .base import FrozenModel, Name, ObjectReference
 from .places import HOST
 from .sources import BuilderSource
 
-Number = Annotated[float, Strict()]  # A number; text that looks like one is not
+Number = Annotated[float, Strict()]  # a number; text that looks like one is not
 
 
 ERROR_BOUNDS = ("max_abs_error", "max_relative_error", "min_sqnr_db", "min_agreement")

@@ -15,9 +15,9 @@ from .conversions import byte_sum, find_shape, halved, is_half
 from .limits import MAX_EXPANSION, MAX_ZEROS
 
 MIN_BLOB = 4096  # smaller runs are inline: mapping takes whole pages
-_MIN_SAVING = 64  # A section is split only if that saves at least 1/64 of it
+_MIN_SAVING = 64  # a section is split only if that saves at least 1/64 of it
 _START = 128  # bytes by which 16-bit numbers are looked up
-_MAX_UNUSED = 16  # A payload that points into a blob uses all but 1/16 of it
+_MAX_UNUSED = 16  # a payload that points into a blob uses all but 1/16 of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +315,7 @@ def _covers(other: Placement, placement: Placement) -> bool:
     return other.position <= placement.position and end <= other.position + other.extent.size
 
 
-_Ban = tuple[int, Section]  # A payload, and a section that it must not point into
+_Ban = tuple[int, Section]  # a payload, and a section that it must not point into
 
 _UNIQUE = b"unique"
 _ALL_ZERO = b"zeros"
