@@ -2,6 +2,5 @@
 
 Names of content (`digest`, `ref`), the content-addressed store (`store`, `local_store`, `remote_store`), the ledger of
 finished stages (`ledger`, `records`), leases on running stages (`lease`), the history of runs (`runs`), and maintenance
-(`gc`, `transfer`). Nothing here imports torch, and only opening a remote store imports
-fsspec.
+(`gc`). Nothing here imports torch, and only opening a remote store imports fsspec.
 """

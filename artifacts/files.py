@@ -25,11 +25,8 @@ _log = logging.getLogger(__name__)
 RECORD_LIMIT = 64 * 2**20
 """Bytes that a record has at most. Others may have written the file: no more of it is read."""
 
-SIDECAR_LIMIT = 64 * 2**20
-"""Bytes that a JSON file next to a result has at most."""
-
-WAIT_UNTOLD = 10.0
-"""Seconds of waiting for another process without a word."""
+SIDECAR_LIMIT = 64 * 2**20  # bytes that a JSON file next to a result has at most
+QUIET_WAIT = 10.0  # seconds of waiting for another process before a warning
 
 _CHUNK = 1 << 16
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -62,8 +59,7 @@ def read_sidecar(path: Path) -> bytes:
 class NamedFiles(ABC):
     """Files under names like ``ledger/ab/abcd``, on a disk or behind a URL.
 
-    Writes are atomic: readers never see a part of a file. Every method raises StoreUnusable if the files cannot be
-    reached.
+    Writes are atomic: readers never see a part of a file. All methods raise StoreUnusable if files are out of reach.
     """
 
     @abstractmethod
@@ -115,11 +111,11 @@ class LocalFiles(NamedFiles):
 
     def names(self, folder: str) -> list[str]:
         """A folder that cannot be listed is an error: `gc` would take its records for dropped."""
-        found = []
+        names = []
         with read_errors(self._root):
             for path, _, files in os.walk(self._root / folder, onerror=_raise_unless_missing):
-                found += [os.path.relpath(f"{path}/{name}", self._root) for name in files]
-        return sorted(found)
+                names += [os.path.relpath(f"{path}/{name}", self._root) for name in files]
+        return sorted(names)
 
 
 def _raise_unless_missing(error: OSError) -> None:
@@ -170,35 +166,30 @@ def write_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def told_after(seconds: float, message: str, *args: object) -> Iterator[None]:
-    """Logs a warning once if the block takes longer than that."""
-    timer = threading.Timer(seconds, _log.warning, (message, *args))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def wait_for_lock(descriptor: int, operation: int, what: str) -> None:
-    """Locks a file; whoever waits for long says so, and that it is for `what`."""
+    """Locks a file; logs a warning if another process that does `what` has it locked for long."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
-        with told_after(WAIT_UNTOLD, "waiting for another process that %s; it may be stopped", what):
+        message = "waiting for another process that %s; it may be stopped"
+        timer = threading.Timer(QUIET_WAIT, _log.warning, (message, what))
+        timer.daemon = True
+        timer.start()
+        try:
             fcntl.flock(descriptor, operation)
+        finally:
+            timer.cancel()
 
 
 def replace_file(path: Path, content: bytes, staging: Path) -> None:
-    with _staged(content, staging) as part:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part.replace(path)
+    with new_file(path, staging) as file:
+        file.write(content)
 
 
 def create_file(path: Path, content: bytes, staging: Path) -> bool:
-    with _staged(content, staging) as part:
+    with staging_file(staging) as (part, file):
+        file.write(content)
+        file.flush()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             os.link(part, path)
@@ -208,19 +199,8 @@ def create_file(path: Path, content: bytes, staging: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _staged(content: bytes, folder: Path) -> Iterator[Path]:
-    with staging_file(folder) as (path, file):
-        file.write(content)
-        file.flush()
-        yield path
-
-
-@contextlib.contextmanager
 def staging_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new private file in `folder`, open for writing; removed at the end unless it was renamed.
-
-    Where it cannot be removed, it is left to whoever removes what is `abandoned`.
-    """
+    """A new private file in `folder`, open for writing; removed at the end unless it was renamed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
         path = folder / f"{secrets.token_hex(16)}.part"
@@ -246,11 +226,12 @@ def reserved_space(folder: Path, size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
+def new_file(path: Path, staging: Path | None = None) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` once the block ends well; creates the folder if needed."""
-    with staging_file(path.parent) as (part, file):
+    with staging_file(staging or path.parent) as (part, file):
         yield file
         file.flush()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part.replace(path)
 
 

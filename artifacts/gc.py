@@ -17,9 +17,6 @@ from .store import Store
 Progress = Callable[[int, int], None]
 """Called with the number of processed objects and of all objects."""
 
-_DAY = timedelta(days=1)
-"""Age up to which stages are kept."""
-
 
 def seconds(time: str) -> float:
     """Seconds since the epoch of ISO 8601 text, UTC where it has no zone; 0 for any other text."""
@@ -36,34 +33,27 @@ def keys_of(run: RunRecord) -> set[Digest]:
 
 
 def lives(run: RunRecord, held: Container[str]) -> bool:
-    """Whether a run goes on: it holds its lease. One that was killed stays ``running`` in its record, and is lost."""
+    """Whether a run goes on: it holds its lease. A killed run stays ``running`` in its record."""
     return run.status == "running" and run_lease(run.id) in held
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What is not forgotten.
+    """Which stages are not forgotten."""
 
-    Attributes:
-        since: seconds since the epoch from which on everything is kept.
-        why: why that is, as a reason.
-        keep_last: runs of each zoo.
-        held: the leases that somebody holds.
-    """
-
-    since: float
-    why: str
-    keep_last: int
-    held: Container[str]
+    since: float  # everything used from then on is kept; seconds since the epoch
+    why: str  # the reason for that
+    keep_last: int  # runs of each zoo
+    held: Container[str]  # current leases
 
 
 def least_recently_used(
     records: Iterable[StageRecord], runs: Runs, bounds: _Bounds
 ) -> tuple[list[Digest], dict[Digest, str]]:
-    """Keys of the stages that may be forgotten, the one that was not used for the longest time first; why others stay.
+    """Keys of stages that may be forgotten, least recently used first, and the reasons why others stay.
 
-    Never those that were used at or after `since`, by the newest `keep_last` whole runs of a zoo (see `_whole_runs`) or
-    later ones, or by any run of a zoo that is being lowered now: such a run may be about to use them.
+    Stages stay that were used at or after `since`, by the newest `keep_last` whole runs of a zoo (see `_whole_runs`) or
+    later ones, or by any run of a zoo that is being lowered now, which may be about to use them.
     """
     used = {record.key: seconds(record.finished) for record in records}
     kept: dict[Digest, str] = {}
@@ -90,10 +80,10 @@ def least_recently_used(
 
 
 def _whole_runs(known: Sequence[RunRecord]) -> set[str]:
-    """Ids of the runs, given the newest first, that have made all that runs of their zoo could make until then.
+    """Ids of the runs (newest first) that made everything that runs of their zoo could make until then.
 
-    To keep what others used could be to forget the last stages of some files: those of killed runs, of parts whose run
-    has died, of runs of a selection, and of runs that failed to make what an earlier one had made.
+    Keeping only what other runs used could forget the last stages of some files. Those are runs that were killed, are
+    part of a run that died, were asked for a selection, or failed to make what an earlier run had made.
     """
     made: dict[str, set[tuple[str, str]]] = defaultdict(set)
     whole: dict[str, bool] = {}  # a later attempt of a run takes the place of an earlier one
@@ -109,14 +99,7 @@ def _whole_runs(known: Sequence[RunRecord]) -> set[str]:
 def until_it_fits(
     candidates: Sequence[Digest], needs: Mapping[Digest, set[Digest]], sizes: Mapping[Digest, int], most: int
 ) -> Iterator[Digest]:
-    """The first candidates, as many as have to go for the rest to need at most so many bytes.
-
-    Args:
-        candidates: stage keys.
-        needs: stage key to the objects that it needs.
-        sizes: bytes of each object that would go with the last stage that needs it. Others stay, and count nothing.
-        most: bytes.
-    """
+    """Yields candidates until the rest needs at most `most` bytes; `sizes` has the objects that would go."""
     users = Counter(digest for digests in needs.values() for digest in digests)
     total = sum(sizes.get(digest, 0) for digest in users)
     for key in candidates:
@@ -129,14 +112,7 @@ def until_it_fits(
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """The result of a collection or, with `dry_run`, what it would have been.
-
-    Leftovers are staging files and leases of dead processes, quarantined objects, and records of unfinished stages.
-
-    Attributes:
-        kept: why objects stay: each reason, with what is kept for it. An object counts for one reason only.
-        reasons: the reason of each object that is kept.
-    """
+    """The result of a collection or, with `dry_run`, what it would have been."""
 
     dry_run: bool
     records_dropped: int
@@ -144,9 +120,9 @@ class GcReport:
     bytes_removed: int
     objects_kept: int
     bytes_kept: int
-    leftovers_removed: int
-    kept: Mapping[str, Kept] = field(default_factory=dict)
-    reasons: Mapping[Digest, str] = field(default_factory=dict)
+    leftovers_removed: int  # files of dead processes, quarantined objects, and what interrupted stages left
+    kept: Mapping[str, Kept] = field(default_factory=dict)  # by reason; an object counts for one only
+    reasons: Mapping[Digest, str] = field(default_factory=dict)  # of each object that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,60 +135,41 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of a deep check.
-
-    Attributes:
-        damaged: objects whose bytes were wrong; they are in quarantine now.
-        incomplete: keys of ledger records with outputs that are missing or damaged, or that were made from damaged
-            objects; those stages will run again.
-        read_only: whether the store cannot be written, so that everything stays as it is.
-    """
+    """The result of a deep check."""
 
     objects: int
     size: int
-    damaged: tuple[Digest, ...]
-    incomplete: tuple[Digest, ...]
-    read_only: bool = False
+    damaged: tuple[Digest, ...]  # objects with wrong bytes, which are in quarantine now
+    incomplete: tuple[Digest, ...]  # stages that will run again: outputs are missing, damaged, or made from damage
+    read_only: bool = False  # the store cannot be written, so everything stays as it is
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of stage records and objects, total bytes, and the number of different artifacts by kind.
-
-    Attributes:
-        kinds: what artifacts of each kind take.
-        models: what each model's stages take that the recorded runs used.
-    """
+    """Numbers of stage records and objects, total bytes, and what artifacts and models take."""
 
     records: int
     objects: int
     size: int
-    artifacts: dict[str, int]
-    kinds: dict[str, Share]
-    models: dict[str, Share]
+    artifacts: dict[str, int]  # number of different artifacts by kind
+    kinds: dict[str, Share]  # artifacts of each kind
+    models: dict[str, Share]  # stages of each model that the recorded runs used
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What some stages take. What several shares need counts in each.
-
-    Attributes:
-        stages: number of stage records.
-        size: bytes of the objects that they need.
-        oldest: when the first of them finished, ISO 8601.
-        newest: when the last of them finished.
-    """
+    """What some stages take. Objects that several shares need count in each."""
 
     stages: int
-    size: int
-    oldest: str
-    newest: str
+    size: int  # bytes of the objects that they need
+    oldest: str  # when the first of them finished, ISO 8601
+    newest: str  # when the last of them finished
 
 
 def collect(
     store: Store,
     *,
-    keep_newer_than: timedelta = _DAY,
+    keep_newer_than: timedelta = timedelta(days=1),
     older_than: timedelta | None = None,
     keep_last: int | None = None,
     max_bytes: int | None = None,
@@ -220,13 +177,10 @@ def collect(
 ) -> GcReport:
     """Deletes objects that no ledger record refers to, after dropping some records.
 
-    Dropped are records `older_than` this, if given. `keep_last` drops what the newest so many runs of each zoo did not
-    use; with `max_bytes`, only as much of it as has to go for the rest to fit, what was not used for the longest time
-    first. These two drop nothing that was used within the grace period, or by a zoo that is being lowered. A run that
-    was killed is not lowering its zoo: it holds no lease any more.
-
-    Objects that a running job has published are safe: all objects are kept for the grace period `keep_newer_than`, and
-    those published since the oldest current lease are kept regardless of it.
+    `older_than` drops older records. `keep_last` drops what the newest so many runs of each zoo did not use; with
+    `max_bytes`, least recently used first, until the rest fits. These two drop nothing that was used within the grace
+    period `keep_newer_than`, or by a zoo that is being lowered (by a run that holds its lease: killed runs do not).
+    Objects published within the grace period, or since the oldest current lease, are kept: running jobs need them.
     """
     now = store.clock()
     held = store.leases.held(now)
@@ -252,11 +206,9 @@ def collect(
     if not dry_run:
         store.ledger.forget(*drop)
     needed = _needed({key: digests for key, digests in needs.items() if key not in drop}, stays)
-    found = {known.inputs for record in store.ledger.all_found() for known in record.found}
-    for ref in found:
-        needed |= dict.fromkeys(
-            store.known_objects(ref) - needed.keys(), "found by searches, which verification repeats"
-        )
+    for ref in {case.inputs for record in store.ledger.all_found() for case in record.found}:
+        reason = "found by searches, which verification repeats"
+        needed |= dict.fromkeys(store.known_objects(ref) - needed.keys(), reason)
     removed: list[StoredObject] = []
     kept: dict[str, list[StoredObject]] = defaultdict(list)  # by reason
     for stored in objects:
@@ -280,19 +232,16 @@ def collect(
 
 
 def _needed(needs: Mapping[Digest, set[Digest]], stays: Mapping[Digest, str]) -> dict[Digest, str]:
-    """Why each object is needed, from the objects of stages that stay, and why those do if that was asked."""
-    found: dict[Digest, str] = {}
+    """Why each object is needed, by the objects that stages need and the reasons why some stages stay."""
+    reasons: dict[Digest, str] = {}
     for key, digests in needs.items():
         reason = stays.get(key, "needed by finished stages that no option forgets")
-        found |= dict.fromkeys(digests - found.keys(), reason)
-    return found
+        reasons |= dict.fromkeys(digests - reasons.keys(), reason)
+    return reasons
 
 
 def verify_store(store: Store, *, progress: Progress | None = None) -> VerifyReport:
-    """Reads all objects and records. Damaged ones go into quarantine; what made them and what they made runs again.
-
-    A store that cannot be written is only read.
-    """
+    """Reads all objects and records of a store, and quarantines damaged objects unless the store is read-only."""
     objects = list(store.objects())
     damaged = []
     for done, stored in enumerate(objects, 1):
@@ -325,23 +274,18 @@ def usage(store: Store) -> Usage:
         finished = sorted(record.finished for record, _ in chosen)
         return Share(len(chosen), sum(sizes.get(digest, 0) for digest in digests), finished[0], finished[-1])
 
-    kinds = sorted(set(artifacts.values()))
+    counts = dict(sorted(Counter(artifacts.values()).items()))
     of_kind = {
         kind: [(r, refs) for r in records if (refs := [ref for ref in r.outputs.values() if ref.kind == kind])]
-        for kind in kinds
+        for kind in counts
     }
     of_model = {
         model: [(known[key], known[key].outputs.values()) for key in keys & known.keys()]
         for model, keys in sorted(by_model.items())
     }
-    return Usage(
-        len(records),
-        len(objects),
-        _size(objects),
-        dict(sorted(Counter(artifacts.values()).items())),
-        {kind: share(parts) for kind, parts in of_kind.items()},
-        {model: share(parts) for model, parts in of_model.items() if parts},
-    )
+    kinds = {kind: share(parts) for kind, parts in of_kind.items()}
+    models = {model: share(parts) for model, parts in of_model.items() if parts}
+    return Usage(len(records), len(objects), _size(objects), counts, kinds, models)
 
 
 def _objects(store: Store, record: StageRecord) -> set[Digest]:

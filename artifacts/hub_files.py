@@ -59,30 +59,26 @@ class HubFiles(RemoteFiles):
         if not sys.stderr.isatty():
             disable_progress_bars()
         try:
-            place = parse_hf_uri(url)
+            address = parse_hf_uri(url)
         except ValueError as error:
             raise StoreUnusable(f"{url} is no address of a repository: {error}; write hf://ORG/NAME") from error
         options = self._fs.storage_options
         self._api: Any = HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
         self.token = options.get("token") or get_token()
-        self._repository = {"repo_id": place.id, "repo_type": place.type}
-        self._branch = place.revision
-        self._folder = f"{place.path_in_repo.rstrip('/')}/".lstrip("/")
+        self._repository = {"repo_id": address.id, "repo_type": address.type}
+        self._branch = address.revision
+        self._folder = f"{address.path_in_repo.rstrip('/')}/".lstrip("/")
         self._secrets = (*self._secrets, *filter(None, [self.token]))
         self._staged: dict[str, bytes | Path | _Copy | None] = {}  # by name; None: it is deleted
         self._committing = False
 
     @contextlib.contextmanager
     def commit(self, message: str) -> Iterator[None]:
-        """Makes a commit of the changes within, if there are any; creates the repository and the branch if needed.
-
-        Raises StoreUnusable if somebody else has committed to the branch meanwhile.
-        """
+        """Commits the changes within, creating repository and branch; StoreUnusable if the branch has moved."""
         self._call("created", lambda: self._api.create_repo(**self._repository, exist_ok=True))
         if self._branch:
-            self._call(
-                "written", lambda: self._api.create_branch(**self._repository, branch=self._branch, exist_ok=True)
-            )
+            options = {**self._repository, "branch": self._branch, "exist_ok": True}
+            self._call("written", lambda: self._api.create_branch(**options))
         self._fs.invalidate_cache()
         head = self._call("read", lambda: self._api.repo_info(**self._repository, revision=self._branch)).sha
         self._committing = True
@@ -97,9 +93,9 @@ class HubFiles(RemoteFiles):
     def _send(self, message: str, head: str) -> None:
         operations = {name: self._operation(name, content) for name, content in self._staged.items()}
         files = {content: operations[name] for name, content in self._staged.items() if isinstance(content, Path)}
-        place = {**self._repository, "revision": self._branch}
-        self._api.preupload_lfs_files(**place, additions=files.values(), free_memory=False)  # each file once
-        self._api.create_commit(**place, operations=operations.values(), commit_message=message, parent_commit=head)
+        branch = {**self._repository, "revision": self._branch}
+        self._api.preupload_lfs_files(**branch, additions=files.values(), free_memory=False)  # each file once
+        self._api.create_commit(**branch, operations=operations.values(), commit_message=message, parent_commit=head)
 
     def read(self, name: str, *limit: int) -> bytes | None:
         content = self._staged.get(name)

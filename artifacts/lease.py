@@ -25,7 +25,7 @@ from pydantic import Field
 
 from ..errors import LeaseLost, StoreUnusable
 from .digest import Digest
-from .files import WAIT_UNTOLD, read_errors, write_errors
+from .files import QUIET_WAIT, read_errors, write_errors
 from .records import Record, RecordFiles, Seal
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ _POLL_MAXIMUM = 0.1
 _ABANDONED = 90.0
 """Age in seconds from which a heartbeat is doubted. It proves nothing: the store may have been out of reach."""
 
-_CLOCK_STEP = 1.0
-"""Seconds by which servers round modification times down."""
-
+_CLOCK_STEP = 1.0  # seconds by which servers round modification times down
 _HEARTBEAT_LIMIT = 4096  # bytes
 _LEASE = re.compile(r"leases/[^/]+/[0-9]{8}")
 
@@ -74,8 +72,7 @@ class Silence:
 class Lease:
     """A lease that is held. This one, between processes of one host, is never lost."""
 
-    lost: bool = False
-    """Whether another process is known to have taken it over."""
+    lost: bool = False  # whether another process is known to have taken it over
 
     def check(self) -> None:
         """Raises LeaseLost if another process has taken the lease over; looks if renewing has failed for a while."""
@@ -84,27 +81,23 @@ class Lease:
 class Leases(ABC):
     """One holder per key at a time; a holder that dies loses its lease.
 
-    A holder whose heartbeats do not reach the store, although others reach it, loses its lease while it lives: it calls
-    `Lease.check` before it publishes.
+    A holder whose heartbeats do not reach the store can lose its lease while it lives: before it publishes, it calls
+    `Lease.check`.
     """
 
     @abstractmethod
     def hold(self, key: Digest, what: str = "") -> AbstractContextManager[Lease]:
-        """Waits until nobody else holds the key, then holds it until the end of the ``with`` block.
-
-        Whoever waits for long says so, and that it is for `what`.
-        """
+        """Waits until nobody else holds the key, then holds it in the ``with`` block; logs long waits as `what`."""
 
     @abstractmethod
     def watch(self, key: Digest) -> Callable[[], bool]:
-        """A function that says whether somebody holds the key, as far as heartbeats tell by the time it is called."""
+        """Returns a function that reports whether the key is currently held, judging by heartbeats."""
 
     @abstractmethod
     def held(self, now: float | None = None) -> dict[str, float]:
-        """The keys that somebody holds, and since when, in seconds since the epoch on the store's clock.
+        """The keys that are held, and since when, in seconds since the epoch on the store's clock.
 
-        `now` is the time on that clock; by default, this machine's is taken for it. If heartbeats are old, waits for
-        new ones for as long as leases take to expire.
+        `now` is the time on that clock, by default this machine's. Waits for new heartbeats where the last are old.
         """
 
 
@@ -140,20 +133,16 @@ class LocalLeases(Leases):
     def _taken(self, path: Path) -> float | None:
         """The time a lease was taken, None if nobody holds it; raises StoreUnusable if the store does not answer."""
         with read_errors(self._folder.parent):
-            return self._locked_since(path)
-
-    @staticmethod
-    def _locked_since(path: Path) -> float | None:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return os.fstat(descriptor).st_mtime
-        finally:
-            os.close(descriptor)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return os.fstat(descriptor).st_mtime
+            finally:
+                os.close(descriptor)
         return None
 
     def _acquire(self, path: Path, what: str) -> int:
@@ -179,14 +168,14 @@ class LocalLeases(Leases):
 
 
 class _Waiting:
-    """Says once for whom we wait, if that takes long."""
+    """Logs once whom we wait for, if that takes long."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._since: float | None = time.monotonic()
 
     def tell(self, holder: Callable[[], str]) -> None:
-        if self._since is not None and time.monotonic() - self._since > WAIT_UNTOLD:
+        if self._since is not None and time.monotonic() - self._since > QUIET_WAIT:
             self._since = None
             _log.warning("waiting for %s, which runs %s", holder(), self._what or "what is needed here, too")
 
@@ -214,11 +203,11 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LeaseTiming:
-    """Seconds between heartbeats, until a holder without heartbeat counts as dead, and between polls at most."""
+    """Times in seconds."""
 
-    heartbeat: float = 10.0
-    expiry: float = 45.0
-    poll: float = 2.0
+    heartbeat: float = 10.0  # between heartbeats
+    expiry: float = 45.0  # until a holder without heartbeat counts as dead
+    poll: float = 2.0  # between polls at most
 
 
 class RemoteLeases(Leases):
@@ -231,10 +220,7 @@ class RemoteLeases(Leases):
     def __init__(
         self, files: RemoteFiles, local: Leases, timing: LeaseTiming | None = None, seal: Seal | None = None
     ) -> None:
-        """Keeps leases in `files`, wrapped by `seal` if others can write them.
-
-        Takes this host's lease in `local` first, so that one process per host polls.
-        """
+        """Keeps sealed leases in `files`; takes `local` ones first, so that one process per host polls."""
         self.files = files
         self.records = RecordFiles(files, seal)
         self.timing = timing or LeaseTiming()
@@ -256,7 +242,7 @@ class RemoteLeases(Leases):
                 lease.release()
 
     def watch(self, key: Digest) -> Callable[[], bool]:
-        holders = self._watched[f"leases/{key}"] = self._holders()
+        holders = self._watched[f"leases/{key}"] = _Holders(self.timing)
         return lambda: bool(self._find(f"leases/{key}", holders)[1])
 
     def held(self, now: float | None = None) -> dict[str, float]:
@@ -278,7 +264,7 @@ class RemoteLeases(Leases):
         _log.warning(
             "watching for %.0f s whether the holders of %d leases without a heartbeat are alive", expiry, len(doubtful)
         )
-        holders, stale, began = self._holders(), set[str](), time.monotonic()
+        holders, stale, began = _Holders(self.timing), set[str](), time.monotonic()
         holders.look(doubtful, began)
         while doubtful and time.monotonic() - began < 2 * expiry + self.timing.heartbeat:  # others are taken to live
             time.sleep(self.timing.poll)
@@ -293,7 +279,7 @@ class RemoteLeases(Leases):
         return stale
 
     def _acquire(self, folder: str, what: str) -> _RemoteLease:
-        holders = self._watched.pop(folder, None) or self._holders()
+        holders = self._watched.pop(folder, None) or _Holders(self.timing)
         waiting, pause, least = _Waiting(what), 0.02, 0
         while True:
             stale, live = self._find(folder, holders)
@@ -313,12 +299,12 @@ class RemoteLeases(Leases):
             pause = min(pause * 2, self.timing.poll)
 
     def _find(self, folder: str, holders: _Holders) -> tuple[list[str], list[str]]:
-        """Stale leases, which what is no lease counts as, and live ones."""
+        """Stale leases, with files that are no leases, and live ones."""
         began = time.monotonic()
-        found = {name: self.read(name) for name in self.files.names(folder)}
-        heartbeats = {name: heartbeat for name, heartbeat in found.items() if heartbeat}
+        leases = {name: self.read(name) for name in self.files.names(folder)}
+        heartbeats = {name: heartbeat for name, heartbeat in leases.items() if heartbeat}
         live = heartbeats.keys() - holders.look(heartbeats, began, self.files.failed)
-        return [name for name in found if name not in live], sorted(live)
+        return [name for name in leases if name not in live], sorted(live)
 
     def read(self, name: str) -> _Heartbeat | None:
         return self.records.read(name, name, _Heartbeat, _HEARTBEAT_LIMIT) if _LEASE.fullmatch(name) else None
@@ -327,9 +313,6 @@ class RemoteLeases(Leases):
         """Whether a lease of a later generation has taken the place of this one."""
         folder = name.rpartition("/")[0]
         return any(other > name for other in self.files.names(folder) if _LEASE.fullmatch(other))
-
-    def _holders(self) -> _Holders:
-        return _Holders(self.timing)
 
 
 class _RemoteLease(Lease):
@@ -369,10 +352,7 @@ class _RemoteLease(Lease):
             _log.warning("lease %s could not be released, others wait until it expires: %s", self.name, error)
 
     def renew(self) -> None:
-        """Writes the next heartbeat, or notes that the lease is lost: somebody who could not hear us has it.
-
-        One that was only removed is ours again.
-        """
+        """Writes the next heartbeat, or a removed lease again; notes that it is lost if another process has it."""
         with self._renewing:
             if self.lost:
                 return
@@ -417,17 +397,13 @@ class _Holders:
         return stale
 
     def describe(self) -> str:
-        """Who has had the leases."""
         names = {heartbeat.holder.partition(" ")[0] for heartbeat, _ in self.seen.values()}
         return f"process {', '.join(sorted(names))}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Heartbeat(Record):
-    """The content of a lease file: its holder, the number of this heartbeat, and the seconds since the first.
-
-    The holder is the number of its process at its host, and a random number.
-    """
+    """The content of a lease file: its holder (pid, host, random number), and which heartbeat this is."""
 
     holder: str
     beat: int

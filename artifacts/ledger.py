@@ -18,27 +18,17 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True, slots=True)
 class StageRecord(Record):
-    """One finished stage: its key and its outputs.
-
-    Attributes:
-        fields: what the key was computed from, by name; JSON values.
-        outputs: artifacts by role.
-        peak_memory: bytes that its process used beyond the worker server's own; 0 if unknown.
-        finished: when, ISO 8601 in UTC.
-        log: the output of its process, None if there was none.
-        refreshed_by: the run that was asked to make everything again and made this; empty for other runs.
-        reads: every object of its inputs.
-    """
+    """One finished stage: its key and its outputs."""
 
     key: Digest
-    fields: Mapping[str, Any]
-    outputs: Mapping[str, ArtifactRef]
+    fields: Mapping[str, Any]  # JSON values by name that the key was computed from
+    outputs: Mapping[str, ArtifactRef]  # by role
     seconds: float
-    peak_memory: int
-    finished: str
-    log: BlobRef | None = None
-    refreshed_by: str = ""
-    reads: tuple[Digest, ...] = ()
+    peak_memory: int  # bytes that its process used beyond the worker server's own; 0 if unknown
+    finished: str  # ISO 8601 in UTC
+    log: BlobRef | None = None  # output of its process
+    refreshed_by: str = ""  # the run that made this stage again because it was asked to refresh
+    reads: tuple[Digest, ...] = ()  # every object of its inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,48 +70,34 @@ _MOST_FOUND = 8
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord(Record):
-    """Code of the user's that a model's stages run, as it was in their keys.
+    """User code that a model's stages run, as it was in their keys."""
 
-    Attributes:
-        source: where it comes from, as JSON.
-        watched: what was watched besides the modules that its text names.
-        digest: of its part of the keys.
-    """
-
-    source: Mapping[str, Any]
-    watched: tuple[str, ...]
-    digest: Digest
+    source: Mapping[str, Any]  # where it comes from, as JSON
+    watched: tuple[str, ...]  # what was watched besides the modules that its text names
+    digest: Digest  # of its part of the keys
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord(Record):
-    """A model with all of whose recipes the ledger has every stage: an index that spares reading each stage's record.
+    """A model whose stages, for all of its recipes, are in the ledger: an index that spares reading their records."""
 
-    Attributes:
-        key: digest of all that decides which stages the model has and what they do, besides the user's code.
-        distributions: packages whose versions the key covers.
-        stages: as a run that finds all of them records them.
-        recipes: what came of each; JSON of `tasks.results.delivered.Delivered`.
-        objects: every object of the artifacts of its files.
-    """
-
-    key: Digest
-    distributions: tuple[str, ...]
+    key: Digest  # of all that decides which stages the model has and what they do, besides user code
+    distributions: tuple[str, ...]  # packages whose versions the key covers
     sources: tuple[SourceRecord, ...]
-    stages: tuple[StageOutcome, ...]
-    recipes: tuple[Any, ...]
-    objects: tuple[BlobRef, ...]
+    stages: tuple[StageOutcome, ...]  # as recorded by a run that finds all of them cached
+    recipes: tuple[Any, ...]  # the outcome of each; JSON of `tasks.results.delivered.Delivered`
+    objects: tuple[BlobRef, ...]  # every object of the artifacts of its files
 
 
 _WHOLE: Any = dict[str, ModelRecord]
+_PURPOSES = {"slots": "slot", "watch": "watch", "found": "found", "zoos": "zoo"}
+"""Folder of records that are found by name, to the first word of the purpose that they are sealed for."""
+
 _ZOO_LIMIT = 512 * 2**20  # bytes
 
 
 class Ledger:
-    """Records of finished stages, written only after every output is in the store.
-
-    A record that cannot be trusted is a miss (see `RecordFiles`), and is replaced when the stage has run again.
-    """
+    """Records of finished stages, written after all outputs are in the store; untrusted ones count as misses."""
 
     def __init__(self, files: NamedFiles, seal: Seal) -> None:
         """Keeps records in `files` below ``ledger/``, wrapped by `seal`."""
@@ -148,7 +124,7 @@ class Ledger:
                 yield record
 
     def last(self, slot: str) -> SlotRecord | None:
-        return self._records.read(_named_file("slots", slot), f"slot/{slot}", SlotRecord)
+        return self._read("slots", slot, SlotRecord)
 
     def last_run(self, slot: str) -> StageRecord | None:
         """The record of the stage that a slot had in its last use."""
@@ -156,67 +132,62 @@ class Ledger:
         return self.lookup(last.key) if last else None
 
     def remember(self, slot: str, key: Digest, fields: Mapping[str, Any]) -> None:
-        record = SlotRecord(slot, key, fields)
-        self._records.write(_named_file("slots", slot), f"slot/{slot}", record.encode())
+        self._write("slots", slot, SlotRecord(slot, key, fields).encode())
 
     def watched(self, source: str) -> tuple[str, ...]:
         """What a source's `WatchRecord` lists."""
-        found = self._records.read(_named_file("watch", source), f"watch/{source}", WatchRecord)
-        return found.modules if found else ()
+        record = self._read("watch", source, WatchRecord)
+        return record.modules if record else ()
 
     def watch(self, source: str, modules: Sequence[str]) -> None:
-        self._records.write(
-            _named_file("watch", source), f"watch/{source}", WatchRecord(source, tuple(modules)).encode()
-        )
+        self._write("watch", source, WatchRecord(source, tuple(modules)).encode())
 
     def slots(self) -> Iterator[SlotRecord]:
-        """The last use of every slot."""
-        for found in self._all("slots", SlotRecord):
-            if record := self.last(found.slot):
-                yield record
+        yield from filter(None, (self.last(record.slot) for record in self._all("slots", SlotRecord)))
 
     def found_inputs(self, name: str) -> tuple[FoundCase, ...]:
         """What the `FoundRecord` of a model and a recipe lists."""
-        record = self._records.read(_named_file("found", name), f"found/{name}", FoundRecord)
+        record = self._read("found", name, FoundRecord)
         return record.found if record else ()
 
     def keep_found(self, name: str, *found: FoundCase) -> None:
-        """Adds inputs to those that are kept, the newest last; these may be old ones."""
+        """Adds inputs to those that are kept, the newest last; inputs that are there already move to the end."""
         kept = [known for known in self.found_inputs(name) if known.inputs not in [new.inputs for new in found]]
-        record = FoundRecord(name, (*kept, *found)[-_MOST_FOUND:])
-        self._records.write(_named_file("found", name), f"found/{name}", record.encode())
+        self._write("found", name, FoundRecord(name, (*kept, *found)[-_MOST_FOUND:]).encode())
 
     def all_found(self) -> Iterator[FoundRecord]:
-        """The inputs that were found for each model and recipe."""
-        for listed in self._all("found", FoundRecord):
-            yield FoundRecord(listed.name, self.found_inputs(listed.name))
+        return (FoundRecord(one.name, self.found_inputs(one.name)) for one in self._all("found", FoundRecord))
 
     def watch_lists(self) -> Iterator[WatchRecord]:
-        """The list of each source."""
-        for found in self._all("watch", WatchRecord):
-            if modules := self.watched(found.source):
-                yield WatchRecord(found.source, modules)
+        for record in self._all("watch", WatchRecord):
+            if modules := self.watched(record.source):
+                yield WatchRecord(record.source, modules)
 
     def purposes(self) -> dict[str, str]:
         """Files of records, and the purposes that they are sealed for, as far as that is known without opening them."""
-        keys = [(name, name.rpartition("/")[2]) for name in self._files.names("ledger/stages")]
-        slots = {_named_file("slots", found.slot): f"slot/{found.slot}" for found in self._all("slots", SlotRecord)}
-        lists = self._all("watch", WatchRecord)
-        watched = {_named_file("watch", found.source): f"watch/{found.source}" for found in lists}
-        listed = self._all("found", FoundRecord)
-        found = {_named_file("found", record.name): f"found/{record.name}" for record in listed}
-        return {name: f"stage/{key}" for name, key in keys} | slots | watched | found
+        names = {
+            "slots": [record.slot for record in self._all("slots", SlotRecord)],
+            "watch": [record.source for record in self._all("watch", WatchRecord)],
+            "found": [record.name for record in self._all("found", FoundRecord)],
+        }
+        stages = {file: f"stage/{file.rpartition('/')[2]}" for file in self._files.names("ledger/stages")}
+        return stages | dict(_sealed(folder, name) for folder in names for name in names[folder])
 
     def whole_models(self, zoo: str) -> Mapping[str, ModelRecord]:
         """The models of a zoo that were whole when it was last lowered, by name: one file for all of them."""
-        return self._records.read(_named_file("zoos", zoo), f"zoo/{zoo}", _WHOLE, _ZOO_LIMIT) or {}
+        return self._read("zoos", zoo, _WHOLE, _ZOO_LIMIT) or {}
 
     def remember_whole_models(self, zoo: str, models: Mapping[str, ModelRecord]) -> None:
-        content = canonical_json({name: model.to_json() for name, model in models.items()})
-        self._records.write(_named_file("zoos", zoo), f"zoo/{zoo}", content)
+        self._write("zoos", zoo, canonical_json({name: model.to_json() for name, model in models.items()}))
+
+    def _read(self, folder: str, name: str, kind: type[_Kind], limit: int | None = None) -> _Kind | None:
+        return self._records.read(*_sealed(folder, name), kind, limit)
+
+    def _write(self, folder: str, name: str, content: bytes) -> None:
+        self._records.write(*_sealed(folder, name), content)
 
     def _all(self, folder: str, kind: type[_Kind]) -> Iterator[_Kind]:
-        """What records say that are named by a digest; their seals, which need the name, are not checked here."""
+        """The content of records whose files are named by a digest; checking their seals needs the name."""
         for name in self._files.names(f"ledger/{folder}"):
             with suppress(ValueError):
                 yield decode(kind, (self._files.read(name) or b"").partition(b"\n")[2])
@@ -226,6 +197,6 @@ def _stage_file(key: Digest) -> str:
     return f"ledger/stages/{key[:2]}/{key}"
 
 
-def _named_file(folder: str, name: str) -> str:
-    """A slot or source may have any name, so its file is named by a digest."""
-    return f"ledger/{folder}/{digest_bytes(name.encode())}"
+def _sealed(folder: str, name: str) -> tuple[str, str]:
+    """The file and the purpose of a record. A slot or source may have any name, so a digest names its file."""
+    return f"ledger/{folder}/{digest_bytes(name.encode())}", f"{_PURPOSES[folder]}/{name}"

@@ -35,13 +35,12 @@ from .files import (
     wait_for_lock,
     write_errors,
 )
+from .known_files import Reference
 from .ref import ArtifactManifest, ArtifactRef, BlobRef
-from .references import Reference
 
 _log = logging.getLogger(__name__)
 
-_REFERENCE = ".ref"
-"""Ending of a file that says where an object's bytes are."""
+_REFERENCE = ".ref"  # ending of a file that says where an object's bytes are
 
 VERIFIED_MTIME_NS = 1_000_000_000 * 10**9
 """Modification time (2001-09-09T01:46:40Z) of objects whose bytes were verified: any write changes it."""
@@ -59,7 +58,9 @@ class StoredObject:
 class ObjectFolder:
     """Files ``<root>/objects/<first two digits>/<digest>``; safe under concurrent threads and processes.
 
-    Where only presence matters, a file's mark is trusted. Whoever uses the bytes digests them: rot keeps the mark.
+    Where only presence matters, a file's mark is trusted: it is read-only, of the right size, and has the modification
+    time `VERIFIED_MTIME_NS`. `path` and `read` digest the bytes, since rotten ones keep the mark. They use SHA-256: a
+    faster checksum would be missing from existing stores (`docs/how-to/operations.md` says what SHA-256 costs).
 
     A damaged file moves to ``<root>/quarantine``, after ``<root>/damaged/<digest>`` has noted it: what was made from it
     is not to be trusted either (`Store.forget_damaged`), even if this process ends here.
@@ -69,7 +70,7 @@ class ObjectFolder:
     """
 
     def __init__(self, root: Path, *, once: bool = False) -> None:
-        """Opens a store; with `once`, files are digested at their first use only, of which installing them is one."""
+        """Opens a store; with `once`, files are digested when they are installed or first used, and not again."""
         self.root = root
         self._digested: dict[Digest, tuple[int, ...]] | None = {} if once else None
 
@@ -96,7 +97,7 @@ class ObjectFolder:
             self.path(blob)
 
     def reference(self, blob: BlobRef) -> Reference | None:
-        """The place of an object's bytes outside of the store; None if they are in the store, or gone."""
+        """Where an object's bytes are outside of the store; None if they are in the store, or gone."""
         reference = None if self._path(blob.digest).exists() else self._referred(blob.digest)
         return reference if reference and reference.size == blob.size else None
 
@@ -164,10 +165,7 @@ class ObjectFolder:
             self.path(blob)  # raises, unless a good file has replaced it
 
     def refresh(self, blob: BlobRef) -> bool:
-        """Whether it `contains` the object; if so the object counts as published now, which renews its grace period.
-
-        In a store that cannot be written, nobody deletes it either.
-        """
+        """Whether it `contains` the object; if so, renews its grace period, unless the store is read-only."""
         if not self.contains(blob):
             return False
         if not os.access(self.root, os.W_OK):
@@ -229,11 +227,6 @@ class ObjectFolder:
             with contextlib.suppress(OSError):  # then it is digested again
                 self._digested[blob.digest] = _file_state(path.lstat(), blob.size)
 
-    def _note_damage(self, digest: Digest) -> None:
-        folder = self.root / "damaged"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        (folder / digest).touch(mode=0o600)
-
     def _left(self, folder: str, before: float) -> list[Path]:
         entries = self._listed(self.root / folder)
         looked_at = ((Path(entry.path), self._looked_at(entry)) for entry in entries)
@@ -250,7 +243,11 @@ class ObjectFolder:
 
     def _listed(self, folder: Path) -> list[os.DirEntry[str]]:
         with read_errors(self.root):
-            return _entries(folder)
+            try:
+                with os.scandir(folder) as entries:
+                    return list(entries)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
 
     def _looked_at(self, entry: os.DirEntry[str]) -> os.stat_result | None:
         with read_errors(self.root), contextlib.suppress(FileNotFoundError):
@@ -292,10 +289,7 @@ class ObjectFolder:
         self._path(blob.digest).with_suffix(_REFERENCE).unlink(missing_ok=True)
 
     def _quarantine(self, path: Path, inode: int, blob: BlobRef) -> None:
-        """Quarantines what is damaged and raises ObjectDamaged, unless a good file has replaced it meanwhile.
-
-        In a store that cannot be written it stays where it is.
-        """
+        """Moves a damaged file away, unless read-only, and raises ObjectDamaged; not if a good file has replaced it."""
         if not os.access(self.root, os.W_OK):
             _log.warning("object %s in %s is damaged; it stays, since the store is read-only", blob.digest, self.root)
             raise ObjectDamaged(blob.digest, str(self.root), str(path))
@@ -303,7 +297,8 @@ class ObjectFolder:
             try:
                 replaced = path.lstat().st_ino != inode
                 if not replaced:
-                    self._note_damage(blob.digest)
+                    (self.root / "damaged").mkdir(mode=0o700, exist_ok=True)
+                    (self.root / "damaged" / blob.digest).touch(mode=0o600)
                     target = move_aside(path, self.root, blob.digest)
             except FileNotFoundError:
                 raise ObjectMissing(blob.digest, str(self.root)) from None
@@ -315,7 +310,7 @@ class ObjectFolder:
 
 
 def _copied(reference: Reference, file: BinaryIO, blob: BlobRef) -> bool:
-    """Writes what a reference says to a file; whether those are the object's bytes."""
+    """Writes a reference's bytes to a file; returns whether they are the object's."""
 
     def written() -> Iterator[bytes]:
         for chunk in reference.chunks():
@@ -328,7 +323,7 @@ def _copied(reference: Reference, file: BinaryIO, blob: BlobRef) -> bool:
 
 
 def _file_state(status: os.stat_result, size: int) -> tuple[int, ...]:
-    """What tells a file that was digested from another one, or from one that was written since."""
+    """Identifies a digested file: another file, or the same after a write, has another state."""
     return status.st_ino, status.st_mtime_ns, status.st_size, size
 
 
@@ -342,50 +337,23 @@ def _mark(descriptor: int) -> None:
         os.utime(descriptor, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-LAYOUT = b"pteforge store 1\n"
-"""Content of the marker file `version`."""
+LAYOUT = b"pteforge store 1\n"  # content of the marker file `version`
 
 _FOLDERS = ("objects", "ledger", "leases", "runs", "tmp", "unfinished", "quarantine", "damaged")
-_IGNORED = frozenset({"lost+found"})
 
 
 class LocalStore(ObjectFolder):
-    """Objects and artifacts on a local disk; safe under concurrent threads and processes.
-
-    `path` and `read` digest what they give: bytes that rot keep their file's size and times. Whoever only
-    asks whether an object is there trusts its mark: it is read-only, of the right size, and has the modification time
-    `VERIFIED_MTIME_NS`. Damaged objects move to ``<root>/quarantine`` and are never used.
-
-    The digest is the object's own SHA-256. A faster checksum would have to be stored next to it, and be missing from
-    existing stores; `docs/how-to/operations.md` says what SHA-256 costs.
-
-    Attributes:
-        root: the store's folder; the body of a stage has a `LocalStore(root, once=True)` of its own.
-    """
+    """Objects and artifacts on a local disk; safe under concurrent threads and processes."""
 
     def __init__(self, root: Path, *, once: bool = False) -> None:
-        """Uses a root that `open` has checked, without reading or writing anything.
-
-        With `once`, `path` digests each object the first time only: for the body of one stage.
-        """
+        """Uses a root that `open` has checked. With `once`, for the body of one stage, `path` digests objects once."""
         super().__init__(root, once=once)
         # Each is needed several times in a row: by whoever looks for an artifact, fetches it, and reads it.
         self._manifests = lru_cache(maxsize=512)(lambda root: ArtifactManifest.decode(self.read(root)))
 
     @classmethod
     def open(cls, root: Path) -> LocalStore:
-        """Creates or checks the store at `root`; raises StoreUnusable if it cannot be used or trusted.
-
-        A store that cannot be written can be used by whoever only reads.
-        """
+        """Creates or checks the store at `root`, which may be read-only; raises StoreUnusable if it is not trusted."""
         _prepare_root(root)
         return cls(root)
 
@@ -424,7 +392,7 @@ class LocalStore(ObjectFolder):
         return self.put_artifact(kind, canonical_json(value))
 
     def put_manifest(self, manifest: ArtifactManifest, identity: Digest | None = None) -> ArtifactRef:
-        """Publishes an artifact made of objects that are already in the store; raises ObjectMissing if one is not.
+        """Publishes an artifact made of objects in the store; raises ObjectMissing if one is not.
 
         The identity is the canonical digest of kinds that have one, and the manifest's digest by default.
         """
@@ -467,10 +435,7 @@ class LocalStore(ObjectFolder):
             yield path
 
     def unfinished(self, name: Digest) -> Path:
-        """A folder for what a stage has finished before it is interrupted, removed once the stage is done.
-
-        It may have to be created. gc removes one that was not used in the grace period.
-        """
+        """Folder, to be created, where a stage keeps partial results until it is done; gc removes unused ones."""
         return self.root / "unfinished" / name
 
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
@@ -524,7 +489,8 @@ def _check_trust(folder: Path) -> None:
 def _check_layout(root: Path) -> None:
     marker = root / "version"
     if not os.path.lexists(marker):
-        unexpected = sorted({entry.name for entry in root.iterdir()} - {*_FOLDERS, "version", "lock"} - _IGNORED)
+        expected = {*_FOLDERS, "version", "lock", "lost+found"}
+        unexpected = sorted({entry.name for entry in root.iterdir()} - expected)
         if unexpected:
             raise StoreUnusable(
                 f"{root} is neither empty nor a pteforge store (it holds {unexpected[0]}); give an empty folder"

@@ -75,7 +75,7 @@ def signing_key(url: str, variable: str = KEY_VARIABLE) -> str:
 
 
 def key_id(key: str) -> str:
-    """What a key is recognised by: 32 hexadecimal characters that do not give it away."""
+    """Identifies a key without revealing it: 32 hexadecimal characters."""
     return hmac.new(key.encode(), b"pteforge key id", hashlib.sha256).hexdigest()[:32]
 
 
@@ -116,16 +116,13 @@ class Record:
 
 
 def decode(kind: type[_Kind], content: bytes) -> _Kind:
-    """Parses JSON of a type without converting values; raises a one-line ValueError that names the first problem.
-
-    Nesting is bounded: pydantic's parser ends at a depth of 200.
-    """
+    """Parses JSON strictly, at most 200 levels deep; raises a one-line ValueError that names the first problem."""
     try:
         value: _Kind = _adapter(kind).validate_json(content, strict=True)  # type: ignore[arg-type] # so are types
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, problem["loc"]))
-        where = f" at {place!r:.100}" if place else ""
+        path = ".".join(map(str, problem["loc"]))
+        where = f" at {path!r:.100}" if path else ""
         raise ValueError(f"not a valid {getattr(kind, '__name__', kind)}: {problem['msg']}{where}") from error
     return value
 
@@ -133,21 +130,17 @@ def decode(kind: type[_Kind], content: bytes) -> _Kind:
 class RecordFiles:
     """Records in the files of a store, which others may be able to write.
 
-    A record that cannot be trusted (too large, truncated, garbled, of another version, not sealed with our key) counts
-    as absent; each is reported once.
+    A record that cannot be trusted (too large, garbled, of another version, not sealed with our key) counts as absent.
     """
 
     def __init__(self, files: NamedFiles, seal: Seal | None) -> None:
         """Keeps records in `files`, wrapped by `seal`; plain JSON without one."""
         self._files = files
         self._seal = seal
-        self._reported: set[str] = set()
+        self._reported: set[str] = set()  # names of untrusted records, each reported once
 
     def read(self, name: str, purpose: str, kind: type[_Kind], limit: int | None = None) -> _Kind | None:
-        """The record in a file, sealed for a purpose; `limit` is its largest size in bytes, as for `NamedFiles.read`.
-
-        Raises StoreUnusable if the files cannot be reached.
-        """
+        """The record in a file, sealed for a purpose and of at most `limit` bytes; raises StoreUnusable."""
         content = self._files.read(name) if limit is None else self._files.read(name, limit)
         try:
             if content is None:

@@ -27,31 +27,23 @@ class BlobRef(NamedTuple):
 class ArtifactRef(Record):
     """An artifact: immutable content in the store, and what it is.
 
-    Attributes:
-        kind: what the bytes are, for example ``program/aten`` or ``payload/pte``.
-        root: the object that holds the artifact's content or, if `composite`, its manifest.
-        identity: what stage keys hold. It is the root's digest, except for kinds with a canonical digest (programs),
-            where equal meaning has equal identity even if the bytes differ.
+    Stage keys hold its `identity`: the root's digest or, for programs, a canonical digest, so that programs of equal
+    meaning have equal identities even if their bytes differ.
     """
 
-    kind: str
-    root: BlobRef
+    kind: str  # for example ``program/aten`` or ``payload/pte``
+    root: BlobRef  # the content or, if `composite`, the manifest
     identity: Digest
     composite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactManifest(Record):
-    """The root object of a composite artifact.
-
-    Attributes:
-        blobs: every other object of the artifact, without repeats, in order of first use.
-        body: JSON from which the kind's codec puts the objects together.
-    """
+    """The root object of a composite artifact."""
 
     kind: str
-    blobs: tuple[BlobRef, ...]
-    body: Any
+    blobs: tuple[BlobRef, ...]  # every other object of the artifact, without repeats, in order of first use
+    body: Any  # JSON from which the kind's codec puts the objects together
     format: Literal[1] = 1
 
 

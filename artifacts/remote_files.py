@@ -23,31 +23,24 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.dirfs import DirFileSystem
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
-from tenacity.stop import stop_base
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from ..errors import StoreAway, StoreUnusable, first_line, unusable
-from .files import RECORD_LIMIT, WAIT_UNTOLD, NamedFiles, at_most
+from .files import QUIET_WAIT, RECORD_LIMIT, NamedFiles, at_most
 
 _log = logging.getLogger(__name__)
 
 OPTIONS_VARIABLE = "PTEFORGE_STORE_OPTIONS"
 
-OUTAGE_VARIABLE = "PTEFORGE_STORE_OUTAGE"
-"""Names the environment variable with the longest outage, in seconds, that runs wait for."""
-
-_OUTAGE = 600.0
-"""Its default."""
+OUTAGE_VARIABLE = "PTEFORGE_STORE_OUTAGE"  # environment variable: the longest outage in seconds that runs wait for
+_OUTAGE = 600.0  # its default
 
 _Result = TypeVar("_Result")
 
 _CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs"})
 """Protocols with an atomic put, which fsspec's ``mode="create"`` makes conditional on the server."""
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hf"}
-"""What installs the file system of a protocol."""
-
-_FOLDERS = frozenset({"file", "local"})
+_EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hf"}  # what installs the file system of a protocol
 
 _TRANSIENT_ERRNO = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EIO, errno.ENETUNREACH, errno.EPIPE,
@@ -58,17 +51,11 @@ _TRANSIENT_ERRNO = frozenset({
 _TRANSIENT_NAMES = frozenset({"ConnectionError", "HTTPClientError", "ClientConnectionError"})
 """Base classes in botocore and aiohttp, which only their users have to import."""
 
-PATIENCE = 30.0
-"""Seconds that a server may take to say anything about what is written."""
-
-_SLOWEST = 64 * 2**10
-"""Bytes per second of the slowest connection that is waited for."""
-
-_DELAY = 5.0
-"""Seconds of failed attempts after which a store that never answered is given up."""
-
-_BLOCK = 8 * 2**20
-"""Bytes that `RemoteFiles.blocks` reads at a time."""
+PATIENCE = 30.0  # seconds that a server may take to say anything about what is written
+_SLOWEST = 64 * 2**10  # bytes per second of the slowest connection that is waited for
+_ATTEMPTS = 3  # after which a store that never answered is given up
+_DELAY = 5.0  # seconds of failed attempts after which a store that never answered is given up
+_BLOCK = 8 * 2**20  # bytes that `RemoteFiles.blocks` reads at a time
 
 _creating = threading.Lock()
 """Makes check-and-create atomic among the threads of this process, for backends that cannot."""
@@ -76,16 +63,11 @@ _creating = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file in a listing.
+    """A file in a listing."""
 
-    Attributes:
-        name: relative to the store.
-        modified: in seconds since the epoch on the server's clock.
-    """
-
-    name: str
+    name: str  # relative to the store
     size: int
-    modified: float
+    modified: float  # in seconds since the epoch on the server's clock
 
 
 class RemoteFiles(NamedFiles):
@@ -103,9 +85,7 @@ class RemoteFiles(NamedFiles):
         except ImportError as error:
             extra = _EXTRAS.get(self._protocol)
             command = f"pip install 'pteforge[{extra}]'" if extra else "install it"
-            raise StoreUnusable(
-                f"the store {self.url} needs a package that is not installed: {error}; {command}"
-            ) from error
+            raise StoreUnusable(f"the store {self.url} needs a missing package: {error}; {command}") from error
         except Exception as error:  # noqa: BLE001 - whatever a backend raises for a wrong URL or option
             raise StoreUnusable(f"the store {self.url} cannot be opened: {self._describe(error)}") from None
         self._root = root.rstrip("/") + "/"
@@ -126,17 +106,12 @@ class RemoteFiles(NamedFiles):
             self._call("written", lambda: self._fs.pipe_file(target, content, **self._within(len(content))))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Creates a file where there is none, and no folder; returns whether it has this content now.
-
-        The content must be unique.
-        """
+        """Creates a file where there is no file or folder; returns whether it has this (unique) content now."""
         if self._protocol in _CONDITIONAL:
             path = self._root + name
             try:
-                within = self._within(len(content))
-                self._call(
-                    "written", lambda: self._fs.pipe_file(path, content, mode="create", **within), FileExistsError
-                )
+                options = {"mode": "create", **self._within(len(content))}
+                self._call("written", lambda: self._fs.pipe_file(path, content, **options), FileExistsError)
             except FileExistsError:
                 pass
             except StoreUnusable:  # servers report a failed condition in several ways
@@ -161,10 +136,10 @@ class RemoteFiles(NamedFiles):
 
     def list(self, folder: str) -> list[RemoteFile]:
         self._fs.invalidate_cache()  # listings are cached by default, but others write too
-        found = self._call("listed", lambda: self._fs.find(self._root + folder, detail=True))
+        listing = self._call("listed", lambda: self._fs.find(self._root + folder, detail=True))
         return [
             RemoteFile(path[len(self._root) :], details["size"], self._modified(path, details))
-            for path, details in sorted(found.items())
+            for path, details in sorted(listing.items())
             if path.startswith(self._root + folder + "/")
         ]
 
@@ -182,7 +157,7 @@ class RemoteFiles(NamedFiles):
             self._call("written", lambda: self._fs.put_file(str(path), target, **self._within(path.stat().st_size)))
 
     def download(self, name: str, path: Path, size: int) -> bool:
-        """Copies a file to `path`, and one byte more than `size` at most; returns whether there is one."""
+        """Copies at most `size` + 1 bytes of a file to `path`; returns whether the file exists."""
         try:
             with path.open("wb") as file:
                 for start in range(0, max(size, 1), _BLOCK):
@@ -193,17 +168,14 @@ class RemoteFiles(NamedFiles):
         return True
 
     def blocks(self, name: str, size: int) -> Iterator[bytes]:
-        """Reads a file of `size` bytes piece by piece; the last pieces are short or empty if it has fewer.
-
-        Raises FileNotFoundError if there is none.
-        """
+        """Reads a file of `size` bytes in blocks, short or empty ones at its end; raises FileNotFoundError."""
         for start in range(0, size, _BLOCK):
             yield self._read_part(name, start, min(start + _BLOCK, size))
 
     def _read_part(self, name: str, start: int, end: int) -> bytes:
         """Bytes of a file, fewer at its end; raises FileNotFoundError if there is none."""
         read = functools.partial(self._fs.cat_file, self._root + name, start=start, end=end)
-        if self._protocol in _FOLDERS and Path(self._root + name).is_fifo():  # nobody may ever write to it
+        if self._protocol in {"file", "local"} and Path(self._root + name).is_fifo():  # nobody may ever write to it
             raise StoreUnusable(f"{name} in {self.url} is a pipe; remove it")
         try:
             return bytes(self._call("read", read, FileNotFoundError))
@@ -233,10 +205,7 @@ class RemoteFiles(NamedFiles):
             raise
 
     def _within(self, size: int) -> dict[str, float]:
-        """A limit for writing so many bytes, of file systems that know one.
-
-        aiohttp has none while it waits for a server's leave to send a body: it would wait without end.
-        """
+        """The time limit for writing `size` bytes, if supported: aiohttp waits endlessly for leave to send a body."""
         timed = isinstance(self._fs, AsyncFileSystem) and not isinstance(self._fs, DirFileSystem)
         return {"timeout": PATIENCE + size / _SLOWEST} if timed else {}
 
@@ -245,17 +214,14 @@ class RemoteFiles(NamedFiles):
             self._call("written", lambda: self._fs.makedirs((self._root + name).rpartition("/")[0], exist_ok=True))
 
     def _modified(self, path: str, details: Mapping[str, Any]) -> float:
-        known = (details.get(name) for name in ("LastModified", "mtime", "updated", "last_modified", "created"))
-        value = next(filter(None, known), None) or self._call("read", lambda: self._fs.modified(path))
+        times = (details.get(name) for name in ("LastModified", "mtime", "updated", "last_modified", "created"))
+        value = next(filter(None, times), None) or self._call("read", lambda: self._fs.modified(path))
         if isinstance(value, str):
             value = datetime.fromisoformat(value)
         return value.timestamp() if isinstance(value, datetime) else float(value)
 
     def _call(self, participle: str, action: Callable[[], _Result], expected: type[OSError] | None = None) -> _Result:
-        """Runs an operation and retries transient errors; errors other than `expected` become StoreUnusable.
-
-        A store that has answered before may be away for as long as `OUTAGE_VARIABLE` says.
-        """
+        """Runs an operation, with retries as `_Outages` allows; errors other than `expected` become StoreUnusable."""
         outages = self._outages
         retrying = Retrying(
             retry=retry_if_exception(_is_transient),
@@ -293,7 +259,6 @@ class _Outages:
     def __init__(self, url: str) -> None:
         self._url = url
         self._longest = longest_outage()
-        self._without_answer = stop_after_attempt(3) | _TookLong()
         self._since: float | None = None
         self._logged = False
         self.failed = -math.inf  # when it last did not answer
@@ -303,12 +268,11 @@ class _Outages:
         """Notes a failed attempt; logs the outage once, when it has lasted for some seconds."""
         self.failed = now = time.monotonic()
         self._since = since = self._since or now
-        if self.may_end and not self._logged and now - since > WAIT_UNTOLD:
+        if self.may_end and not self._logged and now - since > QUIET_WAIT:
             self._logged = True
             _log.warning("the store %s does not answer, waiting up to %.0f s: %s", self._url, self._longest, problem)
 
     def over(self) -> None:
-        """Notes that the store has answered."""
         if self._logged:
             _log.warning("the store %s answers again after %.0f s", self._url, time.monotonic() - (self._since or 0.0))
         self._since, self._logged, self.may_end = None, False, True
@@ -316,15 +280,12 @@ class _Outages:
     def give_up(self, attempt: RetryCallState) -> bool:
         """Whether an attempt was the last one: a store that has answered before may be away for longer."""
         if not (self.may_end and _is_outage(_error_of(attempt))):
-            return self._without_answer(attempt)
+            return attempt.attempt_number >= _ATTEMPTS or _took_long(attempt)
         return time.monotonic() - (self._since or time.monotonic()) > self._longest
 
 
 def longest_outage() -> float:
-    """Seconds that runs wait for a store that has answered before.
-
-    Raises StoreUnusable if the environment has no number of them.
-    """
+    """Seconds that runs wait for a store that has answered before; raises StoreUnusable for a wrong setting."""
     text = os.environ.get(OUTAGE_VARIABLE) or str(_OUTAGE)
     try:
         return max(0.0, float(text))
@@ -337,13 +298,10 @@ def _error_of(attempt: RetryCallState) -> BaseException:
     return error or TimeoutError()
 
 
-class _TookLong(stop_base):
+def _took_long(attempt: RetryCallState) -> bool:
     """Whether to give up after an attempt: botocore retries for 10 s by itself, but not where it hears nothing."""
-
-    def __call__(self, retry_state: RetryCallState) -> bool:
-        outcome = retry_state.outcome
-        silent = outcome is not None and isinstance(outcome.exception(), FSTimeoutError)
-        return not silent and (retry_state.seconds_since_start or 0.0) > _DELAY
+    silent = attempt.outcome is not None and isinstance(attempt.outcome.exception(), FSTimeoutError)
+    return not silent and (attempt.seconds_since_start or 0.0) > _DELAY
 
 
 def public_url(url: str) -> str:
@@ -393,7 +351,7 @@ def _options_from_environment() -> dict[str, Any]:
 
 
 def _is_outage(error: BaseException) -> bool:
-    """Whether a transient error comes from a server in trouble, or from none, and not from what was asked of it."""
+    """Whether a transient error comes from a server in trouble, or no server, and not from the request."""
     response = getattr(error.__cause__, "response", None)  # botocore's
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
     return status is None or status >= 500 or status == 429

@@ -31,8 +31,7 @@ _log = logging.getLogger(__name__)
 
 _PARALLEL = 8
 
-_NOTES = "publishing"
-"""Folder of `PublishingNotes`; gc deletes old ones."""
+_NOTES = "publishing"  # folder of `PublishingNotes`; gc deletes old ones
 
 _KEY_FILE = "key"
 _KEY_LINE = re.compile(rb"pteforge key 1 ([0-9a-f]{32})(?: ([0-9a-f]{32}))?\n")
@@ -68,9 +67,9 @@ class RemoteStore(Store):
     def publish(self, ref: ArtifactRef) -> None:
         """Uploads missing objects, the root last.
 
-        Objects that exist already may be about to be collected, so a note first declares them published now, and gc
-        reads the notes before each deletion. (In the milliseconds between the two, an object older than the grace
-        period can be lost. Its record is then a miss, and the stage runs again.)
+        Existing objects may be about to be collected, so a note first declares them published now, and gc reads the
+        notes before each deletion. (In the milliseconds between the two, an object older than the grace period can be
+        lost. Its record is then a miss, and the stage runs again.)
         """
         root, *children = self.local.objects_of(ref)
         self._notes.add([root, *children])
@@ -251,7 +250,7 @@ def _object_name(digest: Digest) -> str:
 
 
 def _check_key(files: RemoteFiles, key: str) -> None:
-    """Raises StoreUnusable, with what to do, unless a store is signed with this key. A new store is from now on."""
+    """Raises StoreUnusable, with what to do, unless a store is signed with this key. A new store gets it."""
     own, known = key_id(key), _key_ids(files)
     if known is None:
         with contextlib.suppress(StoreUnusable):  # it may be read-only
@@ -259,20 +258,20 @@ def _check_key(files: RemoteFiles, key: str) -> None:
                 files.write(_KEY_FILE, _key_line(own))  # what was there is no id
         known = _key_ids(files) or (own,)
     if known != (own,):
-        raise _other_key(files.url, own, f"the key {known[0]}" if len(known) == 1 else "a key that is being changed")
+        other = f"the key {known[0]}" if len(known) == 1 else "a key that is being changed"
+        raise StoreUnusable(
+            f"the store {files.url} is signed with {other}, and {KEY_VARIABLE} is the key {own}. Set it to the store's "
+            "key, shared by all users of this store. `pteforge store rekey` changes the key of a store, and finishes a "
+            "change that was interrupted. If the key is lost, use another prefix: everything can be computed again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Rekeyed:
-    """The result of `rekey`.
+    """The result of `rekey`."""
 
-    Attributes:
-        records: that are signed with the new key now.
-        dropped: records that the old key had not signed, or that can be made again from others.
-    """
-
-    records: int
-    dropped: int
+    records: int  # signed with the new key now
+    dropped: int  # records that the old key had not signed, or that can be made again from others
 
 
 def rekey(files: RemoteFiles, old: str, new: str) -> Rekeyed:
@@ -317,11 +316,3 @@ def _key_ids(files: NamedFiles) -> tuple[str, ...] | None:
 
 def _key_line(*ids: str) -> bytes:
     return f"pteforge key 1 {' '.join(ids)}\n".encode()
-
-
-def _other_key(url: str, own: str, other: str) -> StoreUnusable:
-    return StoreUnusable(
-        f"the store {url} is signed with {other}, and {KEY_VARIABLE} is the key {own}. Set it to the store's key, "
-        "which everybody has who uses the store. `pteforge store rekey` changes the key of a store, and finishes a "
-        "change that was interrupted. If the key is lost, use another prefix: everything can be computed again"
-    )

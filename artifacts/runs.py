@@ -13,9 +13,7 @@ from .digest import Digest, canonical_json, digest_bytes, digest_json
 from .files import NamedFiles
 from .records import Record, RecordFiles, Seal
 
-RETAINED = 200
-"""How many runs of each zoo are kept; writing another one removes the oldest."""
-
+RETAINED = 200  # how many runs of each zoo are kept; writing another one removes the oldest
 _CALL = 0.05  # seconds
 
 Status = Literal["ran", "cached", "failed"]
@@ -24,51 +22,32 @@ RunStatus = Literal["running", "completed", "failed", "interrupted"]
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of a stage key that changed.
+    """One field of a stage key that changed, with its JSON values; None where it does not exist."""
 
-    Attributes:
-        field: dotted path, for example ``params.delegate.options``.
-        before: its JSON value then; None if it did not exist.
-        after: its JSON value now; None if it does not exist.
-    """
-
-    field: str
+    field: str  # dotted path, for example ``params.delegate.options``
     before: Any
     after: Any
 
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome(Record):
-    """The outcome of one stage of a model in a run.
+    """The outcome of one stage of a model in a run."""
 
-    Attributes:
-        slot: the stage's place in the run, for example ``resnet8/export/forward``.
-        method: its method; None if it is for all methods.
-        recipes: tags of the recipes that use it.
-        key: its stage key; None if it failed before it had one.
-        message: why it failed, or why it ran although no field had changed; empty otherwise.
-        seconds: how long it ran, in this run or, of a cached one, when it was made.
-        queued: seconds from when it could have run to its start, in this run.
-        peak_memory: bytes that its process used, in this run or, of a cached one, when it was made; 0 if unknown.
-        predicted_memory: bytes that it waited for before its start in this run; 0 if it did not.
-    """
-
-    slot: str
+    slot: str  # for example ``resnet8/export/forward``
     stage: str
-    method: str | None
-    recipes: tuple[str, ...]
+    method: str | None  # None: the stage is for all methods
+    recipes: tuple[str, ...]  # tags of the recipes that use it
     status: Status
-    key: Digest | None
+    key: Digest | None  # None if it failed before it had one
     differs: tuple[FieldChange, ...] = ()
-    seconds: float = 0.0
-    message: str = ""
-    queued: float = 0.0
-    peak_memory: int = 0
-    predicted_memory: int = 0
+    seconds: float = 0.0  # of a cached stage, in the run that made it; so is `peak_memory`
+    message: str = ""  # why it failed, or why it ran although no field had changed
+    queued: float = 0.0  # seconds from when it could have run to its start
+    peak_memory: int = 0  # bytes that its process used; 0 if unknown
+    predicted_memory: int = 0  # bytes that it waited for before its start
 
     @property
     def step(self) -> str:
-        """The slot without the model."""
         return self.slot.partition("/")[2]
 
     @property
@@ -84,72 +63,48 @@ class StageOutcome(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseOutcome(Record):
-    """What became of a run's release.
+    """The outcome of a run's release, which `channel` should name."""
 
-    Attributes:
-        url: of the releases.
-        channel: that was to name it.
-        release: its name; empty if none was made.
-        reasons: why the channel does not name it, or why none was made; empty if the channel names it.
-        held_back: whether gates are the reason.
-    """
-
-    url: str
+    url: str  # of the releases
     channel: str
-    release: str = ""
-    reasons: tuple[str, ...] = ()
-    held_back: bool = False
+    release: str = ""  # its name; empty if none was made
+    reasons: tuple[str, ...] = ()  # why the channel does not name it, or why none was made
+    held_back: bool = False  # whether gates are the reason
 
     @property
     def summary(self) -> str:
-        """What became of it, without the reasons."""
+        """The outcome without the reasons."""
         if not self.release:
             return f"nothing is released at {self.url} for {self.channel!r}"
         held = " and is held back" if self.held_back else ""
         return f"{self.release} at {self.url} is {'not ' if self.reasons else ''}{self.channel!r}{held}"
 
     def describe(self) -> str:
-        """What became of it on one line."""
         return ": ".join(filter(None, (self.summary, "; ".join(self.reasons))))
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord(Record):
-    """One run, written when it begins, while it runs, and when it ends.
-
-    Attributes:
-        started: when, ISO 8601 in UTC.
-        models: model name to its stages, in the order in which they finished; until a model is in `files`, those that
-            have finished so far.
-        status: ``running`` stays where a run was killed.
-        parameters: what was asked for, as parameters of the flow `export-zoo`.
-        host: name of the machine.
-        version: pteforge's.
-        commit: git commit of the zoo's folder, with ``-dirty`` where tracked files were changed; empty without git.
-        zoo_digest: SHA-256 of the zoo after includes and overrides.
-        files: model name -> recipe name -> what came of it; JSON of `tasks.results.delivered.Delivered`.
-        pid: of the process on the host.
-        release: what became of its release; None if it was to make none.
-        url: of its page in Prefect; empty where no server keeps it.
-        part_of: id of the run that had it lower some of its models, and takes its record over when it ends. Where that
-            run has died, the record stays.
-    """
+    """One run, written when it begins, while it runs, and when it ends."""
 
     id: str
     zoo: str
-    started: str
+    started: str  # ISO 8601 in UTC
     seconds: float
+    # model name -> its stages in the order in which they finished; until a model is in `files`, the finished ones
     models: Mapping[str, tuple[StageOutcome, ...]]
-    status: RunStatus = "completed"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    host: str = ""
-    version: str = ""
-    commit: str = ""
-    zoo_digest: str = ""
+    status: RunStatus = "completed"  # a killed run stays ``running``
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the flow `export-zoo`
+    host: str = ""  # name of the machine
+    version: str = ""  # of pteforge
+    commit: str = ""  # of the zoo's git repository, with ``-dirty`` where tracked files were changed
+    zoo_digest: str = ""  # SHA-256 of the zoo after includes and overrides
+    # model name -> recipe name -> its outcome; JSON of `tasks.results.delivered.Delivered`
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    pid: int = 0
-    release: ReleaseOutcome | None = None
-    url: str = ""
+    pid: int = 0  # on the host
+    release: ReleaseOutcome | None = None  # None if it was to make none
+    url: str = ""  # of its page in Prefect; empty where no server keeps it
+    # Id of the run that had it lower some models and takes its record over at the end; if that run died, it stays.
     part_of: str = ""
 
     @property
@@ -186,16 +141,11 @@ class RunRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """What stands for one attempt of a run alone, such as ``01a220c09`` or ``01a220c09@2``.
+    """A unique name of one attempt of a run, such as ``01a220c09`` or ``01a220c09@2``."""
 
-    Attributes:
-        short: as many of the first digits of the run's id, eight or more, as no other run of the store has.
-        attempt: which of the run's `attempts` it is, from 1. Prefect's retries of a failed run have its id.
-    """
-
-    short: str
-    attempt: int
-    attempts: int
+    short: str  # the first digits of the run's id, at least eight, as many as make it unique in the store
+    attempt: int  # from 1; Prefect's retries of a failed run have its id
+    attempts: int  # of that run
 
     def __str__(self) -> str:
         return f"{self.short}@{self.attempt}" if self.attempts > 1 else self.short
@@ -212,8 +162,7 @@ class Runs:
     def __init__(self, files: NamedFiles, seal: Seal | None = None) -> None:
         """Keeps records in `files`, wrapped by `seal`, by default with a checksum.
 
-        They are ``runs/<time>-<zoo>-<id>.json``; the zoo is the first digits of the SHA-256 of its name and of its
-        file's path, eight of each.
+        They are ``runs/<time>-<zoo>-<id>.json``, where <zoo> has 8 digits each of the SHA-256 of its name and path.
         """
         self._files = files
         self._records = RecordFiles(files, seal or Seal(None))
@@ -253,10 +202,7 @@ class Runs:
         return ((name, run) for name, run in found if run)
 
     def named(self, text: str) -> tuple[RunName, RunRecord] | None:
-        """The run whose id begins with a text; ``@N`` after it names an attempt, by default the last.
-
-        Raises InputError if it is the beginning of several ids, or the run had no such attempt.
-        """
+        """The run whose id begins with a text, by default its last attempt (``@N``); InputError if ambiguous."""
         start, _, attempt = text.partition("@")
         attempts = self._attempts()
         found = [start] if start in attempts else [run for run in attempts if start and run.startswith(start)]
@@ -292,7 +238,6 @@ class Runs:
         return attempts
 
     def purposes(self) -> dict[str, str]:
-        """Files of records, and the purposes that they are sealed for."""
         return {name: name for name in self._files.names("runs")}
 
     def __iter__(self) -> Iterator[RunRecord]:
@@ -329,13 +274,13 @@ def _tag(record: RunRecord) -> str:
 
 
 def _tag_in(name: str) -> str:
-    """What the name of a record says about its zoo; empty for names that `Runs` does not write."""
+    """The zoo's tag in the name of a record; empty for names that `Runs` does not write."""
     found = _NAMED.fullmatch(name)
     return (found["tag"] if found else None) or ""
 
 
 def _names(attempts: Mapping[str, Sequence[str]]) -> dict[str, RunName]:
-    """What to call runs, by the file of each record; from the files by the run's id, the oldest first."""
+    """Names of runs by the file of each record, from the files by run id, the oldest first."""
     names: dict[str, RunName] = {}
     ids = sorted(attempts)
     for before, run, after in zip(["", *ids], ids, [*ids[1:], ""], strict=False):
@@ -346,7 +291,6 @@ def _names(attempts: Mapping[str, Sequence[str]]) -> dict[str, RunName]:
 
 
 def _started(name: str) -> str:
-    """The start of the run that a record's file belongs to."""
     time = name.removeprefix("runs/").partition("-")[0]
     try:
         return f"{datetime.strptime(time, _TIME):%Y-%m-%d %H:%M} UTC"  # noqa: DTZ007 - it is in UTC

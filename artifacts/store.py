@@ -33,14 +33,10 @@ class Store:
 
     Stages read and write `local`. The caller fetches their inputs before, publishes their outputs afterwards, and
     commits to the ledger only what was published.
-
-    Attributes:
-        url: the location, without credentials.
-        local: the objects on this machine's disk.
     """
 
-    url: str
-    local: LocalStore
+    url: str  # the location, without credentials
+    local: LocalStore  # the objects on this machine's disk
     ledger: Ledger
     leases: Leases
     runs: Runs
@@ -64,10 +60,7 @@ class Store:
         self.fetch(ref)
 
     def fetch(self, ref: ArtifactRef) -> None:
-        """Makes every object of an artifact available in `local`, verified; a damaged one goes into quarantine.
-
-        Raises ObjectMissing, ObjectDamaged or StoreUnusable.
-        """
+        """Makes all objects of an artifact available in `local`, verified; quarantines damaged ones and raises."""
         for blob in self.local.objects_of(ref):
             self.local.require(blob)  # not verified again where it is marked: whoever reads an object digests it
 
@@ -81,7 +74,6 @@ class Store:
             return False
 
     def has_all(self, blobs: Sequence[BlobRef]) -> bool:
-        """Whether all of these objects exist."""
         return all(map(self.local.contains, blobs))
 
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:
@@ -107,17 +99,13 @@ class Store:
 
     @property
     def writable(self) -> bool:
-        """Whether this user may write to it."""
         return os.access(self.local.root, os.W_OK)
 
     def forget_damaged(self) -> set[Digest]:
-        """Drops the records of all stages that were made from objects found damaged since the last call.
+        """Drops the records of all stages made from objects found damaged since the last call; returns their keys.
 
-        Their outputs may come from the wrong bytes, so they are made again: those that read such an object, and those
-        that read what only such stages have made. Costs one look into a folder where nothing was damaged.
-
-        Returns:
-            The keys of the dropped records.
+        Their outputs may come from the wrong bytes, so these stages run again: those that read such an object, and
+        those that read what only such stages have made. If nothing was damaged, this only lists one folder.
         """
         dropped: set[Digest] = set()
         settled: set[Digest] = set()
@@ -134,22 +122,21 @@ class Store:
     def made_from(self, damaged: AbstractSet[Digest]) -> set[Digest]:
         """Keys of the records that rest on damaged objects.
 
-        What a record has among its outputs and did not read, its stage has made. An object that another stage has made
-        too, which does not rest on them, is good.
+        A stage made the outputs that it did not read. An object that another, good stage has made, too, is good.
         """
         records = list(self.ledger)
         made = {
             record.key: set().union(*map(self.known_objects, record.outputs.values())).difference(record.reads)
             for record in records
         }
-        found: set[Digest] = set()
+        keys: set[Digest] = set()
         while True:
-            good = set().union(*(digests for key, digests in made.items() if key not in found))
-            bad = (set().union(*(made[key] for key in found)) - good) | damaged
-            new = {record.key for record in records if not bad.isdisjoint(record.reads)} - found
+            good = set().union(*(digests for key, digests in made.items() if key not in keys))
+            bad = (set().union(*(made[key] for key in keys)) - good) | damaged
+            new = {record.key for record in records if not bad.isdisjoint(record.reads)} - keys
             if not new:
-                return found
-            found |= new
+                return keys
+            keys |= new
 
     def _damaged(self) -> set[Digest]:
         """Objects of the store that were found damaged, and still have to be settled."""
@@ -169,11 +156,7 @@ class Store:
             return os.fstat(file.fileno()).st_ctime
 
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
-        """Deletes leftovers of processes and collections; returns how many.
-
-        That is: staging files and leases of dead processes, and, from before `since`, quarantined objects and what
-        interrupted stages left.
-        """
+        """Deletes leftovers of dead processes, and older quarantined or unfinished ones; returns how many."""
         return self.local.sweep_leftovers(since, dry_run=dry_run)
 
     def close(self) -> None:
@@ -189,13 +172,7 @@ class Store:
 
 
 def open_store(url: str | None = None, *, cache: Path | None = None) -> Store:
-    """Opens the store at a URL.
-
-    Args:
-        url: None for the default (``<cache>/store``), a path or ``file://`` URL, or any other URL that fsspec
-            understands, such as ``s3://bucket/prefix``.
-        cache: folder for local copies; `cache_folder` by default.
-    """
+    """Opens the store at a path or fsspec URL, by default ``<cache>/store``; `cache` is for local copies."""
     cache = cache or cache_folder()
     if url is None:
         return Store(cache / "store")
@@ -210,39 +187,33 @@ def open_store(url: str | None = None, *, cache: Path | None = None) -> Store:
 
 def cache_folder() -> Path:
     """``$PTEFORGE_CACHE``, ``$XDG_CACHE_HOME/pteforge`` or ``~/.cache/pteforge``; it may not exist yet."""
-    if own := os.environ.get("PTEFORGE_CACHE"):
-        return Path(own).expanduser().absolute()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).absolute() / "pteforge"
+    if folder := os.environ.get("PTEFORGE_CACHE"):
+        return Path(folder).expanduser().absolute()
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches).absolute() / "pteforge"
     return Path.home() / ".cache" / "pteforge"
 
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """What a transfer did.
+    """Numbers of records that a transfer found."""
 
-    Attributes:
-        stages: records that were copied, with everything that they need.
-        present: records that the other side had already.
-        lost: records with outputs that are gone or damaged; they were not copied, and those stages will run again.
-    """
-
-    stages: int
-    present: int
-    lost: int
+    stages: int  # copied, with everything that they need
+    present: int  # already on the other side
+    lost: int  # not copied because outputs are gone or damaged; those stages will run again
 
 
 def transfer(source: Store, target: Store, progress: Callable[[int, int], None] | None = None) -> Transferred:
     """Copies finished stages that `target` lacks: their objects first, then the record. What is there stays.
 
-    Both sides can be in use. Watch lists and the last keys of slots are copied too where the target has none, since the
-    keys of the next run depend on the former, and inputs that searches have found.
+    Both sides can be in use. Also copied are inputs that searches have found and, where the target has none, watch
+    lists, on which the keys of the next run depend, and the last keys of slots.
     """
     records = list(source.ledger)
     copied = present = lost = 0
     for done, record in enumerate(records, 1):
-        known = target.ledger.lookup(record.key)
-        if known and all(map(target.has, known.outputs.values())):
+        there = target.ledger.lookup(record.key)
+        if there and all(map(target.has, there.outputs.values())):
             present += 1
         elif _copy_record(source, target, record):
             copied += 1
@@ -251,16 +222,16 @@ def transfer(source: Store, target: Store, progress: Callable[[int, int], None] 
         if progress:
             progress(done, len(records))
     _copy_lists(source.ledger, target.ledger)
-    for listed in source.ledger.all_found():
-        for found in listed.found:
-            if found not in target.ledger.found_inputs(listed.name) and source.has(found.inputs):
-                _copy(source, target, found.inputs)
-                target.ledger.keep_found(listed.name, found)
+    for found in source.ledger.all_found():
+        for case in found.found:
+            if case not in target.ledger.found_inputs(found.name) and source.has(case.inputs):
+                _copy(source, target, case.inputs)
+                target.ledger.keep_found(found.name, case)
     return Transferred(copied, present, lost)
 
 
 def _copy_record(source: Store, target: Store, record: StageRecord) -> bool:
-    """Whether everything that a record needs was there to copy."""
+    """Returns whether everything that the record needs could be copied."""
     try:
         log = [ArtifactRef("log", record.log, record.log.digest)] if record.log else []
         for ref in (*record.outputs.values(), *log):
@@ -272,9 +243,9 @@ def _copy_record(source: Store, target: Store, record: StageRecord) -> bool:
 
 
 def _copy_lists(source: Ledger, target: Ledger) -> None:
-    for listed in source.watch_lists():
-        if not target.watched(listed.source):  # a longer list would change the keys of what is there
-            target.watch(listed.source, listed.modules)
+    for record in source.watch_lists():
+        if not target.watched(record.source):  # a longer list would change the keys of what is there
+            target.watch(record.source, record.modules)
     for slot in source.slots():
         if target.last(slot.slot) is None:
             target.remember(slot.slot, slot.key, slot.fields)

@@ -29,11 +29,11 @@ class FrozenModel(BaseModel):
 
 
 def describe_errors(error: ValidationError) -> str:
-    """Pydantic's errors on one line, one for each place."""
-    places = {
+    """Pydantic's errors on one line, one for each field."""
+    problems = {
         ".".join(map(str, problem["loc"])): problem["msg"].removeprefix("Value error, ") for problem in error.errors()
     }
-    return "; ".join(f"{place}: {problem}" if place else problem for place, problem in places.items())
+    return "; ".join(f"{field}: {problem}" if field else problem for field, problem in problems.items())
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
@@ -47,8 +47,8 @@ def by_key(*keys: str, problem: str) -> Discriminator:
     """Tells the models of a union apart by which one of `keys` a mapping has; their tags are ``<key>``."""
 
     def tag(written: object) -> str | None:
-        found = [key for key in keys if (key in written if isinstance(written, dict) else hasattr(written, key))]
-        return f"<{found[0]}>" if len(found) == 1 else None
+        present = [key for key in keys if (key in written if isinstance(written, dict) else hasattr(written, key))]
+        return f"<{present[0]}>" if len(present) == 1 else None
 
     return Discriminator(tag, custom_error_type="by_key", custom_error_message=problem)
 
@@ -114,10 +114,7 @@ _BYTES = r"^\s*\d*\.?\d+\s*([kKmMgGtTpP]([iI]?[bB])?|[bB])?\s*$"
 
 
 def parse_duration(written: object) -> object:
-    """Seconds from text such as ``10m``, ``1h30m`` or ``2.5s``; numbers pass through. Raises ValueError otherwise.
-
-    pydantic reads ISO 8601 (``PT10M``) and ``HH:MM:SS`` only.
-    """
+    """Seconds from text such as ``1h30m``, which pydantic does not read; numbers pass through. Raises ValueError."""
     if isinstance(written, str) and _DURATION.match(written):
         return sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_PART, written))
     if isinstance(written, int | float) and not isinstance(written, bool):
@@ -126,11 +123,8 @@ def parse_duration(written: object) -> object:
 
 
 def parse_bytes(written: object) -> object:
-    """Bytes from text such as ``4GiB``; whole numbers pass through. Raises ValueError otherwise.
-
-    The pattern comes first because `ByteSize` ignores what follows a size, as in ``4GiB/s``.
-    """
-    if isinstance(written, str) and re.match(_BYTES, written):
+    """Bytes from text such as ``4GiB``; whole numbers pass through. Raises ValueError otherwise."""
+    if isinstance(written, str) and re.match(_BYTES, written):  # `ByteSize` ignores the rest of ``4GiB/s``
         return int(TypeAdapter(ByteSize).validate_python(written))
     if isinstance(written, int) and not isinstance(written, bool):
         return written

@@ -1,4 +1,4 @@
-"""What a runtime has, as the user says it: a release of ExecuTorch, or a contract file.
+"""What a runtime has, according to the user: a release of ExecuTorch, or a contract file.
 
 A contract file is what ``pteforge contract --json`` prints, or a ``selected_operators.yaml`` of ExecuTorch's selective
 build, which does not say which backends an app has.
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from .base import FrozenModel
 from .nodes import read_yaml
-from .problems import check, raise_all
+from .problems import checked
 
 RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 """A version of ExecuTorch; anything else is the path of a contract file."""
@@ -73,16 +73,11 @@ def read_contract(path: Path) -> Runtime:
     """Reads a contract file; raises ConfigError, with file, line and field of each problem."""
     tree = read_yaml(path, str(path))
     if {"format", "backends"} & tree.entries.keys():
-        contract, problems = check(_Contract, tree)
-        raise_all(problems)
-        assert contract  # noqa: S101 - there were no problems
+        contract = checked(_Contract, tree)
         return Runtime(name=path.name, operators=dict(contract.operators), backends=contract.backends)
     if "operators" not in tree.entries:
         raise tree.error(
             "this is no contract, which has `operators`; write one with `pteforge contract FILE.pte... --json`, or "
             "name the selected_operators.yaml of the app's build"
         )
-    selected, problems = check(_SelectedOperators, tree)
-    raise_all(problems)
-    assert selected  # noqa: S101 - as above
-    return Runtime(name=path.name, operators=selected.kernels)
+    return Runtime(name=path.name, operators=checked(_SelectedOperators, tree).kernels)

@@ -43,18 +43,11 @@ from .zoo import Zoo, ZooFile
 
 @dataclass(frozen=True, slots=True)
 class LoadedZoo:
-    """A zoo, and where it was written.
+    """A zoo, and where it was written."""
 
-    Attributes:
-        zoo: the zoo, with everything resolved: each model names its recipes, each recipe is complete, paths are
-            absolute.
-        locations: finds the file, line and column of any value in `zoo`.
-        files: every file that was read, absolute, the zoo file first.
-    """
-
-    zoo: Zoo
-    locations: Locations
-    files: tuple[Path, ...]
+    zoo: Zoo  # each model names its recipes, each recipe is complete, paths are absolute
+    locations: Locations  # finds the file, line and column of any value in `zoo`
+    files: tuple[Path, ...]  # every file that was read, absolute, the zoo file first
 
 
 def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = None) -> LoadedZoo:
@@ -71,19 +64,13 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
         gathered.set_entry(change)
     recipes, problems = _resolve_recipes(gathered)
     root = gathered.root
-    tree = Node(
-        {
-            "version": root.entries["version"],
-            "name": root.entries.get("name", Node(path.stem, root.location, ("name",))),
-            "python_path": Node(gathered.python_path, root.location, ("python_path",)),
-            "models": Node(gathered.models, root.entries.get("models", root).location, ("models",)),
-            "recipes": Node(recipes, root.entries.get("recipes", root).location, ("recipes",)),
-            "run": root.entries.get("run", Node({}, root.location, ("run",))),
-            "publish": root.entries.get("publish", Node(None, root.location, ("publish",))),
-            "places": root.entries.get("places", Node({}, root.location, ("places",))),
-        },
-        root.location,
-    )
+    defaults: dict[str, Scalar | dict[str, Node]] = {"name": path.stem, "run": {}, "publish": None, "places": {}}
+    sections = {name: Node(value, root.location, (name,)) for name, value in defaults.items()}
+    sections |= {name: node for name, node in root.entries.items() if name in (*defaults, "version")}
+    for name, nodes in (("models", gathered.models), ("recipes", recipes)):
+        sections[name] = Node(nodes, root.entries.get(name, root).location, (name,))
+    sections["python_path"] = Node(gathered.python_path, root.location, ("python_path",))
+    tree = Node(sections, root.location)
     locations = Locations(tree)
     zoo, findings = check(Zoo, tree)
     raise_all([*problems, *findings])
@@ -96,8 +83,7 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
 def parse_override(text: str) -> Node:
     """Reads ``KEY=VALUE``, a dotted field name and YAML; raises ConfigError for other text.
 
-    The key is the path where the value is `written`. The location names the ``--set`` and the key, and not the value,
-    which may be private.
+    The key is the path where the value is `written`. The location names the key, but not the value: it may be private.
     """
     path, rest = read_field(text)
     if not path or not rest.startswith("="):
@@ -112,7 +98,7 @@ def _resolve_recipes(gathered: _Gathered) -> tuple[dict[str, Node], list[ConfigE
     folders = tuple(Path(str(node.value)) for node in gathered.python_path)
     lookup = RecipeLookup(gathered.recipes, python_path=folders)
     problems: list[ConfigError] = []
-    asked = list(gathered.recipes.items())
+    wanted = list(gathered.recipes.items())
     used = set()
     for model in gathered.models.values():
         names = model.child("recipes")
@@ -121,9 +107,9 @@ def _resolve_recipes(gathered: _Gathered) -> tuple[dict[str, Node], list[ConfigE
             problems.append(replace(model, written=(*model.written, "recipes")).error(problem))
         for node in names.items if names else ():
             if isinstance(node.value, str):
-                asked.append((node.value, node))
+                wanted.append((node.value, node))
                 used.add(node.value)
-    for name, node in asked:
+    for name, node in wanted:
         try:
             lookup.resolve(name, node)
         except ConfigError as error:
@@ -153,21 +139,15 @@ def _unknown_places(zoo: Zoo, locations: Locations) -> Iterator[ConfigError]:
 
 @dataclass
 class _Gathered:
-    """The contents of a zoo file and its includes.
-
-    Attributes:
-        defaults: the defaults of models that are added to the zoo file.
-        models: the models of all files, each over its defaults.
-        python_path: one node per folder, without repeats.
-        visits: real path of a file, to the defaults it was first read under and whether it or its includes have models.
-    """
+    """The contents of a zoo file and its includes."""
 
     root: Node
-    defaults: Node
-    models: dict[str, Node] = field(default_factory=dict)
+    defaults: Node  # of models that are added to the zoo file
+    models: dict[str, Node] = field(default_factory=dict)  # of all files, each over its defaults
     recipes: dict[str, Node] = field(default_factory=dict)
-    python_path: list[Node] = field(default_factory=list)
+    python_path: list[Node] = field(default_factory=list)  # one node per folder, without repeats
     files: list[Path] = field(default_factory=list)
+    # real path of a file -> the defaults it was first read under, and whether it or its includes have models
     visits: dict[str, tuple[object, bool]] = field(default_factory=dict)
 
     def add(self, file: Node, path: Path, inherited: Node, trail: tuple[Path, ...]) -> None:
@@ -177,12 +157,12 @@ class _Gathered:
         models_before = len(self.models)
         self.files.append(_absolute(path))
         defaults = _model_defaults(file, inherited)
-        for kind, found in (("model", self.models), ("recipe", self.recipes)):
+        for kind, entries in (("model", self.models), ("recipe", self.recipes)):
             for name, node in (file.child(f"{kind}s") or _nothing(file)).entries.items():
-                if name in found:
-                    defined = f"the {kind} {name!r} is defined already, at {found[name].location}"
+                if name in entries:
+                    defined = f"the {kind} {name!r} is defined already, at {entries[name].location}"
                     raise node.error(f"{defined}; give one of them another name")
-                found[name] = _with_defaults(node, defaults) if kind == "model" else node
+                entries[name] = _with_defaults(node, defaults) if kind == "model" else node
         written = file.child("python_path")
         folders = written.items if written else [Node(str(_absolute(path).parent), file.location, ("python_path",))]
         known = {node.value for node in self.python_path}
@@ -248,7 +228,7 @@ def _other_kind(path: Path) -> str:
         return f"{code.name} is Python code; {_NAME_A_BUILDER.format(code.with_suffix(''))}"
     if path.is_file():
         with suppress(OSError), path.open("rb") as file:
-            if b"\0" in file.read(_BEGINNING):
+            if b"\0" in file.read(1 << 12):
                 return (
                     "no zoo file (YAML), since it is no text; where it has weights, "
                     f"{_NAME_A_BUILDER.format('MODULE')}, and let it load them; a program of torch.export.save ends in "
@@ -257,11 +237,8 @@ def _other_kind(path: Path) -> str:
     return ""
 
 
-_BEGINNING = 1 << 12  # bytes of a file
-
-
-def _nothing(place: Node) -> Node:
-    return Node({}, place.location)
+def _nothing(node: Node) -> Node:
+    return Node({}, node.location)
 
 
 def _read(path: Path, name: str, included_by: Node | None = None, text: str | None = None) -> Node:
@@ -298,19 +275,16 @@ def _is_path(path: FieldPath, text: str) -> bool:
         case ("publish", "url"):
             return "://" not in text
         case ("models" | "recipes", _, *field) | ("defaults", "model", *field):
-            match field:
-                case ["source"]:
-                    return _is_place(*expand_source(text))
-                case ["source", str() as key]:
-                    return _is_place(key, text)
-                case _:
-                    return _is_declared(field, text)
+            return _is_path_of_entry(field, text)
     return False
 
 
-def _is_declared(field: Sequence[str | int], text: str) -> bool:
-    """Whether a field is a file of its own: one that user code is declared to read, or a contract."""
+def _is_path_of_entry(field: Sequence[str | int], text: str) -> bool:
     match field:
+        case ["source"]:
+            return _is_source_path(*expand_source(text))
+        case ["source", str() as key]:
+            return _is_source_path(key, text)
         case ["source" | "accuracy", "files", int()] | ["calibration", _, "files", int()]:
             return True
         case ["source_transforms", int(), "files", int()] | ["metadata", "labels_file"]:
@@ -320,7 +294,7 @@ def _is_declared(field: Sequence[str | int], text: str) -> bool:
     return False
 
 
-def _is_place(key: str, text: str) -> bool:
+def _is_source_path(key: str, text: str) -> bool:
     """Whether the value of a source's key is the path of a file or a folder."""
     return key == "program" or (key in {"huggingface", "adapter"} and is_folder(text))
 
@@ -394,20 +368,14 @@ def model_name(source: str) -> str:
 
 
 def recipe_names(globs: str) -> tuple[str, ...]:
-    """Shipped recipes that match comma-separated globs, for a model that names none; ``*`` is `DEFAULT_RECIPE`.
-
-    A name that matches none stays, so that whoever looks for it can say what is close to it.
-    """
+    """Shipped recipes that match comma-separated globs; unknown names stay. ``*`` is `DEFAULT_RECIPE`."""
     if globs == "*":
         return (DEFAULT_RECIPE,)
     return tuple(dict.fromkeys(name for glob in globs.split(",") for name in matching(preset_names(), glob) or [glob]))
 
 
 def load_source(folder: Path, source: str, recipes: Sequence[str], overrides: Sequence[str] = ()) -> LoadedZoo:
-    """The zoo that `zoo_text` describes, as if it were a file in a folder; raises as `load_zoo`.
-
-    Overrides of ``source`` are those of its only model's: ``source.dtype=bfloat16``.
-    """
+    """The zoo that `zoo_text` describes, as if in a folder; overrides of ``source`` are those of its only model."""
     of_model = format_field(("models", model_name(source)))
     overrides = [f"{of_model}.{text}" if text.startswith("source.") else text for text in overrides]
     return load_zoo(folder / source.replace("/", "-"), overrides, text=zoo_text(source, recipes))

@@ -21,6 +21,7 @@ Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lan
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 PerChannel = Annotated[tuple[float, ...], Field(min_length=1)]
 Size = Annotated[int, Field(ge=1)]
+_TokenId = Annotated[int, Field(ge=0)]
 
 
 class ImagePreprocessing(FrozenModel):
@@ -51,9 +52,7 @@ class TokenizerMetadata(FrozenModel):
     model: str | None = Field(None, description="Its algorithm, such as BPE, WordPiece or Unigram.")
     vocab_size: StrictInt | None = Field(None, ge=1, description="Number of tokens that the model knows.")
     bos_token_id: StrictInt | None = Field(None, ge=0, description="Token that begins a text.")
-    eos_token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, min_length=1, description="Tokens that end a text."
-    )
+    eos_token_ids: tuple[_TokenId, ...] | None = Field(None, min_length=1, description="Tokens that end a text.")
     chat_template: str | None = Field(None, description="Jinja template of a conversation.")
 
 
@@ -76,10 +75,7 @@ ExtraValue = StrictStr | StrictInt | StrictFloat | tuple[StrictInt, ...]
 
 
 class Metadata(FrozenModel):
-    """What a file says about its model.
-
-    Each field becomes an entry of the file, under a key of ``namespace.field``.
-    """
+    """What a file says about its model. Each field becomes an entry under a key of ``namespace.field``."""
 
     name: str | None = Field(None, description="Name of the model for people.")
     architecture: str | None = Field(None, description="Name of its architecture, such as llama or resnet.")
@@ -87,9 +83,7 @@ class Metadata(FrozenModel):
     license: str | None = Field(None, description="Licence of the weights, such as apache-2.0 (SPDX).")
     source: str | None = Field(None, description="Where the model comes from: a URL, or a name such as hf:org/name.")
     revision: str | None = Field(None, description="Commit or version of the source.")
-    labels: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Names of the classes, in the order of the model's output."
-    )
+    labels: tuple[str, ...] | None = Field(None, min_length=1, description="Names of classes, in the output's order.")
     labels_file: Path | None = Field(
         None, description="In place of `labels`, a text file with one on each line; relative to this file."
     )
@@ -97,23 +91,19 @@ class Metadata(FrozenModel):
     audio: AudioPreprocessing = Field(AudioPreprocessing(), description="How sound becomes inputs.")
     tokenizer: TokenizerMetadata = Field(TokenizerMetadata(), description="The tokenizer that belongs to the model.")
     context_length: StrictInt | None = Field(
-        None, ge=1, description="Tokens of prompt and answer together, at most, of a language model."
+        None, ge=1, description="Largest number of tokens of a language model, prompt and answer together."
     )
     extra: Annotated[dict[str, ExtraValue], AfterValidator(_check_extra)] = Field(
         {}, description="More entries by key (namespace.field): text, numbers, or lists of integers."
     )
     from_source: StrictBool = Field(
-        True,
-        description="Fill in the fields that are left out from what the model's source says: its builder, or, for a "
-        "model by name, its configuration, processors and card.",
+        True, description="Fill in missing fields from the model's source: builder, configuration, processors or card."
     )
     provenance: StrictBool = Field(
         True, description="Add the digest of what the file was made from and with, which its provenance explains."
     )
     constant_methods: StrictBool = Field(
-        True,
-        description="Also return each entry from a constant method, such as get_labels, for runtimes that offer no "
-        "access to named data.",
+        True, description="Also return entries from constant methods, for runtimes without access to named data."
     )
 
     @model_validator(mode="after")
@@ -137,19 +127,18 @@ class Metadata(FrozenModel):
         labels = tuple(line.strip() for line in lines if line.strip())
         if not labels:
             raise ValueError(f"{self.labels_file} has no labels; write one on each line")
-        return Metadata.model_validate(
-            {**self.model_dump(exclude_unset=True, exclude={"labels_file"}), "labels": labels}
-        )
+        others = self.model_dump(exclude_unset=True, exclude={"labels_file"})
+        return Metadata.model_validate({**others, "labels": labels})
 
     def entries(self) -> dict[str, EntryValue]:
-        """The entries of a file by key, in order; a digest of the provenance is not among them."""
+        """The entries of a file by key, in order, without the digest of the provenance."""
         return {key: value for key, value in self._entries() if value is not None} | self.extra
 
     def _entries(self) -> Iterator[tuple[str, EntryValue | None]]:
         for name in _GENERAL:
             yield f"general.{name}", getattr(self, name)
         yield LABELS, self.labels
-        for namespace in ("image", "audio", "tokenizer"):
+        for namespace in _NAMESPACES:
             for name, value in getattr(self, namespace):
                 if name != "eos_token_ids":
                     yield f"{namespace}.{name}", value
@@ -161,24 +150,24 @@ class Metadata(FrozenModel):
 
 _GENERAL = ("name", "architecture", "description", "license", "source", "revision")
 LABELS = "output.labels"
+_NAMESPACES: dict[str, type[FrozenModel]] = {
+    "image": ImagePreprocessing,
+    "audio": AudioPreprocessing,
+    "tokenizer": TokenizerMetadata,
+}
 
 KEYS = frozenset(
     {
         *(f"general.{name}" for name in _GENERAL),
-        PROVENANCE,
-        LABELS,
-        *(f"image.{name}" for name in ImagePreprocessing.model_fields),
-        *(f"audio.{name}" for name in AudioPreprocessing.model_fields),
-        *(f"tokenizer.{name}" for name in TokenizerMetadata.model_fields),
-        "tokenizer.eos_token_id",
-        "context.length",
+        *(f"{namespace}.{name}" for namespace, model in _NAMESPACES.items() for name in model.model_fields),
+        *(PROVENANCE, LABELS, "tokenizer.eos_token_id", "context.length"),
     }
 )
 """All keys but those of `Metadata.extra`."""
 
 
 def merged_metadata(first: Mapping[str, Any], second: Mapping[str, Any]) -> Metadata:
-    """What was written in two places (see `Metadata.written`): what the first one has, null too, replaces the second's.
+    """Merges fields as written (see `Metadata.written`): those of the first, null too, replace those of the second.
 
     Labels of either kind replace those of the other.
     """

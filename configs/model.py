@@ -35,9 +35,7 @@ class DimRange(FrozenModel):
 
     min: StrictInt = Field(ge=0, description="Smallest size.")
     max: StrictInt = Field(ge=1, description="Largest size.")
-    name: str | None = Field(
-        None, description="Python identifier; dimensions of one name are equal; null: independent."
-    )
+    name: str | None = Field(None, description="Identifier; dimensions of one name are equal; null: independent.")
     multiple_of: StrictInt = Field(
         1, ge=1, exclude_if=lambda step: step == 1, description="All sizes are multiples of it, min and max too."
     )
@@ -66,12 +64,7 @@ DimIndex = Annotated[int, Field(ge=0)]
 
 
 class InputShape(RootModel[object]):
-    """One input.
-
-    Attributes:
-        root: the dynamic dimensions of a tensor by index; None for an input that is static; the shapes of the parts of
-            an input that is a tuple or a list.
-    """
+    """One input: a tensor's dynamic dimensions by index, None if it is static, or the shapes of a tuple's parts."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -157,13 +150,9 @@ class DeviceLimits(FrozenModel):
     """Bytes that each method of a file may take on a device, with the largest of the inputs that are tried."""
 
     planned: Bytes | None = Field(None, description="Planned memory, all ids together: bytes, or text such as 256KiB.")
-    method: Bytes | None = Field(
-        None, description="Buffer of the method allocator; needs a place with nfat_run, which measures it."
-    )
+    method: Bytes | None = Field(None, description="Buffer of the method allocator; needs a place with nfat_run.")
     total: Bytes | None = Field(
-        None,
-        description="All memory: planned, of the method and of the temporary allocator, and what backends and kernels "
-        "take from the heap; needs such a place, too.",
+        None, description="Planned memory, both allocators, and heap of backends and kernels; needs such a place."
     )
 
     @property
@@ -177,9 +166,7 @@ class Limits(FrozenModel):
 
     timeout: Seconds = Field(3600.0, description="Wall time of one stage: seconds, or text such as 90s, 10m, 1h30m.")
     memory: Bytes = Field(8 * 2**30, description="Memory of one stage: bytes, or text such as 512MiB, 4GiB.")
-    device: DeviceLimits | None = Field(
-        None, description="Memory of each method on a device; a recipe fails whose file needs more."
-    )
+    device: DeviceLimits | None = Field(None, description="Memory of methods on a device; recipes that need more fail.")
 
 
 class ModelOptions(FrozenModel):
@@ -193,15 +180,11 @@ class ModelOptions(FrozenModel):
         "mapping of inputs' names to entries. An entry is a mapping of dimension index to {min, max, name, "
         "multiple_of}, null for a static input, or a list of entries for an input that is a tuple.",
     )
-    methods: dict[MethodName, MethodConfig] = Field(
-        {}, description="Method name to its buckets: static sizes in place of a dynamic one."
-    )
+    methods: dict[MethodName, MethodConfig] = Field({}, description="Method name to its buckets (static sizes).")
     calibration: dict[str, Dataset] | None = Field(
         None, description="Method name to the dataset that calibrates quantizers; other methods use the example inputs."
     )
-    limits: Limits = Field(
-        Limits(), description="Limits of each stage, which is killed where it exceeds one, and of methods on a device."
-    )
+    limits: Limits = Field(Limits(), description="Limits of each stage, and of methods on a device.")
     metadata: Metadata | None = Field(
         None, description="What the file says about the model: labels, preprocessing, licence, where it comes from."
     )
@@ -210,9 +193,7 @@ class ModelOptions(FrozenModel):
 class ModelConfig(ModelOptions):
     """One model of a zoo."""
 
-    source: Source = Field(
-        description="A builder (package.module:callable), a .pt2 file, or the name of a model (hf:org/name)."
-    )
+    source: Source = Field(description="A builder (package.module:callable), a .pt2 file, or a model (hf:org/name).")
     recipes: Names | None = Field(None, description="Recipes to lower it with; left out: those of the zoo's defaults.")
     verify: VerifyOverrides | None = Field(None, description="Bounds that replace those of the recipe, field by field.")
     accuracy: Accuracy | None = Field(None, description="Replaces the recipe's evaluator or bounds, field by field.")

@@ -22,7 +22,7 @@ import yaml
 from ..errors import ConfigError, Location
 
 FieldPath = tuple[str | int, ...]
-"""A place in a tree: mapping keys and list indices, from the root down."""
+"""A path in a tree: mapping keys and list indices, from the root down."""
 
 Scalar = str | int | float | bool | None
 Plain = Scalar | list["Plain"] | dict[str, "Plain"]
@@ -30,18 +30,11 @@ Plain = Scalar | list["Plain"] | dict[str, "Plain"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and where it was written.
+    """A value and where it was written: merging moves nodes, but errors name the field as the user wrote it."""
 
-    Attributes:
-        value: a scalar, or the nodes of a mapping or of a list. Mapping keys are always text.
-        location: the position of the key for an entry of a mapping, of the value itself for an item of a list.
-        written: the path in the file, or the ``--set`` key, that the value was written at. Merging moves nodes to other
-            paths; errors still name the field as the user wrote it.
-    """
-
-    value: Scalar | Mapping[str, Node] | Sequence[Node]
-    location: Location
-    written: FieldPath = ()
+    value: Scalar | Mapping[str, Node] | Sequence[Node]  # a scalar, or the nodes of a mapping or a list
+    location: Location  # of the key for an entry of a mapping, of the value for an item of a list
+    written: FieldPath = ()  # the path in the file, or the ``--set`` key
 
     @property
     def field(self) -> str:
@@ -79,16 +72,11 @@ class Locations:
     root: Node
 
     def find(self, path: FieldPath) -> Location:
-        """The place where the value at `path` was written, or the closest enclosing value that exists.
-
-        The path has keys and indices from the root down, such as ``("models", "resnet8", "recipes", 0)``. The result is
-        the position of the key for an entry of a mapping, of the value for an item of a list. For a value from the
-        command line, `file` is ``--set KEY`` and there is no line or column.
-        """
+        """Where the value at `path`, or the closest enclosing value that exists, was written."""
         return nearest(self.root, path)[0].location
 
     def written_at(self, path: FieldPath) -> Location | None:
-        """The place where exactly the value at `path` was written; None if there is none."""
+        """Where exactly the value at `path` was written; None if there is no such value."""
         node, missing = nearest(self.root, path)
         return None if missing else node.location
 
@@ -105,17 +93,17 @@ def plain(node: Node) -> Plain:
     return node.value
 
 
-def located(value: Plain, place: Node, *, as_written: bool = False) -> Node:
-    """The tree of a plain value, all located at `place`; `as_written`: also with their own fields."""
+def located(value: Plain, source: Node, *, as_written: bool = False) -> Node:
+    """The tree of a plain value, all located at `source`; `as_written`: also with their own fields."""
 
     def below(part: str | int, entry: Plain) -> Node:
-        return located(entry, replace(place, written=(*place.written, *[part] * as_written)), as_written=as_written)
+        return located(entry, replace(source, written=(*source.written, *[part] * as_written)), as_written=as_written)
 
     if isinstance(value, dict):
-        return replace(place, value={key: below(key, entry) for key, entry in value.items()})
+        return replace(source, value={key: below(key, entry) for key, entry in value.items()})
     if isinstance(value, list):
-        return replace(place, value=[below(index, item) for index, item in enumerate(value)])
-    return replace(place, value=value)
+        return replace(source, value=[below(index, item) for index, item in enumerate(value)])
+    return replace(source, value=value)
 
 
 def nearest(root: Node, path: FieldPath) -> tuple[Node, FieldPath]:
@@ -148,33 +136,27 @@ def map_scalars(node: Node, change: Callable[[FieldPath, Scalar], Scalar], at: F
     return replace(node, value=change(at, node.value))
 
 
-def assign(tree: Node, override: Node) -> Node:
+def assign(node: Node, override: Node, depth: int = 0) -> Node:
     """The tree with `override` where it is ``written``; ConfigError if another value is in the way.
 
-    Missing mappings are added; lists do not grow.
+    Missing mappings are added; lists do not grow. The node is at that `depth` of the path.
     """
-    return _assign(tree, override.written, override)
-
-
-def _assign(node: Node, path: FieldPath, override: Node) -> Node:
-    if not path:
+    if depth == len(override.written):
         return override
-    part, *below = path
-    at = override.written[: len(override.written) - len(path)]
-    name = format_field(at)
+    part, name = override.written[depth], format_field(override.written[:depth])
     if isinstance(part, int):
         if not isinstance(node.value, list):
             raise override.error(f"{name} is not a list, it has no item [{part}]")
         if part >= len(node.items):
             raise override.error(f"{name} has {len(node.items)} items, there is no [{part}]")
-        changed = _assign(node.items[part], tuple(below), override)
+        changed = assign(node.items[part], override, depth + 1)
         return replace(node, value=[*node.items[:part], changed, *node.items[part + 1 :]])
     if isinstance(node.value, list):
         raise override.error(f"{name} is a list; its items are [0], [1] and so on")
     if node.value is not None and not isinstance(node.value, Mapping):
         raise override.error(f"{name} is a single value, not a mapping")
-    child = node.child(part) or Node(None, override.location, (*at, part))
-    return node.with_entries({part: _assign(child, tuple(below), override)})
+    child = node.child(part) or Node(None, override.location, override.written[: depth + 1])
+    return node.with_entries({part: assign(child, override, depth + 1)})
 
 
 _BARE = r'[^\s."\[\]=]+'
@@ -225,16 +207,16 @@ _TAG = "tag:yaml.org,2002:"
 
 def read_yaml(path: Path, name: str, included_by: Node | None = None) -> Node:
     """A YAML file as a tree; messages call it `name`. Raises ConfigError, at `included_by` if it cannot be read."""
-    place = included_by or Node(None, Location(name))
+    reader = included_by or Node(None, Location(name))
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for its other end
-            raise place.error(f"cannot read {name}: it is a pipe or a device")
+            raise reader.error(f"cannot read {name}: it is a pipe or a device")
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise place.error(f"cannot read {name}: {error.strerror or error}") from error
+        raise reader.error(f"cannot read {name}: {error.strerror or error}") from error
     if len(content) > _MAX_BYTES:
-        raise place.error(f"cannot read {name}: it has more than {_MAX_BYTES >> 20} MiB")
+        raise reader.error(f"cannot read {name}: it has more than {_MAX_BYTES >> 20} MiB")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -247,10 +229,8 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
     """The root of the one document in `text`, which is written at the path `at`.
 
     Locations and messages name the text `file`. For text that does not come from a file, all nodes are at `fixed`.
-
-    Raises:
-        ConfigError: a syntax error, a duplicate key, an unsupported tag, a number that is not finite, or too much
-            nesting or repetition by aliases.
+    Raises ConfigError for a syntax error, a duplicate key, an unsupported tag, a number that is not finite, or too much
+    nesting or repetition by aliases.
     """
 
     def locate(mark: Any) -> Location:  # the C parser has a mark type of its own
@@ -264,9 +244,9 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
         if error.problem == _TOO_DEEP:
             raise ConfigError(f"nested more than {_MAX_DEPTH} levels deep", location=location) from error
         context = f" ({error.context})" if error.context else ""
-        said = f"{error.problem}{context}"
-        plain = next((words for found, words in _PLAIN.items() if re.search(found, said)), said)
-        raise ConfigError(f"not valid YAML: {plain}", location=location) from error
+        message = f"{error.problem}{context}"
+        advice = next((text for pattern, text in _ADVICE.items() if re.search(pattern, message)), message)
+        raise ConfigError(f"not valid YAML: {advice}", location=location) from error
     except yaml.reader.ReaderError as error:
         before = text.encode()[: error.position].decode(errors="ignore")  # the C parser counts bytes
         raise ConfigError(f"not valid YAML: {error.reason}", location=fixed or _end(before, file)) from error
@@ -275,7 +255,7 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
     return _Converter(locate).convert(root, at, locate(root.start_mark))
 
 
-_PLAIN = {
+_ADVICE = {
     r"cannot start any token": "a line begins with a tab, or a value with a character that YAML reserves, such as "
     "`@` or `%`; indent with spaces, and put the value in quotes",
     r"expected ',' or '\}'": "a `{` is not closed with `}`, or a comma is missing between its entries",
@@ -285,7 +265,7 @@ _PLAIN = {
     r"expected <block end>|expected key|could not find expected ':'": "a line is indented otherwise than those next to "
     "it, or has no `:` after its key",
 }
-"""What is mostly wrong, in place of the parser's own words."""
+"""Pattern of the parser's message to the usual mistake behind it."""
 
 
 class _Composer(yaml.CBaseLoader):
@@ -318,8 +298,7 @@ def _check_depth(text: str, locate: Callable[[Any], Location]) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MAX_DEPTH:
-                location = locate(event.start_mark)
-                raise ConfigError(f"nested more than {_MAX_DEPTH} levels deep", location=location)
+                raise ConfigError(f"nested more than {_MAX_DEPTH} levels deep", location=locate(event.start_mark))
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -354,12 +333,12 @@ class _Converter:
     """Converts PyYAML's nodes to ours, expanding aliases and merge keys up to a bound."""
 
     locate: Callable[[Any], Location]
-    made: int = 0
+    count: int = 0
     open_nodes: set[int] = field(default_factory=set)
 
     def convert(self, node: yaml.Node, at: FieldPath, location: Location) -> Node:
-        self.made += 1
-        if self.made > _MAX_NODES:
+        self.count += 1
+        if self.count > _MAX_NODES:
             self._fail("aliases repeat so much that the file grows out of bounds", node, at)
         if id(node) in self.open_nodes:
             self._fail("an alias is inside the value that it names", node, at)
@@ -369,7 +348,7 @@ class _Converter:
                 case yaml.MappingNode(tag="tag:yaml.org,2002:map"):
                     return Node(self._entries(node, at), location, at)
                 case yaml.SequenceNode(tag="tag:yaml.org,2002:seq"):
-                    items = [self.convert(item, (*at, i), self._place(item)) for i, item in enumerate(node.value)]
+                    items = [self.convert(item, (*at, i), self._location(item)) for i, item in enumerate(node.value)]
                     return Node(items, location, at)
                 case yaml.ScalarNode():
                     return Node(_read_scalar(node.tag, node.value), location, at)
@@ -391,9 +370,9 @@ class _Converter:
             seen.add(key.value)
             if key.tag == f"{_TAG}merge":
                 for source in self._merge_sources(value, at):
-                    merged = {**self.convert(source, at, self._place(source)).entries, **merged}
+                    merged = {**self.convert(source, at, self._location(source)).entries, **merged}
             else:
-                own[key.value] = self.convert(value, (*at, key.value), self._place(key))
+                own[key.value] = self.convert(value, (*at, key.value), self._location(key))
         return {**merged, **own}
 
     def _merge_sources(self, value: yaml.Node, at: FieldPath) -> Iterator[yaml.MappingNode]:
@@ -402,8 +381,8 @@ class _Converter:
                 self._fail("`<<` takes a mapping, or a list of mappings", source, at)
             yield source
 
-    def _place(self, node: yaml.Node) -> Location:
+    def _location(self, node: yaml.Node) -> Location:
         return self.locate(node.start_mark)
 
     def _fail(self, problem: str, node: yaml.Node, at: FieldPath) -> NoReturn:
-        raise ConfigError(problem, location=self._place(node), field=format_field(at) or None)
+        raise ConfigError(problem, location=self._location(node), field=format_field(at) or None)

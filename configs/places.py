@@ -11,8 +11,7 @@ from pydantic import AfterValidator, Field, StrictBool, field_validator, model_v
 from ..errors import InputError
 from .base import FrozenModel, Seconds
 
-HOST = "host"
-"""The place that every zoo has: ExecuTorch's runtime in the processes that make files."""
+HOST = "host"  # the place that every zoo has: ExecuTorch's runtime in the processes that make files
 
 _KINDS = ("library", "command", "qemu")
 
@@ -60,9 +59,7 @@ class PlaceConfig(FrozenModel):
         "changes, and are not run where it fails. Left out: what nfat_run says, or Vulkan of a library for it.",
     )
     timeout: Seconds | None = Field(
-        None,
-        description="Wall time of each payload there: seconds, or text such as 90s, 1h. Left out: 10m, or the model's "
-        "`limits.timeout` if that is less.",
+        None, description="Wall time of each payload; left out: 10m, or the model's `limits.timeout` if that is less."
     )
     required: StrictBool = Field(
         False,
@@ -85,10 +82,7 @@ class PlaceConfig(FrozenModel):
 
     @classmethod
     def parse(cls, text: str) -> tuple[str, PlaceConfig]:
-        """Name and place of a text such as ``qemu:cortex-a53``, ``library:vulkan.so`` or ``command:./on-phone``.
-
-        It is required, and its paths are relative to the current folder. Raises InputError for other text.
-        """
+        """Name and required place of a text such as ``qemu:cortex-a53`` or ``command:./run``; raises InputError."""
         kind, colon, value = text.partition(":")
         if kind not in _KINDS or not colon or not value:
             raise InputError(

@@ -43,17 +43,25 @@ def check(model: type[_Model], tree: Node) -> tuple[_Model | None, list[ConfigEr
         return None, [_explain(detail, model, locations) for detail in details]
 
 
+def checked(model: type[_Model], tree: Node) -> _Model:
+    """The model of a tree; raises one ConfigError with a line for each problem."""
+    value, problems = check(model, tree)
+    raise_all(problems)
+    assert value is not None  # noqa: S101 - there are problems otherwise
+    return value
+
+
 def raise_all(problems: Iterable[ConfigError]) -> None:
     """Raises one error with a line for each different problem, in the order of the file; returns if there are none."""
     distinct = {str(problem): problem for problem in problems}
     files = list(dict.fromkeys(problem.location.file for problem in distinct.values() if problem.location))
 
-    def place(problem: ConfigError) -> tuple[int, int, int]:
+    def position(problem: ConfigError) -> tuple[int, int, int]:
         where = problem.location
         return (files.index(where.file), where.line or 0, where.column or 0) if where else (-1, 0, 0)
 
     if distinct:
-        first, *others = sorted(distinct.values(), key=place)
+        first, *others = sorted(distinct.values(), key=position)
         text = "\n".join([first.problem, *map(str, others)])
         raise ConfigError(text, location=first.location, field=first.field) from first.__cause__
 

@@ -36,8 +36,7 @@ class GraphPass(NamedFunction):
     """A function over the module that PT2E quantizes, named by where it is imported from."""
 
     callable: ObjectReference = Field(
-        description="package.module:name of a function that takes a torch.fx.GraphModule and returns one. Importable "
-        "from python_path or from the environment."
+        description="package.module:name of a function that takes a torch.fx.GraphModule and returns one."
     )
 
 
@@ -50,9 +49,7 @@ _RUN_AGAIN = "They run again when their code changes."
 class QuantizationSearch(FrozenModel):
     """Finds the fewest layers that have to stay in floating point for a file to pass its accuracy gate."""
 
-    drop: float | None = Field(
-        None, ge=0, description="How far the score may be below eager's; null: what the accuracy gate says."
-    )
+    drop: float | None = Field(None, ge=0, description="Largest drop of the score below eager's; null: the gate's.")
     budget: int = Field(20, ge=1, description="How many files may be made and scored.")
 
 
@@ -62,15 +59,10 @@ class Quantize(FrozenModel):
     quantizer: str = Field("xnnpack", min_length=1, description=_QUANTIZER)
     options: dict[str, JsonValue] = Field({}, description=_OPTIONS)
     quantizers: tuple[QuantizerChoice, ...] = Field(
-        (),
-        description="Several quantizers in order of preference, in place of `quantizer`: each annotates the operators "
-        "that those before it left.",
+        (), description="Quantizers by preference, in place of `quantizer`: each annotates what those before it left."
     )
     methods: tuple[MethodName, ...] | None = Field(
-        None,
-        min_length=1,
-        description="Methods to quantize, for models that have several; null: all. Each must have something to "
-        "quantize.",
+        None, min_length=1, description="Methods to quantize, each of which must have something to quantize; null: all."
     )
     dynamic_batch_size: StrictBool = Field(
         False,
@@ -90,21 +82,13 @@ class Quantize(FrozenModel):
         (), description=f"Functions to run over the quantized module, before it is exported. {_RUN_AGAIN}"
     )
     exclude: Patterns = Field(
-        (),
-        description="Layers to leave in floating point: patterns of module names, such as head or encoder.layers.0.*; "
-        "with a module, everything inside of it.",
+        (), description="Patterns of modules to leave in floating point, with all they contain, such as encoder.*"
     )
     at_least: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="The share of each method's weights, by their elements, that must become integers, such as 0.8; "
-        "null: any.",
+        None, gt=0, le=1, description="Least share of a method's weight elements that become integers; null: any."
     )
     search: QuantizationSearch | None = Field(
-        None,
-        description="Leave out more layers, those that lose most first, until the file passes its accuracy gate; null: "
-        "none. Needs an accuracy evaluator.",
+        None, description="Leave out more layers, worst first, until the file passes its accuracy gate; null: none."
     )
 
     @model_validator(mode="after")
@@ -115,7 +99,6 @@ class Quantize(FrozenModel):
 
     @property
     def passes(self) -> dict[str, tuple[GraphPass, ...]]:
-        """All functions, by the field that has them."""
         return {field: getattr(self, field) for field in PASS_FIELDS}
 
     @property
@@ -133,9 +116,7 @@ class TorchaoTransform(FrozenModel):
     """Quantizes the weights of layers in place: ``torchao.quantization.quantize_`` with one of its configs."""
 
     torchao: str = Field(
-        min_length=1,
-        description="A config of torchao.quantization, by class name or in snake case, such as int8_weight_only or "
-        "Int8DynamicActivationIntxWeightConfig.",
+        min_length=1, description="A config of torchao.quantization: class name or snake case (int8_weight_only)."
     )
     params: dict[str, JsonValue] = Field(
         {},
@@ -150,11 +131,7 @@ class TorchaoTransform(FrozenModel):
         ("linear",), min_length=1, description="The kinds of layers to quantize."
     )
     at_least: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="The share of each method's weights, by their elements, that must be integers after all "
-        "transforms, such as 0.8; null: any.",
+        None, gt=0, le=1, description="Least share of weight elements to be integers after all transforms; null: any."
     )
     filter_fn: ObjectReference | None = Field(
         None,
@@ -225,7 +202,6 @@ _GROUP = 32
 
 
 def _granularity(group: int | None) -> JsonValue:
-    """The granularity for torchao: groups of so many weights, or rows."""
     return {"per_group": group} if group else {"per_axis": 0}
 
 
@@ -233,8 +209,7 @@ class CallableTransform(FrozenModel):
     """Calls a function of the user's with the method's module."""
 
     callable: ObjectReference = Field(
-        description="package.module:name of a function that takes the module and returns another one, or None after "
-        "changing it in place. Importable from python_path or from the environment."
+        description="package.module:name of a function that changes the module in place, or returns another one."
     )
     kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the function.")
     files: tuple[Path, ...] = Field(

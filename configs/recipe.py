@@ -25,8 +25,7 @@ from .verification import Accuracy, Number, Verification
 
 class _PassMaker(NamedFunction):
     callable: ObjectReference = Field(
-        description="package.module:name of a pass class, or of a function that returns a pass or a list of them. "
-        "Importable from python_path or from the environment."
+        description="package.module:name of a pass class, or of a function that returns a pass or a list of them."
     )
     kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the callable.")
 
@@ -35,9 +34,7 @@ class EdgePass(_PassMaker):
     """A pass over Edge programs, named by where it is imported from."""
 
     takes_program: StrictBool = Field(
-        False,
-        description="Pass it the method's name and ATen program first, as executorch.export does to the functions of "
-        "edge_transform_passes.",
+        False, description="Pass it the method's name and ATen program first, as in edge_transform_passes."
     )
 
 
@@ -45,8 +42,7 @@ class AtenPass(NamedFunction):
     """A function over ATen programs, named by where it is imported from."""
 
     callable: ObjectReference = Field(
-        description="package.module:name of a function that takes a method's name and its ATen program "
-        "(torch.export.ExportedProgram) and returns a program. Importable from python_path or from the environment."
+        description="package.module:name of a function of a method's name and ATen program that returns a program."
     )
 
 
@@ -55,12 +51,9 @@ class EdgeManagerPass(NamedFunction):
 
     callable: ObjectReference = Field(
         description="package.module:name of a function that takes an executorch.exir.EdgeProgramManager with all "
-        "methods and returns passes: a list, a mapping of methods to lists, or a pass manager. Importable from "
-        "python_path or from the environment."
+        "methods and returns passes: a list, a mapping of methods to lists, or a pass manager."
     )
-    takes_program: StrictBool = Field(
-        False, description="Call it for each method, with the method's name and its Edge program."
-    )
+    takes_program: StrictBool = Field(False, description="Call it for each method, with its name and Edge program.")
     before: Literal["partition", "compile"] = Field(
         "compile",
         description="partition: it runs on whole programs, after `edge`. compile: on programs with delegates, as "
@@ -72,8 +65,7 @@ class EmissionPass(_PassMaker):
     """A pass over programs whose delegates are linked in, named by where it is imported from."""
 
     takes_module: StrictBool = Field(
-        False,
-        description="The callable is the pass: it takes a torch.fx.GraphModule and returns a PassResult, or None.",
+        False, description="The callable is the pass itself: torch.fx.GraphModule to PassResult or None."
     )
 
 
@@ -87,9 +79,7 @@ class EdgeOptions(FrozenModel):
         (), description="Operators outside of core ATen that are allowed, such as aten.linalg_vector_norm.default."
     )
     preserve_for_target: StrictBool = Field(
-        True,
-        description="Keep the operators whole that the target takes whole, as to_edge_transform_and_lower does. false: "
-        "decompose all, as to_edge does.",
+        True, description="false: decompose all operators, as to_edge does, even those that the target takes whole."
     )
     passes: tuple[EdgePass, ...] = Field(
         (),
@@ -116,9 +106,7 @@ class MethodOptions(FrozenModel):
 
     delegate: StrictBool = Field(True, description="false: it is not partitioned; the portable kernels run all of it.")
     target: str | None = Field(
-        None,
-        min_length=1,
-        description="Name of the target that partitions the method; null: that of the specialization.",
+        None, min_length=1, description="Target that partitions the method; null: that of the specialization."
     )
     options: dict[str, JsonValue] | None = Field(
         None, description="Options of that target for the method; null: those of the specialization."
@@ -126,17 +114,13 @@ class MethodOptions(FrozenModel):
     edge: EdgeOptions | None = Field(None, description="Edge options of the method; null: those of the recipe.")
     alloc_graph_input: StrictBool | None = Field(None, description="Plan memory for its inputs; null: as `compile`.")
     alloc_graph_output: StrictBool | None = Field(None, description="Plan memory for its outputs; null: as `compile`.")
-    alloc_mutable_buffers: StrictBool | None = Field(
-        None, description="Plan the buffers that it writes; null: as `compile`."
-    )
-    memory_planning_algo: MemoryPlanningAlgorithm | None = Field(
-        None, description="How memory is planned for it; null: as `compile`."
-    )
+    alloc_mutable_buffers: StrictBool | None = Field(None, description="Plan its mutable buffers; null: as `compile`.")
+    memory_planning_algo: MemoryPlanningAlgorithm | None = Field(None, description="Algorithm; null: as `compile`.")
     allow_lifetime_and_storage_overlap: StrictBool | None = Field(
         None, description="Let its tensors overlap both in time and in memory; null: as `compile`."
     )
     tensor_alignment: Alignment | None = Field(
-        None, description="Alignment of its planned tensors, in bytes; null: as `compile`."
+        None, description="Alignment of planned tensors, in bytes; null: as `compile`."
     )
     sym_shape_eval: SymShapeEval | None = Field(None, description="Memory of its dynamic sizes; null: as `compile`.")
     skip_h2d_for_method_inputs: StrictBool | None = Field(
@@ -160,10 +144,7 @@ class MethodOptions(FrozenModel):
 
 
 class CompileOptions(FrozenModel):
-    """How the file is made and laid out: the fields of ``executorch.exir.ExecutorchBackendConfig`` that are data.
-
-    Fields have the names they have there, or in the passes that the config holds.
-    """
+    """Layout of the file: the fields of ``executorch.exir.ExecutorchBackendConfig`` and its passes that are data."""
 
     extract_delegate_segments: StrictBool = Field(
         True, description="Put delegate data into separate segments, which the runtime can free after loading."
@@ -200,8 +181,7 @@ class CompileOptions(FrozenModel):
         False, description="Outputs stay on the delegate's device (PropagateDeviceConfig)."
     )
     sym_shape_eval: SymShapeEval = Field(
-        "constraint_based",
-        description="Memory of a dynamic size: for the upper bound of its constraints, or of the example's.",
+        "constraint_based", description="Memory of dynamic sizes: by the upper bound of constraints, or the example's."
     )
     remove_view_copy: StrictBool = Field(True, description="Views share memory with the tensors they view.")
     do_quant_fusion_and_const_prop: StrictBool = Field(False, description="Fuse quantized operators, fold constants.")
@@ -215,9 +195,7 @@ class CompileOptions(FrozenModel):
     emit_mutable_buffer_names: StrictBool = Field(False, description="Store the names of buffers that methods change.")
     emit_stacktrace: StrictBool = Field(False, description="Keep Python stack traces in the file; implied by `debug`.")
     generate_etrecord: StrictBool = Field(
-        False,
-        description="Also write an ETRecord for ExecuTorch's Inspector, and the maps of debug handles and delegates; "
-        "implied by a recipe's `debug`.",
+        False, description="Also write an ETRecord and the maps of debug handles and delegates; implied by `debug`."
     )
 
     @model_validator(mode="after")
@@ -263,10 +241,7 @@ class SelfCheck(FrozenModel):
         "then random inputs, unless the recipe quantizes. One does not find backends that ignore their inputs.",
     )
     repeats: StrictInt = Field(
-        3,
-        ge=1,
-        le=100,
-        description="How often each call is made. Its outputs must be the same, bit for bit; 1: they may vary.",
+        3, ge=1, le=100, description="Runs of each call; outputs must be equal bit for bit. 1: they may vary."
     )
     tolerance: Number | None = Field(
         None,
@@ -306,13 +281,9 @@ class Output(FrozenModel):
     )
 
     @model_validator(mode="after")
-    def _checks_of_payloads(self) -> Self:
+    def _fit_the_form(self) -> Self:
         if self.self_check and self.form != "fat":
             raise ValueError("`self_check` needs `form: fat`: nothing checks a plain file when it is loaded")
-        return self
-
-    @model_validator(mode="after")
-    def _patterns_of_plain_files(self) -> Self:
         if not isinstance(self.external_data, bool) and self.form == "fat":
             raise ValueError("`external_data` takes patterns with `form: plain` only: write true, or false")
         return self
@@ -346,15 +317,11 @@ class Recipe(FrozenModel):
     )
     quantize: Quantize | None = Field(None, description="How exported programs are quantized; null: not at all.")
     aten_passes: tuple[AtenPass, ...] = Field(
-        (),
-        description="Functions to run in order over each method's ATen program, after it was quantized. They run again "
-        "when their code changes.",
+        (), description="Functions to run in order over methods' quantized ATen programs; run again when they change."
     )
     edge: EdgeOptions = Field(EdgeOptions(), description="How ATen programs become Edge programs.")
     edge_manager_passes: tuple[EdgeManagerPass, ...] = Field(
-        (),
-        description="Functions to run in order over the Edge programs of all methods. They run again when their code "
-        "changes.",
+        (), description="Functions to run in order over the Edge programs of all methods; run again when they change."
     )
     emission_passes: tuple[EmissionPass, ...] = Field(
         (),
@@ -370,9 +337,7 @@ class Recipe(FrozenModel):
     )
     verify: Verification = Field(Verification(), description="How far outputs may be from eager's.")
     not_for: dict[str, Annotated[str, Field(min_length=1)]] = Field(
-        {},
-        description="Globs of names of models that the recipe does not apply to, each with the reason. These pairs are "
-        "skipped, and the run says why.",
+        {}, description="Globs of models to skip, each with the reason, which the run reports."
     )
     accuracy: Accuracy | None = Field(None, description="How good the file must be at its task; null: not scored.")
 
@@ -410,12 +375,12 @@ class Recipe(FrozenModel):
     @property
     def edges(self) -> dict[FieldPath, EdgeOptions]:
         """All Edge options, the recipe's and those of single methods, by the field that holds them."""
-        found: dict[FieldPath, EdgeOptions] = {("edge",): self.edge}
+        edges: dict[FieldPath, EdgeOptions] = {("edge",): self.edge}
         for position, specialization in enumerate(self.specializations):
             for method, options in specialization.methods.items():
                 if options.edge:
-                    found["specializations", position, "methods", method, "edge"] = options.edge
-        return found
+                    edges["specializations", position, "methods", method, "edge"] = options.edge
+        return edges
 
     @property
     def operators(self) -> tuple[tuple[str, str], ...]:

@@ -16,7 +16,7 @@ from ..errors import ConfigError, Location
 from .base import check_object_reference, did_you_mean
 from .nodes import Locations, Node, deep_merge, located, parse_yaml, plain, read_yaml
 from .presets import RECIPE_TYPES, preset_names, preset_text
-from .problems import check, raise_all
+from .problems import checked
 from .recipe import Recipe
 
 
@@ -35,10 +35,7 @@ def load_preset(name: str) -> LoadedRecipe:
 
 
 def load_recipe(path: Path) -> LoadedRecipe:
-    """Reads a YAML file with one recipe, as it would be under a recipe's name in a zoo. It is named after the file.
-
-    Raises ConfigError, with a line for each problem.
-    """
+    """Reads a YAML file with one recipe, named after the file; raises ConfigError with a line for each problem."""
     tree = read_yaml(path, str(path))
     if not isinstance(tree.value, dict):
         raise ConfigError("a recipe is a mapping, with `specializations` or `extends`", location=tree.location)
@@ -56,10 +53,7 @@ def recipe_of_fields(name: str, fields: Mapping[str, Any]) -> LoadedRecipe:
 
 def _resolve(name: str, lookup: RecipeLookup, asked_by: Node) -> LoadedRecipe:
     tree = lookup.resolve(name, asked_by)
-    recipe, problems = check(Recipe, tree)
-    raise_all(problems)
-    assert recipe is not None  # noqa: S101 - there are problems otherwise
-    return LoadedRecipe(name, recipe, Locations(tree))
+    return LoadedRecipe(name, checked(Recipe, tree), Locations(tree))
 
 
 def read_preset(name: str) -> Node | None:
@@ -72,19 +66,13 @@ def read_preset(name: str) -> Node | None:
 
 @dataclass
 class RecipeLookup:
-    """Looks recipes up by name, and merges each over the function and the recipe that it starts from.
-
-    Attributes:
-        python_path: folders that functions are imported from.
-        bases: names of own recipes that another one extends. They need not be complete.
-        circular: recipes that extend each other in a circle, so that each circle is reported once.
-    """
+    """Looks recipes up by name, and merges each over the function and the recipe that it starts from."""
 
     own: Mapping[str, Node]
-    python_path: tuple[Path, ...] = ()
+    python_path: tuple[Path, ...] = ()  # folders that functions are imported from
     resolved: dict[str, Node] = field(default_factory=dict)
-    bases: set[str] = field(default_factory=set)
-    circular: dict[str, ConfigError] = field(default_factory=dict)
+    bases: set[str] = field(default_factory=set)  # own recipes that others extend; they may be incomplete
+    circular: dict[str, ConfigError] = field(default_factory=dict)  # so that each circle is reported once
 
     def resolve(self, name: str, asked_by: Node) -> Node:
         """Raises ConfigError at `asked_by`, or at the ``extends`` that names no recipe or closes a circle."""
@@ -126,40 +114,37 @@ class RecipeLookup:
         if not isinstance(arguments, dict):
             raise (kwargs or function).error("must be a mapping")
         try:
-            made = call_recipe(function.value, arguments, self.python_path)
+            returned = call_recipe(function.value, arguments, self.python_path)
         except ValueError as error:
             raise function.error(str(error)) from error
-        fields = made.model_dump(mode="json", exclude_unset=True)
+        fields = returned.model_dump(mode="json", exclude_unset=True)
         return deep_merge(located(fields, function), recipe.without("function", "kwargs"))
 
 
 def call_recipe(function: str, kwargs: Mapping[str, Any], python_path: Sequence[Path] = ()) -> Recipe:
-    """Calls a function of the user's (``package.module:name``) in this process; its imports should be light.
+    """Calls a user's function (``package.module:name``) in this process; its imports should be light.
 
     Modules from the folders in `python_path` come first, and are imported again for each call. Cache keys do not
     include the function's code, since they include the recipe that it returns. What it prints goes to stderr: stdout
-    may be JSON.
-
-    Raises:
-        ValueError: it cannot be imported, raises, or returns no Recipe. The message says which.
+    may be JSON. Raises ValueError if it cannot be imported, raises, or returns no Recipe.
     """
     check_object_reference(function)
     with _importing_from(python_path), redirect_stdout(sys.stderr):
         try:
-            found: Any = pkgutil.resolve_name(function)
+            resolved: Any = pkgutil.resolve_name(function)
         except Exception as error:
             raise ValueError(f"{function} cannot be imported: {type(error).__name__}: {error}") from error
         try:
-            made = found(**kwargs)
+            recipe = resolved(**kwargs)
         except Exception as error:
             raise ValueError(f"{function} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(made, Recipe):
+    if not isinstance(recipe, Recipe):
         problem = (
-            f"{function} returned {type(made).__name__}; it must return a pteforge.configs.Recipe "
+            f"{function} returned {type(recipe).__name__}; it must return a pteforge.configs.Recipe "
             "(pteforge.recipe_from_executorch makes one of an ExportRecipe)"
         )
         raise ValueError(problem)  # noqa: TRY004 - the function's result is a value here
-    return made
+    return recipe
 
 
 @contextmanager

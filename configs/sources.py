@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, Strict, Tag, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, StrictBool, StrictInt, Tag, model_validator
 
 from .base import FrozenModel, ObjectReference, by_key
 
@@ -47,23 +47,21 @@ class LayerFields(FrozenModel):
         description="Linear layers: 8da4w: int4 weights, and int8 activations as they come. 8da8w: int8 weights. 4w, "
         "8w: weights only. null: in floating point.",
     )
-    group_size: Annotated[int, Strict()] | None = Field(
+    group_size: StrictInt | None = Field(
         None, ge=1, description="How many int4 weights of linear layers share a scale; null: 32. Those in int8: a row."
     )
     embedding: Literal["int4", "int8"] | None = Field(
         None, description="Weights of embeddings, other than those of positions; null: in floating point."
     )
-    embedding_group_size: Annotated[int, Strict()] | None = Field(
+    embedding_group_size: StrictInt | None = Field(
         None, ge=1, description="How many weights of embeddings share a scale; null: 32 in int4, a row in int8."
     )
     encoder: LinearScheme | Literal["float"] | None = Field(
-        None,
-        description="Linear layers of encoders of texts, images and sounds; float: in floating point; null: as "
-        "`linear`.",
+        None, description="Linear layers of text, image and sound encoders; float: unquantized; null: as `linear`."
     )
 
 
-_Size = Annotated[int, Strict(), Field(ge=1)]
+_Size = Annotated[StrictInt, Field(ge=1)]
 
 
 class HuggingFaceSource(FrozenModel):
@@ -75,33 +73,24 @@ class HuggingFaceSource(FrozenModel):
         "./, ../ or /; or, with `config`, the model_type of a configuration.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of the repository; left out: main.")
-    gguf: str | None = Field(
-        None, min_length=1, description="Name of the GGUF file of it to read; its weights become floating point."
-    )
+    gguf: str | None = Field(None, min_length=1, description="Name of its GGUF file; weights become floating point.")
     adapter: str | None = Field(
-        None,
-        min_length=1,
-        description="An adapter in PEFT's layout: a repository of the Hugging Face hub, or a folder, which begins with "
-        "./, ../ or /.",
+        None, min_length=1, description="An adapter in PEFT's layout: a repository, or a folder (./, ../ or /)."
     )
-    merge: Annotated[bool, Strict()] = Field(
+    merge: StrictBool = Field(
         True,
         description="Whether the adapter is merged into the weights. false: the file computes with both; the adapter's "
         "weights are called *.lora_A and *.lora_B, and `external_data` can keep them outside.",
     )
-    adapter_revision: str | None = Field(
-        None, description="Branch, tag or commit of the adapter's repository; left out: main."
-    )
+    adapter_revision: str | None = Field(None, description="Branch, tag or commit of the adapter; left out: main.")
     task: str | None = Field(
         None, description="Task of a pipeline of transformers, such as fill-mask; left out: what the model is made for."
     )
     config: dict[str, JsonValue] | None = Field(
         None, description="Fields of the configuration that replace the model's own. The weights are random then."
     )
-    batch: Annotated[int, Strict()] | None = Field(
-        None, ge=1, description="Largest batch; 1: no dimension for it varies."
-    )
-    sequence: Annotated[int, Strict()] | None = Field(
+    batch: StrictInt | None = Field(None, ge=1, description="Largest batch; 1: no dimension for it varies.")
+    sequence: StrictInt | None = Field(
         None,
         ge=2,
         description="Most tokens of an input; of a model that generates text, of prompt and answer together, or, "
@@ -117,9 +106,7 @@ class HuggingFaceSource(FrozenModel):
     )
     outputs: tuple[str, ...] | None = Field(None, description="Names of the outputs to keep.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None,
-        description="What weights, caches and computation are in; inputs and outputs are in float32. Left out: "
-        "float32.",
+        None, description="Type of weights, caches and computation; inputs and outputs are float32. Left out: float32."
     )
     attention: Literal["custom_sdpa"] | None = Field(
         None,
@@ -130,37 +117,28 @@ class HuggingFaceSource(FrozenModel):
         None, description="What keys and values are kept in, with `attention: custom_sdpa`; left out: floating point."
     )
     quantize_layers: LayerFields | None = Field(
-        None,
-        description="Fields that replace those of `quantize_layers` in the model's recipes; recipes without stay as "
-        "they are.",
+        None, description="Fields that replace those of `quantize_layers` in the model's recipes that have it."
     )
-    sinks: Annotated[int, Strict()] | None = Field(
+    sinks: StrictInt | None = Field(
         None,
         ge=1,
         description="Number of first tokens that a model keeps when it generates beyond its context: it sees those and "
         "the last ones, `sequence` in all; left out: it sees all tokens, and stops at `sequence`.",
     )
-    prefill: Annotated[bool, Strict()] | None = Field(
+    prefill: StrictBool | None = Field(
         None,
         description="Whether a model that generates text has two methods, `prefill` for prompts and `decode_step` "
         "for one token, in place of `forward`. They share a cache: the recipe needs "
         "`compile: {share_mutable_buffers: true}`.",
     )
-    audio_frames: Annotated[int, Strict()] | None = Field(
-        None,
-        ge=1,
-        description="Frames of a sound that `audio_encoder` takes at once; left out: those of 30 seconds, or of the "
-        "window that the model has.",
+    audio_frames: StrictInt | None = Field(
+        None, ge=1, description="Frames of sound per `audio_encoder` call; left out: 30 seconds or the model's window."
     )
 
     @model_validator(mode="after")
-    def _cache_needs_attention(self) -> Self:
+    def _fields_fit(self) -> Self:
         if self.cache and not self.attention:
             raise ValueError("cache: int8 is read by ExecuTorch's own attention: add `attention: custom_sdpa`")
-        return self
-
-    @model_validator(mode="after")
-    def _config_has_no_weights(self) -> Self:
         if self.config is not None and (self.gguf or self.adapter):
             raise ValueError("config: the weights of its model are random: leave `gguf` and `adapter` out")
         return self
@@ -170,9 +148,7 @@ class TimmSource(FrozenModel):
     """A model of timm."""
 
     timm: str = Field(min_length=1, description="Name of the model, such as mobilenetv4_conv_small.e2400_r224_in1k.")
-    pretrained: Annotated[bool, Strict()] = Field(
-        True, description="Whether to load its weights; else they are random."
-    )
+    pretrained: StrictBool = Field(True, description="Whether to load weights; else random.")
     kwargs: dict[str, JsonValue] = Field({}, description="More arguments of timm.create_model.")
 
 
@@ -180,9 +156,7 @@ class TorchvisionSource(FrozenModel):
     """A model of torchvision."""
 
     torchvision: str = Field(min_length=1, description="Name of the model, such as resnet18.")
-    weights: str | None = Field(
-        "DEFAULT", description="Name of its weights, such as IMAGENET1K_V1; null for random ones."
-    )
+    weights: str | None = Field("DEFAULT", description="Its weights, such as IMAGENET1K_V1; null: random.")
 
 
 class Dataset(FrozenModel):
@@ -196,7 +170,7 @@ class Dataset(FrozenModel):
     files: tuple[Path, ...] = Field(
         (), description="Files that it reads, relative to the zoo file; samples are read again when they change."
     )
-    samples: Annotated[int, Strict()] = Field(128, ge=1, description="Maximum number of samples to take.")
+    samples: StrictInt = Field(128, ge=1, description="Maximum number of samples to take.")
 
 
 class NamedFunction(FrozenModel):

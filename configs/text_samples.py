@@ -31,8 +31,7 @@ class TextOptions(FrozenModel):
 
     file: Path = Field(description="JSON Lines, or CSV with a header; relative to the zoo file's folder.")
     processor: str = Field(
-        description="Tokenizer or processor of transformers: a folder relative to the zoo file, or a name of the Hub "
-        "whose files are in its cache."
+        description="Tokenizer or processor of transformers: a folder relative to the zoo file, or a cached Hub name."
     )
     prompt: str = Field("{source}", description="Text for the model; {source} stands for the text of the sample.")
     chat: bool = Field(False, description="Whether the text becomes a user's message in the model's chat template.")
@@ -99,10 +98,7 @@ def check_text_options(kwargs: Mapping[str, Any], metric: str, folder: Path) -> 
 
 
 def read_samples(file: Path, most: int | None = None) -> Iterator[tuple[str, TextSample]]:
-    """The samples of a file, each with its place for messages; at most `most` of them.
-
-    Raises SourceError, with the line, for what is no sample, and for sounds and images that do not exist.
-    """
+    """At most `most` samples of a file, with their locations for messages; raises SourceError with the line."""
     count = 0
     for line, values in _rows(file):
         where = f"{file}, line {line}"

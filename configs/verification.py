@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, Strict, StrictBool, model_serializer
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, Strict, StrictBool, StrictInt, model_serializer
 
 from .base import FrozenModel, Name, ObjectReference
 from .places import HOST
 from .sources import BuilderSource
 
-Number = Annotated[float, Strict()]
-"""A number; text that looks like one is not."""
+Number = Annotated[float, Strict()]  # a number; text that looks like one is not
 
 
 ERROR_BOUNDS = ("max_abs_error", "max_relative_error", "min_sqnr_db", "min_agreement")
@@ -52,7 +51,7 @@ class VerifyBounds(FrozenModel):
         "channels) whose values are much smaller than all others, as scores are next to boxes in pixels. A part that "
         "is constant in the file and varies in eager fails, too. null: not checked, as where min_sqnr_db is null.",
     )
-    drawn_inputs: Annotated[int, Strict()] = Field(
+    drawn_inputs: StrictInt = Field(
         2,
         ge=0,
         description="Random inputs to try per method after the examples, within the bounds of its dynamic shapes; if "
@@ -67,15 +66,14 @@ class VerifyBounds(FrozenModel):
         return 0.99 if self.min_sqnr_db >= _EXACT_DB else 0.5
 
 
-_EXACT_DB = 60.0
-"""What no recipe asks for that quantizes."""
+_EXACT_DB = 60.0  # what no recipe asks for that quantizes
 
 
 class InputSearch(FrozenModel):
     """A search for inputs on which a file is wrong: of every size that it takes, with all kinds of values."""
 
     seconds: Number = Field(20.0, gt=0, le=3600, description="How long to search, for all payloads of a file together.")
-    seed: Annotated[int, Strict()] = Field(0, ge=0, lt=2**31, description="Another seed tries other values.")
+    seed: StrictInt = Field(0, ge=0, lt=2**31, description="Another seed tries other values.")
 
 
 class Verification(VerifyBounds):
@@ -87,9 +85,7 @@ class Verification(VerifyBounds):
         "as not run; its edge programs are compared with eager in its place.",
     )
     ladder: StrictBool = Field(
-        False,
-        description="true: also run the program after each step of the lowering (exported, edge, ...) and report how "
-        "far each is from eager. Recipes that quantize always do.",
+        False, description="true: also compare the program after each step with eager, as for recipes that quantize."
     )
     on: tuple[Name, ...] = Field(
         (HOST,),
@@ -109,9 +105,7 @@ class Verification(VerifyBounds):
     )
 
     bench: StrictBool = Field(
-        False,
-        description="true: also measure how long loading and calls take, on each of these places, while nothing else "
-        "runs here.",
+        False, description="true: also time loading and calls on each of these places, while nothing else runs here."
     )
 
     def also_on(self, places: Sequence[str]) -> Verification:
@@ -154,17 +148,10 @@ class Accuracy(_WrittenFields):
     )
     kwargs: dict[str, JsonValue] = Field({}, description="Keyword arguments of the evaluator.")
     files: tuple[Path, ...] = Field(
-        (),
-        description="Files that it reads, or folders of them, relative to the zoo file; files are scored again when "
-        "they change.",
+        (), description="Files or folders that it reads, relative to the zoo file; changes to them score files again."
     )
     floor: Number | None = Field(None, description="Lowest acceptable score; null: none.")
     max_drop: Number | None = Field(None, ge=0, description="How far the score may be below eager's; null: no limit.")
-
-    @property
-    def is_shipped(self) -> bool:
-        """Whether the evaluator is one of pteforge's own."""
-        return (self.evaluator or "").startswith(SHIPPED_EVALUATORS)
 
     def applied_to(self, other: Accuracy) -> Accuracy:
         """`other` with the fields replaced that are written here; another evaluator comes with its own arguments."""
@@ -201,6 +188,7 @@ def resolve_gate(recipe: Accuracy | None, model: Accuracy | None, drop: float | 
         raise ValueError("names an evaluator, but no bound; add `floor`, `max_drop` or both")
     if both.evaluator is None or not bounded:
         return None
-    read = [Path(value) for name in _READ if both.is_shipped and isinstance(value := both.kwargs.get(name), str)]
+    arguments = _READ if both.evaluator.startswith(SHIPPED_EVALUATORS) else ()
+    read = [Path(value) for name in arguments if isinstance(value := both.kwargs.get(name), str)]
     source = BuilderSource(builder=both.evaluator, kwargs=both.kwargs, files=(*both.files, *read))
     return AccuracyGate(evaluator=source, floor=both.floor, max_drop=both.max_drop)

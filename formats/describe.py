@@ -1,11 +1,7 @@
-"""The contents of `.pte` files, plain and fat, as JSON data, as ``pteforge inspect --json`` prints them.
-
-And how many bytes their weights have in each data type.
-"""
+"""The contents of `.pte` files as JSON for ``pteforge inspect --json``, and the bytes of weights by data type."""
 
 from __future__ import annotations
 
-import math
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -24,6 +20,7 @@ from .nfat.container import FatFile, is_fat, open_fat, payload_program
 from .nfat.contents import Manifest, Payload, Source
 from .nfat.golden import read_cases
 from .pte.contents import ConstantTensor, Method, PteFile, TensorSpec, ValueSpec
+from .pte.metadata import json_value
 from .pte.ptd import check_external_weights, external_weights, ptd_extents
 from .pte.reader import map_file, open_pte
 from .pte.tables import U8, U32, U64, Flatbuffer, TableView
@@ -57,10 +54,7 @@ def describe(pte: PteFile) -> dict[str, Any]:
 
 
 def planned_memory(file: Path, data_files: Sequence[Path]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Payload, method, and bytes by memory id, of all methods that compute something; a plain file has no payload.
-
-    Payloads that cannot be read are left out.
-    """
+    """Payload (empty for a plain file), method and bytes by memory id, of readable programs that compute something."""
     pte = open_pte(file)
     programs = {"": pte}
     if is_fat(pte):
@@ -105,13 +99,7 @@ def _value(value: ValueSpec) -> dict[str, Any]:
             "sizes": [asdict(sizes) for sizes in value.sizes],
             "bytes": value.nbytes,
         }
-    content = value.value
-    plain = [_number(item) for item in content] if isinstance(content, tuple) else _number(content)
-    return {"kind": value.kind, "value": plain}
-
-
-def _number(value: float | str | None) -> float | str | None:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return {"kind": value.kind, "value": json_value(value.value)}
 
 
 def _segment_uses(pte: PteFile) -> list[set[str]]:
@@ -134,8 +122,8 @@ def describe_container(fat: FatFile) -> dict[str, Any]:
     """A JSON object of everything in the container; sizes are bytes.
 
     ``sum`` is the size of the payloads as plain files. ``adds`` are bytes stored only for a payload, ``shared`` those
-    stored for it and others; ``transposed`` are bytes of it that are stored in another layout, ``half`` those that are
-    stored as 32-bit numbers. ``outside`` are blobs in `.ptd` files, ``missing_blobs`` were not found.
+    stored for it and others; ``transposed`` are stored in another layout, ``half`` as 32-bit numbers. ``outside`` are
+    blobs in `.ptd` files, ``missing_blobs`` were not found.
     """
     container, manifest = fat.container, fat.container.manifest
     inside = {named.key for named in fat.program.named_data}
@@ -196,10 +184,7 @@ def _kernels(fat: FatFile, payload: Payload) -> list[str] | None:
 
 
 def payload_sizes(manifest: Manifest) -> list[tuple[int, int]]:
-    """Bytes stored only for each payload (what removing it saves), and those stored for it and others.
-
-    Zeros are not stored, and bytes that a payload uses twice count once.
-    """
+    """Bytes stored only for each payload (what removing it saves), and those stored for it and others, each once."""
     adds, shared = Counter[int](), Counter[int]()
     for size, users in _stored_bytes(manifest):
         for user in users:
@@ -232,7 +217,7 @@ def describe_external(file: Path, pte: PteFile, files: Sequence[Path]) -> dict[s
     return {"count": len(sizes), "bytes": None if None in sizes else sum(size or 0 for size in sizes)}
 
 
-_XNNPACK_HEADER = struct.Struct("<4sHII")  # magic, size of the header, place and size of the flatbuffer
+_XNNPACK_HEADER = struct.Struct("<4sHII")  # magic, size of the header, offset and size of the flatbuffer
 _XNNPACK_MAGIC, _XNNPACK_AT = b"XH00", 4
 _I16 = number_types.Int16Flags
 _DTYPES = {1: "float32", 2: "float16", 3: "int8", 4: "uint8", 6: "int8", 8: "int4", 10: "int4", 14: "bfloat16"}
@@ -258,29 +243,29 @@ def weight_bytes(pte: PteFile, content: memoryview) -> WeightBytes:
     """The weights of a plain file: matrices and kernels, not biases, scales and state. Shared ones count once.
 
     Program constants say their data type. So do the constants of XNNPACK's delegates, whose format is that of
-    backends/xnnpack/serialization/schema.fbs in ExecuTorch. Other backends keep theirs to themselves.
+    backends/xnnpack/serialization/schema.fbs in ExecuTorch. The formats of other backends are unknown.
     """
-    found: dict[object, tuple[str, int]] = {
+    weights: dict[object, tuple[str, int]] = {
         constant.extent: (constant.tensor.dtype, constant.extent.size)
         for constant in pte.constants
         if not constant.mutable and _is_matrix(constant.tensor.shape)
     }
     unread = dict[str, None]()
     for delegate in (delegate for method in pte.methods for delegate in method.delegates):
-        start = delegate.extent.offset
-        data = content[start : start + delegate.extent.size]
-        try:
-            weights = list(_in_xnnpack(data)) if delegate.id == "XnnpackBackend" else None
-        except (FileFormatError, struct.error):
-            weights = None
-        if weights is None:
+        if delegate.id != "XnnpackBackend":
             unread[delegate.id] = None
-        for position, (key, dtype, size) in enumerate(weights or ()):
-            found[key or (start, position)] = (dtype, size)
-    sizes: dict[str, int] = {}
-    for dtype, size in found.values():
-        sizes[dtype] = sizes.get(dtype, 0) + size
-    return WeightBytes(dict(sorted(sizes.items(), key=lambda item: -item[1])), tuple(unread))
+            continue
+        try:
+            rows = list(_in_xnnpack(delegate.extent.of(content)))
+        except (FileFormatError, struct.error):
+            unread[delegate.id] = None
+            continue
+        for position, (key, dtype, size) in enumerate(rows):
+            weights[key or (delegate.extent.offset, position)] = (dtype, size)
+    sizes = Counter[str]()
+    for dtype, size in weights.values():
+        sizes[dtype] += size
+    return WeightBytes(dict(sizes.most_common()), tuple(unread))
 
 
 def _in_xnnpack(data: memoryview) -> Iterator[tuple[str, str, int]]:

@@ -34,12 +34,9 @@ def read_image(image: Any) -> Any:
 
 
 def whole_image(image: Any, processor: Any, shape: Sequence[int]) -> tuple[Any, Any]:
-    """An image in one piece, and its values as an encoder takes them.
+    """An image of Pillow in one piece, and its values as an encoder input of `shape` [1, channels, height, width].
 
-    Args:
-        image: of Pillow.
-        processor: the image processor, which makes no pieces from then on.
-        shape: [1, channels, height, width], of the encoder's input.
+    The image processor makes no pieces from then on.
     """
     import numpy as np  # noqa: PLC0415 - only a process that generates needs it
     import torch  # noqa: PLC0415 - as above
@@ -57,10 +54,7 @@ def whole_image(image: Any, processor: Any, shape: Sequence[int]) -> tuple[Any, 
 
 
 def read_sound(audio: Any, rate: int) -> Any:
-    """Samples [samples] of a sound in one channel, in float32, at a rate in hertz; raises SourceError.
-
-    `audio` is a path, or samples [samples] and their rate.
-    """
+    """Mono float32 samples at `rate` hertz, of a path, or of samples [samples] and their rate; raises SourceError."""
     import numpy as np  # noqa: PLC0415 - as above
     import torch  # noqa: PLC0415 - as above
 
@@ -82,14 +76,10 @@ def read_sound(audio: Any, rate: int) -> Any:
 def generated_tokens(
     logits: Any, step: Callable[[int, int], Any], position: int, most: int, choose: Callable[[list[int], Any], int]
 ) -> Iterator[int]:
-    """Yields tokens, `most` at most. The model runs between them, when the next one is asked for.
+    """Yields at most `most` tokens, the first at `position`. The model runs when the next one is requested.
 
-    Args:
-        logits: [..., vocabulary] after the prompt; the last row counts.
-        step: returns those after a token at a position.
-        position: of the first token to generate.
-        most: how many.
-        choose: returns a token by those before and the logits [vocabulary].
+    The last row of `logits` [..., vocabulary] is that after the prompt. `step` returns the logits after a token at a
+    position; `choose` returns a token by those before and the logits [vocabulary].
     """
     tokens: list[int] = []
     while len(tokens) < most:

@@ -37,8 +37,7 @@ from .manifest import read_manifest, write_manifest
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 MAGIC = b"NFAT"
-V1 = 1
-"""The layout that upstream proposes: a table and whole payloads."""
+V1 = 1  # the layout that upstream proposes: a table and whole payloads
 VERSION = 2
 MAX_INLINE = (1 << 32) - 1
 
@@ -51,10 +50,7 @@ _ZEROS = memoryview(bytes(_CHUNK))
 def read_container(content: Buffer, blobs: Mapping[Digest, Buffer] | None = None) -> Container:
     """Reads a container of version 1 or 2; looks blobs up by key, and only when a payload needs them.
 
-    The content is the whole container and nothing else; it is kept, not copied.
-
-    Raises:
-        FileFormatError: not a container, of an unknown version, cut short or damaged.
+    Keeps the content, which has to be exactly one container. Raises FileFormatError for other or damaged content.
     """
     view = memoryview(content).cast("B")
     if len(view) < _MAGIC_AND_VERSION.size or view[: len(MAGIC)] != MAGIC:
@@ -101,10 +97,7 @@ class Container:
         return GoldenCheck(content, payload.self_check.tolerance, payload.self_check.repeats)
 
     def write(self, payload: Payload, destination: Path) -> None:
-        """Writes a payload to a file atomically; creates the folder if needed.
-
-        Raises FileFormatError if a blob is missing or bytes are damaged; then `destination` is unchanged.
-        """
+        """Writes a payload to a file atomically; FileFormatError leaves `destination` unchanged."""
         with new_file(destination) as file:
             file.writelines(self.verified(payload))
 
@@ -115,9 +108,7 @@ class Container:
     def chunks(self, payload: Payload) -> Iterator[memoryview]:
         """A payload's bytes in order, not verified as a whole. All blobs are looked up first.
 
-        Raises:
-            FileFormatError: a blob is missing or has another size, the payload needs an extension, or its description
-                is damaged.
+        Raises FileFormatError for missing blobs, blobs of another size, unknown extensions and damaged descriptions.
         """
         if payload.unknown_features:
             raise FileFormatError(
@@ -127,11 +118,11 @@ class Container:
         expected, sha256 = payload.parts_sha256, payload.sha256
         if expected and sha256:
             blobs = self.manifest.blobs
-            found = parts_digest(payload.size, sha256, payload.extents, self.inline, blobs, payload.transposes)
-            if found != expected:
+            actual = parts_digest(payload.size, sha256, payload.extents, self.inline, blobs, payload.transposes)
+            if actual != expected:
                 raise FileFormatError(f"payload {payload.name} is damaged: its parts do not have SHA-256 {expected}")
-        found_blobs = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
-        return self._chunks(payload, found_blobs)
+        contents = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
+        return self._chunks(payload, contents)
 
     def _chunks(self, payload: Payload, blobs: Mapping[int, memoryview]) -> Iterator[memoryview]:
         from .conversions import halved, transposed  # noqa: PLC0415 - numpy
@@ -160,13 +151,13 @@ class Container:
             raise self._damaged(payload)
 
     def _blob(self, blob: Blob, payload: Payload) -> memoryview:
-        found = self.named_data.get(blob.digest)
-        if found is None:
+        content = self.named_data.get(blob.digest)
+        if content is None:
             raise FileFormatError(
                 f"payload {payload.name} needs the blob {blob.digest}, which is not in the file's named data; "
                 "is it in a .ptd file that was not given?"
             )
-        view = memoryview(found).cast("B")
+        view = memoryview(content).cast("B")
         if len(view) != blob.size:
             raise FileFormatError(
                 f"payload {payload.name} needs the blob {blob.digest} of {blob.size} bytes; it has {len(view)}"
@@ -212,8 +203,7 @@ def read_v2(content: memoryview) -> tuple[Manifest, memoryview]:
     return manifest, content[inline_start:]
 
 
-NO_BACKEND = "portable"
-"""Id of entries of version 1 that need no backend."""
+NO_BACKEND = "portable"  # id of entries of version 1 that need no backend
 
 _V1_START = struct.Struct("<4sII")
 _ENTRY = struct.Struct("<32sQQ")
@@ -302,10 +292,7 @@ class FatFile:
 
 
 def open_fat(path: Path, data_files: Sequence[Path] = ()) -> FatFile:
-    """Opens a fat file, with more named data from `.ptd` files; bytes are mapped, and read when needed.
-
-    Raises InputError if a file cannot be read, as FileFormatError if one is damaged or `path` is not a fat file.
-    """
+    """Opens a fat file, mapped, with the named data of `.ptd` files; raises InputError if that is not possible."""
     view = map_file(path)
     with naming(path):
         program = read_pte(view)
@@ -324,10 +311,7 @@ def payload_program(container: Container, payload: Payload) -> PteFile:
 
 
 def payload_start(container: Container, payload: Payload) -> mmap.mmap:
-    """A payload without its weights: only its start is copied, the rest is zero.
-
-    Raises FileFormatError if it is damaged, as far as that shows.
-    """
+    """A payload without its weights: only its start is copied. Raises FileFormatError if it is visibly damaged."""
     # Zero pages take no memory. Private ones count as the process's own.
     content = mmap.mmap(-1, max(payload.size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     position = 0

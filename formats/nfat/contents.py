@@ -11,18 +11,14 @@ from enum import IntEnum
 from ...artifacts.digest import Digest
 from ..pte.contents import Extent
 
-BACKEND_ID = "NfatBackend"
-"""Id of the delegate that runs a container."""
-
-DEFAULT_ALIGNMENT = 128
-"""Bytes: ExecuTorch's alignment of segments, and of blobs, in a file."""
+BACKEND_ID = "NfatBackend"  # id of the delegate that runs a container
+DEFAULT_ALIGNMENT = 128  # bytes: ExecuTorch's alignment of segments, and of blobs, in a file
 
 BYTE_ALIGNMENT = 16
 """The alignment of addresses that ExecuTorch's loaders promise; positions and offsets are equal modulo this."""
 
 
-TRANSPOSED_EXTENTS = 1
-"""Bit of `features`: some extents are stored transposed."""
+TRANSPOSED_EXTENTS = 1  # bit of `features`: some extents are stored transposed
 
 HALF_EXTENTS = 2
 """Bit of `features`: some extents are stored as 32-bit numbers, and are 16-bit ones in the payload."""
@@ -31,7 +27,7 @@ _KNOWN_FEATURES = TRANSPOSED_EXTENTS | HALF_EXTENTS
 
 
 class Source(IntEnum):
-    """The kinds of places that an extent's bytes come from."""
+    """Where the bytes of an extent come from."""
 
     ZEROS = 0
     INLINE = 1
@@ -40,26 +36,17 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MappedExtent:
-    """An extent of a payload, and where its bytes are: `Extent` of the schema, with its size.
+    """An extent of a payload, and where its bytes are: `Extent` of the schema, with its size."""
 
-    Attributes:
-        position: offset in the payload.
-        offset: in its source; 0 for zeros.
-        blob: index of the blob; 0 for other sources.
-        half: whether the source has 32-bit floating-point numbers, twice as many bytes, of which the payload has the
-            nearest 16-bit ones.
-    """
-
-    position: int
+    position: int  # offset in the payload
     size: int
     source: Source
-    offset: int = 0
-    blob: int = 0
-    half: bool = False
+    offset: int = 0  # in its source; 0 for zeros
+    blob: int = 0  # index of the blob; 0 for other sources
+    half: bool = False  # stored as 32-bit floating-point numbers, of which the payload has the nearest 16-bit ones
 
     @property
     def stored(self) -> Extent:
-        """The extent of the bytes in their source."""
         return Extent(self.offset, 2 * self.size if self.half else self.size)
 
 
@@ -95,58 +82,36 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The facts by which people and runtimes choose a payload.
+    """The facts by which people and runtimes choose a payload."""
 
-    Attributes:
-        name: for example ``xnnpack``.
-        backends: ids of the runtime backends that it needs.
-        executorch_version: version that made it; empty if unknown.
-    """
-
-    name: str
-    backends: tuple[str, ...] = ()
+    name: str  # for example ``xnnpack``
+    backends: tuple[str, ...] = ()  # ids of the runtime backends that it needs
     methods: tuple[str, ...] = ()
-    executorch_version: str = ""
+    executorch_version: str = ""  # the one that made it; empty if unknown
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """How a payload checks itself.
+    """How a payload checks itself."""
 
-    Attributes:
-        blob: index of the blob with the golden cases, which `golden.read_cases` reads.
-        tolerance: largest ratio of noise to signal of an output, see README.md.
-        repeats: how often each case is run.
-    """
-
-    blob: int
-    tolerance: float
-    repeats: int
+    blob: int  # index of the blob with the golden cases, which `golden.read_cases` reads
+    tolerance: float  # largest ratio of noise to signal of an output, see README.md
+    repeats: int  # runs of each case
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A specialization in a container.
-
-    Attributes:
-        sha256: SHA-256 of the file; None in containers of version 1, which do not have it.
-        extents: by position; empty if `unknown_features` is not 0, since their meaning is then unknown.
-        features: extensions that a reader has to know to use it.
-        parts_sha256: see `parts_digest`; None if the container does not have it.
-        transposes: by extent; there are some if `features` has `TRANSPOSED_EXTENTS`. If it has `HALF_EXTENTS`, some
-            extents are `half`.
-        self_check: None if it carries no golden cases.
-    """
+    """A specialization in a container."""
 
     description: Description
     size: int
-    sha256: Digest | None
-    extents: tuple[MappedExtent, ...]
-    features: int = 0
-    parts_sha256: Digest | None = None
-    transposes: tuple[Transpose, ...] = ()
-    self_check: SelfCheck | None = None
+    sha256: Digest | None  # of the file; None in containers of version 1
+    extents: tuple[MappedExtent, ...]  # by position; empty if `unknown_features` make their meaning unknown
+    features: int = 0  # extensions that a reader has to know to use it
+    parts_sha256: Digest | None = None  # see `parts_digest`; None if the container does not have it
+    transposes: tuple[Transpose, ...] = ()  # by extent; some if `features` has `TRANSPOSED_EXTENTS`
+    self_check: SelfCheck | None = None  # None if it carries no golden cases
 
     @property
     def name(self) -> str:
@@ -177,27 +142,17 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The description of a container.
+    """The description of a container."""
 
-    Attributes:
-        payloads: by preference, best first.
-        alignment: of blobs in their file, in bytes.
-    """
-
-    payloads: tuple[Payload, ...]
+    payloads: tuple[Payload, ...]  # by preference, best first
     blobs: tuple[Blob, ...] = ()
-    alignment: int = DEFAULT_ALIGNMENT
+    alignment: int = DEFAULT_ALIGNMENT  # of blobs in their file, in bytes
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-EXTENT = struct.Struct("<QQII")
-"""Position, offset, source and blob: the layout in a manifest."""
-
-TRANSPOSE = struct.Struct("<IIII")
-"""Extent, item, rows and columns: the layout in a manifest."""
-
-HALF = struct.Struct("<I")
-"""Extent: the layout in a manifest."""
+EXTENT = struct.Struct("<QQII")  # position, offset, source and blob: the layout in a manifest
+TRANSPOSE = struct.Struct("<IIII")  # extent, item, rows and columns: the layout in a manifest
+HALF = struct.Struct("<I")  # extent: the layout in a manifest
 
 _SIZE = struct.Struct("<Q")
 

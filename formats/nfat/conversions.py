@@ -32,13 +32,8 @@ def transposed(stored: _Bytes, shape: MatrixShape) -> Iterator[bytes]:
 
 
 def is_transpose(stored: _Bytes, content: _Bytes, shape: MatrixShape) -> bool:
-    """Whether transposing the content back gives the stored bytes, which have the shape."""
-    position = 0
-    for piece in transposed(content, shape.swapped):
-        if piece != bytes(stored[position : position + len(piece)]):
-            return False
-        position += len(piece)
-    return position == len(stored)
+    """Whether transposing the content back returns the stored bytes, which have the shape."""
+    return _are_pieces_of(stored, transposed(content, shape.swapped))
 
 
 def find_shape(stored: _Bytes, content: _Bytes) -> MatrixShape | None:
@@ -48,12 +43,12 @@ def find_shape(stored: _Bytes, content: _Bytes) -> MatrixShape | None:
 
 
 def byte_sum(content: _Bytes) -> int:
-    """The same for all orders of the bytes."""
+    """The sum of all bytes, whatever their order."""
     return int(np.frombuffer(content, np.uint8).sum(dtype=np.uint64))
 
 
 def _plausible(stored: _Bytes, content: _Bytes, item: int) -> Iterator[MatrixShape]:
-    """The shapes for which some items are where they have to be."""
+    """Shapes for which a sample of the items is in the right positions."""
     here, there = _words(content, item), _words(stored, item)
     count = len(there)
     if count < 4 or here[0] != there[0] or here[-1] != there[-1]:
@@ -67,16 +62,16 @@ def _plausible(stored: _Bytes, content: _Bytes, item: int) -> Iterator[MatrixSha
             yield MatrixShape(item, rows, columns)
 
 
-def _origins(places: _Indices, rows: int, columns: int) -> _Indices:
+def _origins(positions: _Indices, rows: int, columns: int) -> _Indices:
     """Stored positions of the items at some positions of a transpose."""
-    batch, place = np.divmod(places, rows * columns)
-    column, row = np.divmod(place, rows)
+    batch, position = np.divmod(positions, rows * columns)
+    column, row = np.divmod(position, rows)
     origins: _Indices = (batch * rows + row) * columns + column
     return origins
 
 
 def _divisors(number: int) -> _Indices:
-    """Those from 2 on, without the number itself."""
+    """The divisors from 2 on, without the number itself."""
     small = np.arange(1, isqrt(number) + 1)
     small = small[number % small == 0]
     return np.union1d(small, number // small)[1:-1]
@@ -109,11 +104,14 @@ def halved(stored: _Bytes) -> Iterator[bytes]:
 
 def is_half(stored: _Bytes, content: _Bytes) -> bool:
     """Whether the content is what readers make of the stored bytes."""
+    return len(stored) == 2 * len(content) and len(stored) % 4 == 0 and _are_pieces_of(content, halved(stored))
+
+
+def _are_pieces_of(content: _Bytes, pieces: Iterator[bytes]) -> bool:
+    """Whether all pieces together are the content; stops at the first one that differs."""
     position = 0
-    if len(stored) != 2 * len(content) or len(stored) % 4:
-        return False
-    for piece in halved(stored):
+    for piece in pieces:
         if piece != bytes(content[position : position + len(piece)]):
             return False
         position += len(piece)
-    return True
+    return position == len(content)

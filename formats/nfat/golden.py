@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -127,9 +128,7 @@ def _read_tensor(reader: _Reader) -> GoldenTensor:
     if dtype not in list(_NUMPY):
         raise FileFormatError(f"its golden cases have a tensor of dtype {dtype}, which is not possible")
     sizes = tuple(reader.number(1, _MAX_DIMENSION, "sizes") for _ in range(rank))
-    size = DTYPES[ScalarType(dtype)].itemsize
-    for each in sizes:
-        size *= each
+    size = math.prod(sizes) * DTYPES[ScalarType(dtype)].itemsize
     return GoldenTensor(ScalarType(dtype), sizes, reader.take(size))
 
 
@@ -177,12 +176,7 @@ class GoldenCheck:
     def problem(self, methods: Iterable[Method], load: Callable[[str], Execute]) -> str:
         """How a payload fails it; empty if it passes.
 
-        Args:
-            methods: those of the payload that are to run. Cases of others are not run.
-            load: loads a method by name, in its initial state.
-
-        Raises:
-            FileFormatError: the golden cases are damaged.
+        Runs the cases of `methods`, loaded by name in their initial state. Raises FileFormatError for damaged cases.
         """
         cases = read_cases(self.blob)
         for method in methods:
@@ -217,8 +211,7 @@ class GoldenCheck:
         return ""
 
 
-Returned = tuple[GoldenTensor, ...] | str
-"""Outputs, or the error in their place."""
+Returned = tuple[GoldenTensor, ...] | str  # outputs, or the error in their place
 
 
 def _run(execute: Execute, inputs: Sequence[GoldenTensor], method: Method) -> tuple[GoldenTensor, ...]:

@@ -31,19 +31,14 @@ MAX_WORD = 255
 MAX_METHOD = 1024
 MAX_TEXT = 65535
 
-MAX_ZEROS = 1 << 24
-"""Total bytes of a payload's zero extents."""
+MAX_ZEROS = 1 << 24  # total bytes of a payload's zero extents
 
 MAX_REPEATS = 100
-MAX_GOLDEN = 1 << 24
-"""Bytes of a blob of golden cases."""
+MAX_GOLDEN = 1 << 24  # bytes of a blob of golden cases
 MIN_GOLDEN = 4
 
-ITEM_SIZES = (1, 2, 4, 8, 16)
-"""Possible sizes in bytes of items of transposed extents."""
-
-MAX_EXPANSION = 4
-"""Bytes of a payload, other than zeros, for each byte that is stored for it."""
+ITEM_SIZES = (1, 2, 4, 8, 16)  # possible sizes in bytes of items of transposed extents
+MAX_EXPANSION = 4  # bytes of a payload, other than zeros, for each byte that is stored for it
 
 
 def check_manifest(manifest: Manifest, inline_size: int) -> None:
@@ -155,10 +150,9 @@ def _check_halves(payload: Payload) -> None:
     transposed = {transpose.extent for transpose in payload.transposes}
     for index in halves:
         extent = payload.extents[index]
-        if extent.source is Source.ZEROS or extent.size % 2 or index in transposed:
-            what = (
-                "zeros" if extent.source is Source.ZEROS else "transposed" if index in transposed else "of an odd size"
-            )
+        zeros = extent.source is Source.ZEROS
+        if zeros or extent.size % 2 or index in transposed:
+            what = "zeros" if zeros else "transposed" if index in transposed else "of an odd size"
             raise FileFormatError(f"payload {payload.name}: the half extent {index} is {what}")
 
 

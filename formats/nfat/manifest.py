@@ -45,9 +45,7 @@ def read_manifest(content: memoryview) -> Manifest:
     if not 8 <= len(content) <= MAX_MANIFEST:
         raise FileFormatError(f"a manifest of {len(content)} bytes; 8 to {MAX_MANIFEST} are possible")
     if content[4:8] != slots.IDENTIFIER:
-        raise FileFormatError(
-            f"a manifest with identifier {bytes(content[4:8])!r}, which should be {slots.IDENTIFIER!r}"
-        )
+        raise FileFormatError(f"a manifest with identifier {bytes(content[4:8])!r}, not {slots.IDENTIFIER!r}")
     try:
         return _Reader(content).manifest()
     except FileFormatError as error:
@@ -166,9 +164,8 @@ class _Reader:
             yield _text(text.of(self._tables.content), slot)
 
     def _metadata(self, node: TableView, slot: IntEnum) -> dict[str, str]:
-        notes = [
-            (note.text(slots.Note.KEY), note.text(slots.Note.VALUE)) for note in self._nodes(node, slot, MAX_NOTES)
-        ]
+        nodes = self._nodes(node, slot, MAX_NOTES)
+        notes = [(note.text(slots.Note.KEY), note.text(slots.Note.VALUE)) for note in nodes]
         metadata = dict(notes)
         if len(metadata) != len(notes):
             raise FileFormatError("a metadata key is repeated")
@@ -232,8 +229,7 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
     builder.PrependUOffsetTRelativeSlot(slots.Payload.TRANSPOSES, transposes, 0)
     builder.PrependUOffsetTRelativeSlot(slots.Payload.HALVES, halves, 0)
     builder.PrependUOffsetTRelativeSlot(slots.Payload.SELF_CHECK, check, 0)
-    written: int = builder.EndObject()
-    return written
+    return int(builder.EndObject())
 
 
 def _write_self_check(builder: Builder, check: SelfCheck) -> int:
@@ -241,8 +237,7 @@ def _write_self_check(builder: Builder, check: SelfCheck) -> int:
     builder.PrependFloat64Slot(slots.SelfCheck.TOLERANCE, check.tolerance, 0.0)
     builder.PrependUint32Slot(slots.SelfCheck.BLOB, check.blob, 0)
     builder.PrependUint32Slot(slots.SelfCheck.REPEATS, check.repeats, 0)
-    written: int = builder.EndObject()
-    return written
+    return int(builder.EndObject())
 
 
 def _write_notes(builder: Builder, metadata: Mapping[str, str]) -> int:
@@ -260,8 +255,7 @@ def _write_offsets(builder: Builder, offsets: Sequence[int]) -> int:
     builder.StartVector(4, len(offsets), 4)
     for offset in reversed(offsets):
         builder.PrependUOffsetTRelative(offset)
-    written: int = builder.EndVector()
-    return written
+    return int(builder.EndVector())
 
 
 def _write_structs(builder: Builder, members: Sequence[Any], rows: Sequence[Sequence[int]]) -> int:
@@ -270,5 +264,4 @@ def _write_structs(builder: Builder, members: Sequence[Any], rows: Sequence[Sequ
     for row in reversed(rows):
         for flags, number in reversed(list(zip(members, row, strict=True))):
             builder.Prepend(flags, number)
-    written: int = builder.EndVector()
-    return written
+    return int(builder.EndVector())

@@ -38,18 +38,12 @@ _FREES_CONSTANTS = frozenset({"VulkanBackend", "XnnpackBackend"})
 
 @dataclass(frozen=True, slots=True)
 class PackedContainer:
-    """A container, and the blobs to store with it.
-
-    Attributes:
-        blobs: named data by key; views of the packed payloads.
-        alignment: of blobs in their file, in bytes.
-        shareable: the extents of blobs that other files may contain, too.
-    """
+    """A container, and the blobs to store with it."""
 
     container: bytes
-    blobs: Mapping[Digest, memoryview]
-    alignment: int
-    shareable: Shareable = field(default_factory=dict)
+    blobs: Mapping[Digest, memoryview]  # named data by key; views of the packed payloads
+    alignment: int  # of blobs in their file, in bytes
+    shareable: Shareable = field(default_factory=dict)  # extents of blobs that other files may also contain
 
     @property
     def size(self) -> int:
@@ -68,10 +62,10 @@ def pack_v2(
     share_transposed: bool = True,
     checks: Mapping[str, GoldenCheck] = MappingProxyType({}),
 ) -> PackedContainer:
-    """Packs payloads; the same payloads in the same order give the same bytes.
+    """Packs payloads, by preference; the same payloads in the same order produce the same bytes.
 
     Args:
-        payloads: descriptions and `.pte` files, by preference. Only the needed pages of mapped files are read.
+        payloads: descriptions and `.pte` files. Only the needed pages of mapped files are read.
         alignment: of blobs in their file, a power of two of at least 16.
         metadata: free-form text about the container.
         fallback: whether the last payload has to run without backends, as in all published files.
@@ -79,9 +73,8 @@ def pack_v2(
             numbers of twice as many bits. Delegates built before that existed pass over these payloads.
         checks: by name of a payload, how it checks itself.
 
-    Raises:
-        InputError: there is no fallback, or a payload is a fat file itself; as FileFormatError if a payload is not a
-            `.pte` or a description breaks one of the format's limits.
+    Raises InputError if there is no fallback, or a payload is a fat file itself; as FileFormatError if a payload is not
+    a `.pte` or a description breaks one of the format's limits.
     """
     descriptions = [
         replace(description, backends=tuple(sorted(set(description.backends)))) for description, _ in payloads
@@ -118,8 +111,8 @@ def pack_sections(
     ]
     for index, payload in enumerate(payloads):
         if check := checks.get(payload.name):
-            found = SelfCheck(golden[payload.name], check.tolerance, check.repeats)
-            payloads[index] = replace(payload, self_check=found)
+            self_check = SelfCheck(golden[payload.name], check.tolerance, check.repeats)
+            payloads[index] = replace(payload, self_check=self_check)
     manifest = Manifest(tuple(payloads), blobs, alignment, metadata)
     return PackedContainer(write_v2(manifest, stored.inline), stored.blobs, alignment, stored.shareable)
 
@@ -147,7 +140,6 @@ class _Storage:
         return self._indices.setdefault(digest, len(self._indices))
 
     def of(self, extent: MappedExtent, blobs: Sequence[Blob]) -> memoryview:
-        """The stored bytes of an extent."""
         inline = extent.source is Source.INLINE
         return extent.stored.of(memoryview(self.inline) if inline else self.blobs[blobs[extent.blob].digest])
 
@@ -169,23 +161,22 @@ class _Storage:
             self._sources[payload, block.extent] = Source.BLOB, 0, digest
 
     def extents(self, payload: int) -> tuple[MappedExtent, ...]:
-        found: list[MappedExtent] = []
+        joined: list[MappedExtent] = []
         placements = [placement for placement in self._plan.placements if placement.payload == payload]
         placements.sort(key=lambda placement: placement.extent)
         stored = [extent for placement in placements for extent in self._extents_of(placement)]
         for extent in sorted([*stored, *self._halves(payload)], key=lambda extent: extent.position):
-            if found and _continues(found[-1], extent) and not self._transposed(payload, found[-1], extent):
-                found[-1] = replace(found[-1], size=found[-1].size + extent.size)
+            if joined and _continues(joined[-1], extent) and not self._transposed(payload, joined[-1], extent):
+                joined[-1] = replace(joined[-1], size=joined[-1].size + extent.size)
             else:
-                found.append(extent)
-        return tuple(found)
+                joined.append(extent)
+        return tuple(joined)
 
     def _halves(self, payload: int) -> Iterator[MappedExtent]:
         for section, numbers in self._plan.halves.items():
             placement = self._plan.find(numbers.payload, numbers.extent) if section.payload == payload else None
             for extent in self._extents_of(placement) if placement else ():
-                place = section.extent
-                yield replace(extent, position=place.offset, size=place.size, half=True)
+                yield replace(extent, position=section.extent.offset, size=section.extent.size, half=True)
 
     def _transposed(self, payload: int, *extents: MappedExtent) -> bool:
         return any((payload, Extent(extent.position, extent.size)) in self._shapes for extent in extents)

@@ -14,33 +14,21 @@ from .contents import BYTE_ALIGNMENT, MatrixShape, is_zero
 from .conversions import byte_sum, find_shape, halved, is_half
 from .limits import MAX_EXPANSION, MAX_ZEROS
 
-MIN_BLOB = 4096
-"""Smaller runs are inline: mapping takes whole pages."""
-
-_MIN_SAVING = 64
-"""A section is split only if that saves at least 1/64 of it."""
-
-_START = 128
-"""Bytes by which 16-bit numbers are looked up."""
-
-_MAX_UNUSED = 16
-"""A payload that points into a blob uses all but 1/16 of it."""
+MIN_BLOB = 4096  # smaller runs are inline: mapping takes whole pages
+_MIN_SAVING = 64  # a section is split only if that saves at least 1/64 of it
+_START = 128  # bytes by which 16-bit numbers are looked up
+_MAX_UNUSED = 16  # a payload that points into a blob uses all but 1/16 of it
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a payload that should stay contiguous: the program, a segment, or the bytes between them.
-
-    Attributes:
-        extent: in the payload.
-        shareable: extents in it that other payloads may also contain, by offset and without overlaps.
-        convertible: whether it may be stored as what another payload has, transposed or as numbers of twice as many
-            bits.
-    """
+    """A part of a payload that should stay contiguous: the program, a segment, or the bytes between them."""
 
     payload: int
     extent: Extent
+    # extents in it that other payloads may also contain, by offset and without overlaps
     shareable: tuple[Extent, ...] = field(default=(), compare=False)
+    # whether it may be stored as what another payload has, transposed or as numbers of twice as many bits
     convertible: bool = field(default=False, compare=False)
 
     @property
@@ -83,18 +71,12 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place where an extent of a payload is stored.
-
-    Attributes:
-        extent: in the payload.
-        run: contains its bytes; None for zeros.
-        position: of its bytes in the run's payload; 0 for zeros.
-    """
+    """Where an extent of a payload is stored."""
 
     payload: int
     extent: Extent
-    run: StoredRun | None
-    position: int = 0
+    run: StoredRun | None  # contains its bytes; None for zeros
+    position: int = 0  # of its bytes in the run's payload; 0 for zeros
 
     @property
     def original(self) -> bool:
@@ -136,21 +118,15 @@ class StoredContent:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlan:
-    """The place of each stored byte; the placements of all payloads are in the order of storing.
+    """Where each byte is stored."""
 
-    Attributes:
-        contents: of the payloads.
-        transposes: the shapes of the bytes that transposed sections share.
-        halves: sections of 16-bit numbers, which have no placements, and the 32-bit numbers that they are rounded from.
-        repetitive: payloads that repeat so much that readers would refuse them, were all of it stored once.
-    """
-
-    contents: Sequence[StoredContent]
-    placements: tuple[Placement, ...]
+    contents: Sequence[StoredContent]  # of the payloads
+    placements: tuple[Placement, ...]  # of all payloads, in the order of storing
     blocks: dict[StoredRun, tuple[Block, ...]]
-    transposes: Mapping[Section, MatrixShape]
+    transposes: Mapping[Section, MatrixShape]  # shapes of the bytes that transposed sections share
+    # sections of 16-bit numbers, without placements, and the 32-bit numbers that they are rounded from
     halves: Mapping[Section, Numbers] = field(default_factory=dict)
-    repetitive: frozenset[int] = frozenset()
+    repetitive: frozenset[int] = frozenset()  # payloads that readers would refuse if repeated bytes were stored once
 
     def find(self, payload: int, extent: Extent) -> Placement | None:
         """The placement of an extent of a payload; None if no single one has all of it."""
@@ -339,8 +315,7 @@ def _covers(other: Placement, placement: Placement) -> bool:
     return other.position <= placement.position and end <= other.position + other.extent.size
 
 
-_Ban = tuple[int, Section]
-"""A payload, and a section that it must not point into."""
+_Ban = tuple[int, Section]  # a payload, and a section that it must not point into
 
 _UNIQUE = b"unique"
 _ALL_ZERO = b"zeros"
@@ -389,7 +364,7 @@ class _Deduplicator:
     def _match(
         self, payload: int, extent: Extent, known: dict[bytes, list[Placement]], banned: Collection[Section]
     ) -> Placement | None:
-        """The place where equal bytes are stored already; None if there is none that can be used here."""
+        """Where equal bytes are stored already; None if they are not, or cannot be used here."""
         digest = self._digest(payload, extent)
         if digest == _ALL_ZERO:
             return Placement(payload, extent, None)

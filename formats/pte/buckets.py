@@ -13,30 +13,22 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from ...errors import FileFormatError, InputError
 
-BUCKETS = "buckets."
-"""Before the name of the method, behind the prefix of metadata."""
+BUCKETS = "buckets."  # before the name of the method, behind the prefix of metadata
 
 
 class Bucket(BaseModel):
-    """A method with static sizes.
-
-    Attributes:
-        name: of the method in the file.
-        method: of the model.
-        sizes: by name of the dimension.
-        inputs: position, dimension, size and the dimension's name, of each dimension of an input that is static.
-        padding: value that fills each input, by position. Empty if padding would change the outputs, or the
-            values are unknown.
-        outputs: output, dimension, input and the input's dimension: those that are cut where inputs were padded.
-    """
+    """A method with static sizes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    method: str
-    sizes: dict[str, NonNegativeInt]
+    name: str  # of the method in the file
+    method: str  # of the model
+    sizes: dict[str, NonNegativeInt]  # by name of the dimension
+    # position, dimension, size and the dimension's name, of each static dimension of an input
     inputs: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, str], ...] = ()
+    # Value that fills each input, by position. Empty if padding would change the outputs, or values are unknown.
     padding: tuple[int | float | None, ...] = ()
+    # output, dimension, input and the input's dimension, of what is cut where inputs were padded
     outputs: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt], ...] = ()
 
     def __str__(self) -> str:
@@ -99,10 +91,7 @@ def choose_bucket(buckets: Sequence[Bucket], inputs: Sequence[Any]) -> Bucket:
 
 
 def fit_bucket(buckets: Sequence[Bucket], inputs: Sequence[Any]) -> tuple[Bucket, list[Any]]:
-    """The smallest bucket that inputs fit, and the inputs, padded to its sizes.
-
-    Raises InputError if they are too large, or have to be padded and the file does not say what with.
-    """
+    """The smallest bucket that inputs fit, and the padded inputs; raises InputError if they cannot be padded to fit."""
     bucket = choose_bucket(buckets, inputs)
     if all(inputs[position].shape[dimension] == size for position, dimension, size, _ in bucket.inputs):
         return bucket, list(inputs)

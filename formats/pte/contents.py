@@ -34,15 +34,10 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """An element type.
+    """An element type."""
 
-    Attributes:
-        name: torch's name without ``torch.``, for example ``float32``.
-        itemsize: bytes per element, as the runtime counts them (1 for types smaller than a byte).
-    """
-
-    name: str
-    itemsize: int
+    name: str  # torch's without ``torch.``, for example ``float32``
+    itemsize: int  # bytes per element as the runtime counts them: 1 for types smaller than a byte
 
 
 DTYPES = {
@@ -80,32 +75,23 @@ class DimensionSizes:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor value of a method.
-
-    Attributes:
-        shape: sizes; upper bounds if `dynamism` is ``bound``, meaningless if it is ``unbound``.
-        dim_order: dimensions from outermost to innermost in memory.
-        dynamism: whether the shape may change between calls.
-        nbytes: bytes of a tensor of that shape.
-        name: fully qualified name; empty if the file does not have it.
-        sizes: those of the dimensions of an input that may vary, if the file's metadata has them.
-    """
+    """A tensor value of a method."""
 
     dtype: str
-    shape: tuple[int, ...]
-    dim_order: tuple[int, ...]
-    dynamism: Literal["static", "bound", "unbound"]
-    nbytes: int
-    name: str = ""
-    sizes: tuple[DimensionSizes, ...] = ()
+    shape: tuple[int, ...]  # upper bounds if `dynamism` is ``bound``, meaningless if it is ``unbound``
+    dim_order: tuple[int, ...]  # dimensions from outermost to innermost in memory
+    dynamism: Literal["static", "bound", "unbound"]  # whether the shape may change between calls
+    nbytes: int  # of a tensor of that shape
+    name: str = ""  # fully qualified; empty if the file does not have it
+    sizes: tuple[DimensionSizes, ...] = ()  # of an input's varying dimensions, if the metadata has them
 
     def lay_out(self, tensor: Any) -> Any:
         """A tensor of this rank with its dimensions in this order in memory; a view where they are already.
 
         The runtime takes a tensor's bytes as they lie in memory, and does not compare the order.
         """
-        places = [self.dim_order.index(dimension) for dimension in range(len(self.dim_order))]
-        return tensor.permute(self.dim_order).contiguous().permute(places)
+        order = [self.dim_order.index(dimension) for dimension in range(len(self.dim_order))]
+        return tensor.permute(self.dim_order).contiguous().permute(order)
 
 
 ScalarKind = Literal[
@@ -120,13 +106,11 @@ Plain = int | float | str | tuple[int, ...] | tuple[float, ...] | None
 class ScalarSpec:
     """A value of a method that is not a tensor.
 
-    Attributes:
-        value: the constant, or for an input the value it was traced with. Items of ``int_list``, ``tensor_list`` and
-            ``optional_tensor_list`` are indices of the method's values, -1 for none.
+    Items of ``int_list``, ``tensor_list`` and ``optional_tensor_list`` are indices of the method's values, -1 for none.
     """
 
     kind: ScalarKind
-    value: Plain
+    value: Plain  # the constant, or for an input the value it was traced with
 
 
 ValueSpec = TensorSpec | ScalarSpec
@@ -134,19 +118,12 @@ ValueSpec = TensorSpec | ScalarSpec
 
 @dataclass(frozen=True, slots=True)
 class ConstantTensor:
-    """Tensor data in the file.
+    """Tensor data in the file."""
 
-    Attributes:
-        tensor: the first tensor that uses it.
-        extent: its bytes, without padding.
-        segment: index of the segment that contains it; None if it is inside the flatbuffer.
-        mutable: whether it is the initial state of a tensor that methods change.
-    """
-
-    tensor: TensorSpec
-    extent: Extent
-    segment: int | None
-    mutable: bool
+    tensor: TensorSpec  # the first one that uses it
+    extent: Extent  # without padding
+    segment: int | None  # index of the segment that contains it; None if it is inside the flatbuffer
+    mutable: bool  # whether it is the initial state of a tensor that methods change
 
 
 METADATA_PREFIX = "metadata."
@@ -163,35 +140,28 @@ class NamedData:
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """A part of a method that a backend runs.
-
-    Attributes:
-        segment: index of that segment.
-        extent: its data, without the named data it uses.
-    """
+    """A part of a method that a backend runs."""
 
     id: str
     location: Literal["inline", "segment"]
-    segment: int | None
-    extent: Extent
+    segment: int | None  # index of that segment
+    extent: Extent  # its data, without the named data that it uses
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
     """A call of an operator that no delegate took.
 
-    Attributes:
-        key: which kernel the runtime looks up: ``v1/`` and, for each argument that is a tensor, the number of its dtype
-            and its dim order, as in ``v1/6;0,1|6;0,1``. A list of tensors stands in brackets, with those of the first
-            one: ExecuTorch's selective build counts lists (codegen/tools/selective_build.cpp), its runtime passes over
-            them (runtime/executor/method.cpp, 1.5.1). ``v1`` if there are none.
-        line: where the model calls it, as ``model.py:12 in forward``; empty if the file has no stack traces.
+    The `key` says which kernel the runtime looks up: ``v1/`` and, for each argument that is a tensor, the number of its
+    dtype and its dim order, as in ``v1/6;0,1|6;0,1``. A list of tensors is in brackets, with those of the first one:
+    ExecuTorch's selective build counts lists (codegen/tools/selective_build.cpp), its runtime passes over them
+    (runtime/executor/method.cpp, 1.5.1). ``v1`` if there are none.
     """
 
     method: str
     operator: str
     key: str
-    line: str = ""
+    line: str = ""  # where the model calls it, as ``model.py:12 in forward``; empty without stack traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,27 +177,18 @@ class InstructionCounts:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An entry point of the program.
-
-    Attributes:
-        outputs: in order, including inputs that are passed through.
-        operators: operators with overload, for example ``aten::add.out``, in the file's order.
-        operator_calls: number of calls of each of `operators`.
-        planned_memory: bytes of each planned buffer, without the reserved first entry.
-        delegated: whether it is a single delegate call that takes all inputs and returns all outputs in their order.
-        called: for each instruction, the operator or the backend that it calls; empty for jumps and the like.
-    """
+    """An entry point of the program."""
 
     name: str
     inputs: tuple[ValueSpec, ...]
-    outputs: tuple[ValueSpec, ...]
-    operators: tuple[str, ...]
-    operator_calls: tuple[int, ...]
+    outputs: tuple[ValueSpec, ...]  # including inputs that are passed through
+    operators: tuple[str, ...]  # with overload, for example ``aten::add.out``, in the file's order
+    operator_calls: tuple[int, ...]  # number of calls of each of `operators`
     delegates: tuple[Delegate, ...]
-    planned_memory: tuple[int, ...]
+    planned_memory: tuple[int, ...]  # bytes of each planned buffer, without the reserved first entry
     instructions: InstructionCounts
-    delegated: bool = False
-    called: tuple[str, ...] = ()
+    delegated: bool = False  # a single delegate call takes all inputs and returns all outputs in their order
+    called: tuple[str, ...] = ()  # what each instruction calls: an operator, a backend, or "" for jumps and others
 
     @property
     def constant(self) -> bool:
@@ -236,7 +197,7 @@ class Method:
 
     @property
     def shares_state(self) -> bool:
-        """Whether it has an arena for state that other methods of the program have, too."""
+        """Whether it has an arena for state that it shares with other methods of the program."""
         return len(self.planned_memory) > 1
 
     def lay_out(self, inputs: Sequence[Any]) -> list[Any]:
@@ -252,30 +213,20 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class PteFile:
-    """A `.pte` file.
-
-    Attributes:
-        version: schema version of the program.
-        program_size: bytes of the flatbuffer at the file's start, including the extended header.
-        segment_base: where segments start; 0 if the file has no extended header.
-        segments: data after the flatbuffer, in the file's order, without the padding after each. They do not overlap,
-            but named data may lie inside of the segment of constants.
-        constants: tensor data in the file, by offset.
-        external: the tensors whose data is in another file, by name.
-        named_data: what delegates look up.
-        metadata: what describes the model; its keys have the prefix `METADATA_PREFIX`.
-    """
+    """A `.pte` file."""
 
     size: int
-    version: int
-    program_size: int
-    segment_base: int
+    version: int  # of the program's schema
+    program_size: int  # bytes of the flatbuffer at the file's start, including the extended header
+    segment_base: int  # where segments start; 0 if the file has no extended header
     methods: tuple[Method, ...]
+    # Data after the flatbuffer, in the file's order, without padding. Only named data may lie inside of another
+    # segment, that of constants.
     segments: tuple[Extent, ...]
-    constants: tuple[ConstantTensor, ...]
-    external: tuple[TensorSpec, ...]
-    named_data: tuple[NamedData, ...]
-    metadata: tuple[NamedData, ...] = ()
+    constants: tuple[ConstantTensor, ...]  # by offset
+    external: tuple[TensorSpec, ...]  # tensors whose data is in another file, by name
+    named_data: tuple[NamedData, ...]  # what delegates look up
+    metadata: tuple[NamedData, ...] = ()  # describes the model; keys have the prefix `METADATA_PREFIX`
 
     @property
     def inner_segments(self) -> frozenset[int]:
@@ -374,17 +325,13 @@ def shareable_extents(pte: PteFile) -> tuple[Extent, ...]:
     segments; delegate data inside the flatbuffer; and the bytes outside of program and segments.
     """
     delegates = (delegate for method in pte.methods for delegate in method.delegates)
-    data = _without_overlaps(
-        [
-            *(constant.extent for constant in pte.constants),
-            *(delegate.extent for delegate in delegates if delegate.location == "inline"),
-        ]
-    )
+    inline = [delegate.extent for delegate in delegates if delegate.location == "inline"]
+    data = _without_overlaps([*(constant.extent for constant in pte.constants), *inline])
     in_program = [extent for extent in data if extent.offset < pte.program_size]
     after_program = [extent for extent in (*data, *pte.segments) if extent.size and extent.offset >= pte.program_size]
     rest = Extent(pte.program_size, pte.size - pte.program_size)
-    found = [extent for extent in in_program if extent.size >= MIN_SHAREABLE]
-    return (*found, *cut(rest, inside(rest, after_program)))
+    large = [extent for extent in in_program if extent.size >= MIN_SHAREABLE]
+    return (*large, *cut(rest, inside(rest, after_program)))
 
 
 def inside(whole: Extent, extents: Iterable[Extent]) -> Iterator[Extent]:

@@ -96,27 +96,24 @@ def _listed(value: Any) -> tuple[Any, ...]:
 
 def metadata_of(pte: PteFile, content: memoryview) -> dict[str, MetadataValue]:
     """The metadata of a `.pte` file by key without prefix, in the file's order. Raises FileFormatError."""
-    keys = {named.key: named.key.removeprefix(METADATA_PREFIX) for named in pte.metadata}
-    return {
-        keys[named.key]: decode_value(keys[named.key], bytes(pte.segments[named.segment].of(content)))
-        for named in pte.metadata
-    }
+    metadata = {}
+    for named in pte.metadata:
+        key = named.key.removeprefix(METADATA_PREFIX)
+        metadata[key] = decode_value(key, bytes(pte.segments[named.segment].of(content)))
+    return metadata
 
 
 def read_metadata(path: Path, pte: PteFile | None = None) -> dict[str, MetadataValue]:
     """The metadata of the file at `path`, plain or fat, as `metadata_of` returns it; empty if it has none.
 
-    `pte` is the file as `open_pte` has read it, if it has.
-
-    Raises InputError if the file cannot be read, as FileFormatError if it, or a value, is damaged.
+    `pte` is what `open_pte` has read from it, if it has. Raises InputError if the file cannot be read or is damaged.
     """
     view = map_file(path)
     with naming(path):
         return metadata_of(pte or read_pte(view), view)
 
 
-_OMITTED = ("general", "output")
-"""Namespaces that the names of constant methods leave out."""
+_OMITTED = ("general", "output")  # namespaces that the names of constant methods leave out
 
 
 def constant_method(key: str) -> str:
@@ -130,20 +127,20 @@ def returning_methods(pte: PteFile, metadata: Mapping[str, MetadataValue]) -> fr
     values = {constant_method(key): value if isinstance(value, tuple) else (value,) for key, value in metadata.items()}
     constant = [method for method in pte.methods if method.constant]
     returned = {method.name: tuple(getattr(output, "value", None) for output in method.outputs) for method in constant}
-    return frozenset(name for name, found in returned.items() if name in values and found == values[name])
+    return frozenset(name for name, outputs in returned.items() if name in values and outputs == values[name])
 
 
 def metadata_json(metadata: Mapping[str, MetadataValue]) -> dict[str, Any]:
     """The same as JSON values: bytes are in hexadecimal, infinities and not-a-number are text."""
-    return {key: _json_value(value) for key, value in metadata.items()}
+    return {key: json_value(value) for key, value in metadata.items()}
 
 
-def _json_value(value: MetadataValue) -> Any:
+def json_value(value: MetadataValue | None) -> Any:
     match value:
         case bytes():
             return value.hex()
         case tuple():
-            return [_json_value(item) for item in value]
+            return [json_value(item) for item in value]
         case float() if not math.isfinite(value):
             return str(value)
     return value

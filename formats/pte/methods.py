@@ -29,13 +29,18 @@ from .contents import (
 )
 from .tables import BOOL, F64, I8, I32, I64, U8, U32, U64, TableView, pick
 
-MAX_DIMENSIONS = 16
-"""Limit per tensor: `kTensorDimensionLimit` of the runtime."""
+MAX_DIMENSIONS = 16  # limit per tensor: `kTensorDimensionLimit` of the runtime
 
 _DYNAMISM: dict[int, Literal["static", "bound", "unbound"]] = {
     schema.TensorShapeDynamism.STATIC: "static",
     schema.TensorShapeDynamism.DYNAMIC_BOUND: "bound",
     schema.TensorShapeDynamism.DYNAMIC_UNBOUND: "unbound",
+}
+
+_NUMBERS: dict[int, tuple[ScalarKind, IntEnum, Any, Any]] = {
+    schema.KernelTypes.INT: ("int", schema.Int.INT_VAL, I64, 0),
+    schema.KernelTypes.BOOL: ("bool", schema.Bool.BOOL_VAL, BOOL, False),
+    schema.KernelTypes.DOUBLE: ("double", schema.Double.DOUBLE_VAL, F64, 0.0),
 }
 
 _LISTS: dict[int, tuple[ScalarKind, IntEnum, Any]] = {
@@ -47,20 +52,24 @@ _LISTS: dict[int, tuple[ScalarKind, IntEnum, Any]] = {
 }
 
 
+_INSTRUCTIONS = {
+    schema.InstructionArguments.KERNELCALL: "kernel_calls",
+    schema.InstructionArguments.DELEGATECALL: "delegate_calls",
+    schema.InstructionArguments.MOVECALL: "moves",
+    schema.InstructionArguments.JUMPFALSECALL: "jumps",
+    schema.InstructionArguments.FREECALL: "frees",
+}
+"""Fields of `InstructionCounts`."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorData:
-    """The location of a tensor's data, as the file states it.
-
-    Attributes:
-        index: of the constant, or of the tensor in the mutable segment; 0 if the file has no data for it.
-        mutable_group: index of the mutable segment; None for a constant.
-        external: whether the data is in another file, under the tensor's name.
-    """
+    """The location of a tensor's data, as the file states it."""
 
     tensor: TensorSpec
-    index: int
-    mutable_group: int | None
-    external: bool
+    index: int  # of the constant, or of the tensor in the mutable segment; 0 if the file has no data for it
+    mutable_group: int | None  # index of the mutable segment; None for a constant
+    external: bool  # whether the data is in another file, under the tensor's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +81,7 @@ class MethodContents:
 
 
 def read_method(plan: TableView, segments: Sequence[Extent], inline: Sequence[Extent]) -> MethodContents:
-    """Reads one execution plan; `inline` lists the delegate data inside the flatbuffer.
-
-    Raises FileFormatError if the plan refers to something that does not exist.
-    """
+    """Reads one execution plan; `inline` lists delegate data in the flatbuffer. Raises FileFormatError."""
     name = plan.text(schema.ExecutionPlan.NAME)
     values = list(plan.children(schema.ExecutionPlan.VALUES))
     operators = tuple(map(_operator, plan.children(schema.ExecutionPlan.OPERATORS)))
@@ -103,7 +109,7 @@ def read_constants(
     inline = [node.extent(schema.Buffer.STORAGE) for node in program.children(schema.Program.CONSTANT_BUFFER)]
     constants = _group(program.child(schema.Program.CONSTANT_SEGMENT), segments)
     mutable = [_group(node, segments) for node in program.children(schema.Program.MUTABLE_DATA_SEGMENTS)]
-    found: dict[tuple[int | None, int], ConstantTensor] = {}
+    tensors: dict[tuple[int | None, int], ConstantTensor] = {}
     for use in uses:
         if use.external:
             continue
@@ -113,10 +119,10 @@ def read_constants(
             constant = _in_flatbuffer(pick(inline, use.index, "constant"), use)
         else:
             constant = _in_segment(constants, use)
-        known = found.setdefault((use.mutable_group, use.index), constant)
-        if known.extent.size < constant.extent.size:
-            found[use.mutable_group, use.index] = constant
-    return tuple(sorted(found.values(), key=lambda constant: constant.extent))
+        largest = tensors.setdefault((use.mutable_group, use.index), constant)
+        if largest.extent.size < constant.extent.size:
+            tensors[use.mutable_group, use.index] = constant
+    return tuple(sorted(tensors.values(), key=lambda constant: constant.extent))
 
 
 def read_calls(plan: TableView) -> Iterator[KernelCall]:
@@ -142,7 +148,7 @@ def read_calls(plan: TableView) -> Iterator[KernelCall]:
 
 
 def _described(values: Sequence[TableView], index: int) -> str:
-    """What a `KernelCall.key` has of a value; empty for one that is neither a tensor nor a list of some."""
+    """The part of `KernelCall.key` for a value; empty if it is neither a tensor nor a list of tensors."""
     value = pick(values, index, "value")
     match value.number(schema.EValue.VAL_TYPE, U8):
         case schema.KernelTypes.TENSOR:
@@ -150,9 +156,9 @@ def _described(values: Sequence[TableView], index: int) -> str:
             order = ",".join(map(str, tensor.numbers(schema.Tensor.DIM_ORDER, U8)))
             return f"{tensor.number(schema.Tensor.SCALAR_TYPE, I8)};{order}"
         case schema.KernelTypes.TENSORLIST | schema.KernelTypes.OPTIONALTENSORLIST:
-            items = (item for item in _member(value).numbers(schema.TensorList.ITEMS, I32) if item >= 0)
-            found = (pick(values, item, "value") for item in items)
-            tensors = (item for item in found if item.number(schema.EValue.VAL_TYPE, U8) == schema.KernelTypes.TENSOR)
+            numbers = (number for number in _member(value).numbers(schema.TensorList.ITEMS, I32) if number >= 0)
+            items = (pick(values, number, "value") for number in numbers)
+            tensors = (item for item in items if item.number(schema.EValue.VAL_TYPE, U8) == schema.KernelTypes.TENSOR)
             first = next(tensors, None)
             return f"[{_described([first], 0)}]" if first else ""
     return ""
@@ -161,10 +167,10 @@ def _described(values: Sequence[TableView], index: int) -> str:
 def _line(trace: TableView) -> str:
     """The innermost frame of an instruction that is not in an installed package, or else the innermost one."""
     frames = [(frame.text(schema.Frame.FILENAME), frame) for frame in trace.children(schema.FrameList.ITEMS)]
-    own = [frame for frame in frames if "/site-packages/" not in frame[0]]
+    users = [frame for frame in frames if "/site-packages/" not in frame[0]]
     if not frames:
         return ""
-    file, frame = (own or frames)[-1]
+    file, frame = (users or frames)[-1]
     return f"{PurePath(file).name}:{frame.number(schema.Frame.LINENO, I32)} in {frame.text(schema.Frame.NAME)}"
 
 
@@ -189,9 +195,7 @@ def _delegate(node: TableView, segments: Sequence[Extent], inline: Sequence[Exte
         case schema.DataLocation.SEGMENT:
             return Delegate(backend, "segment", index, pick(segments, index, "segment"))
         case location:
-            raise FileFormatError(
-                f"a delegate of {backend!r} has its data at location {location}, unknown to the schema"
-            )
+            raise FileFormatError(f"a delegate of {backend!r} has data at location {location}, unknown to the schema")
 
 
 def _count(
@@ -204,31 +208,18 @@ def _count(
     for chain in plan.children(schema.ExecutionPlan.CHAINS):
         for instruction in chain.children(schema.Chain.INSTRUCTIONS):
             kind = instruction.number(schema.Instruction.INSTR_ARGS_TYPE, U8)
+            if kind not in _INSTRUCTIONS:
+                raise FileFormatError(f"an instruction is of kind {kind}, which the schema does not know")
             kinds[kind] += 1
             called.append("")
-            match kind:
-                case schema.InstructionArguments.KERNELCALL:
-                    index = _arguments(instruction).number(schema.KernelCall.OP_INDEX, I32)
-                    called[-1] = pick(operators, index, "operator")
-                    calls[index] += 1
-                case schema.InstructionArguments.DELEGATECALL:
-                    index = _arguments(instruction).number(schema.DelegateCall.DELEGATE_INDEX, I32)
-                    called[-1] = pick(delegates, index, "delegate").id
-                case (
-                    schema.InstructionArguments.MOVECALL
-                    | schema.InstructionArguments.JUMPFALSECALL
-                    | schema.InstructionArguments.FREECALL
-                ):
-                    pass
-                case _:
-                    raise FileFormatError(f"an instruction is of kind {kind}, which the schema does not know")
-    counts = InstructionCounts(
-        kernel_calls=kinds[schema.InstructionArguments.KERNELCALL],
-        delegate_calls=kinds[schema.InstructionArguments.DELEGATECALL],
-        moves=kinds[schema.InstructionArguments.MOVECALL],
-        jumps=kinds[schema.InstructionArguments.JUMPFALSECALL],
-        frees=kinds[schema.InstructionArguments.FREECALL],
-    )
+            if kind == schema.InstructionArguments.KERNELCALL:
+                index = _arguments(instruction).number(schema.KernelCall.OP_INDEX, I32)
+                called[-1] = pick(operators, index, "operator")
+                calls[index] += 1
+            elif kind == schema.InstructionArguments.DELEGATECALL:
+                index = _arguments(instruction).number(schema.DelegateCall.DELEGATE_INDEX, I32)
+                called[-1] = pick(delegates, index, "delegate").id
+    counts = InstructionCounts(**{field: kinds[kind] for kind, field in _INSTRUCTIONS.items()})
     return calls, counts, tuple(called)
 
 
@@ -265,9 +256,8 @@ def _tensor_data(value: TableView) -> TensorData | None:
         return None
     tensor = _member(value)
     info = tensor.child(schema.Tensor.EXTRA_TENSOR_INFO)
-    external = (
-        info is not None and info.number(schema.ExtraTensorInfo.LOCATION, I8) == schema.TensorDataLocation.EXTERNAL
-    )
+    location = info and info.number(schema.ExtraTensorInfo.LOCATION, I8)
+    external = location == schema.TensorDataLocation.EXTERNAL
     index = tensor.number(schema.Tensor.DATA_BUFFER_IDX, U32)
     if index == 0 and not external:
         return None
@@ -275,13 +265,6 @@ def _tensor_data(value: TableView) -> TensorData | None:
     if tensor.child(schema.Tensor.ALLOCATION_INFO) is not None:
         group = 0 if info is None else info.number(schema.ExtraTensorInfo.MUTABLE_DATA_SEGMENTS_IDX, U64)
     return TensorData(_tensor(tensor), index, group, external)
-
-
-def _value(value: TableView) -> ValueSpec:
-    member = value.number(schema.EValue.VAL_TYPE, U8)
-    if member == schema.KernelTypes.TENSOR:
-        return _tensor(_member(value))
-    return _scalar(member, value)
 
 
 def _tensor(tensor: TableView) -> TensorSpec:
@@ -294,9 +277,7 @@ def _tensor(tensor: TableView) -> TensorSpec:
     dtype = _dtype(tensor.number(schema.Tensor.SCALAR_TYPE, I8))
     dynamism = tensor.number(schema.Tensor.SHAPE_DYNAMISM, I8)
     if dynamism not in _DYNAMISM:
-        raise FileFormatError(
-            f"damaged program: a tensor has shape dynamism {dynamism}, which the schema does not know"
-        )
+        raise FileFormatError(f"damaged program: a tensor has shape dynamism {dynamism}, unknown to the schema")
     info = tensor.child(schema.Tensor.EXTRA_TENSOR_INFO)
     name = "" if info is None else info.text(schema.ExtraTensorInfo.FULLY_QUALIFIED_NAME)
     return TensorSpec(dtype.name, shape, order, _DYNAMISM[dynamism], prod(shape) * dtype.itemsize, name)
@@ -309,18 +290,17 @@ def _dtype(number: int) -> Dtype:
         raise FileFormatError(f"a tensor has scalar type {number}, which the schema does not know") from None
 
 
-def _scalar(member: int, value: TableView) -> ScalarSpec:
-    match member:
+def _value(value: TableView) -> ValueSpec:
+    match member := value.number(schema.EValue.VAL_TYPE, U8):
+        case schema.KernelTypes.TENSOR:
+            return _tensor(_member(value))
         case schema.KernelTypes.NONE | schema.KernelTypes.NULL:
             return ScalarSpec("none", None)
-        case schema.KernelTypes.INT:
-            return ScalarSpec("int", _member(value).number(schema.Int.INT_VAL, I64))
-        case schema.KernelTypes.BOOL:
-            return ScalarSpec("bool", _member(value).number(schema.Bool.BOOL_VAL, BOOL, default=False))
-        case schema.KernelTypes.DOUBLE:
-            return ScalarSpec("double", _member(value).number(schema.Double.DOUBLE_VAL, F64, 0.0))
         case schema.KernelTypes.STRING:
             return ScalarSpec("string", _member(value).text(schema.String.STRING_VAL))
+    if member in _NUMBERS:
+        kind, slot, flags, default = _NUMBERS[member]
+        return ScalarSpec(kind, _member(value).number(slot, flags, default))
     if member not in _LISTS:
         raise FileFormatError(f"a value is of kind {member}, which the schema does not know")
     kind, slot, flags = _LISTS[member]

@@ -50,12 +50,9 @@ _KEY = re.compile(rb"(?:scale_)?[0-9a-f]{64}")
 
 
 def check_external_weights(file: Path, pte: PteFile, data: Path | None) -> None:
-    """Checks that `data` has the weights that a file keeps outside, as far as the file names them.
+    """Raises InputError unless `data` has the weights that a file keeps outside, as far as the file names them.
 
     XNNPACK in executorch 1.5.1 crashes if a program has no named data at all and a delegate looks for some.
-
-    Raises:
-        InputError: there is no `.ptd`, or it belongs to another file; as FileFormatError if it is damaged.
     """
     wanted = external_weights(file, pte)
     if data is None:
@@ -80,10 +77,9 @@ def external_weights(file: Path, pte: PteFile) -> dict[str, int | None]:
 
     Kernels look tensors up by name, XNNPACK and Vulkan by digest; the keys of other backends are unknown.
     """
-    found: dict[str, int | None] = {tensor.name: tensor.nbytes for tensor in pte.external}
     internal = {named.key for named in pte.named_data}
-    found |= {key: None for key in _delegates_keys(file, pte) if key not in internal}
-    return found
+    tensors: dict[str, int | None] = {tensor.name: tensor.nbytes for tensor in pte.external}
+    return tensors | {key: None for key in _delegates_keys(file, pte) if key not in internal}
 
 
 def may_have_external_weights(file: Path, pte: PteFile) -> bool:
@@ -92,10 +88,8 @@ def may_have_external_weights(file: Path, pte: PteFile) -> bool:
 
 
 def _delegates_keys(file: Path, pte: PteFile) -> Iterator[str]:
-    extents = {
-        delegate.extent for method in pte.methods for delegate in method.delegates if delegate.id in _DIGEST_KEYS
-    }
+    delegates = (delegate for method in pte.methods for delegate in method.delegates)
+    extents = {delegate.extent for delegate in delegates if delegate.id in _DIGEST_KEYS}
     content = map_file(file) if extents else memoryview(b"")
     for extent in sorted(extents):
-        for key in _KEY.findall(extent.of(content)):
-            yield key.decode()
+        yield from (key.decode() for key in _KEY.findall(extent.of(content)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,13 @@ from pathlib import Path
 from ...artifacts.files import open_input
 from ...errors import FileFormatError, InputError
 from . import schema_generated as schema
-from .contents import METADATA_PREFIX, SIZES, Extent, KernelCall, NamedData, PteFile, with_sizes
+from .contents import METADATA_PREFIX, SIZES, Extent, KernelCall, Method, NamedData, PteFile, with_sizes
 from .methods import read_calls, read_constants, read_method
 from .tables import U32, U64, Flatbuffer, TableView, pick
 
 
 def open_pte(path: Path) -> PteFile:
-    """Reads what a file contains; only the pages that describe it are touched.
-
-    Raises InputError if the file cannot be read, as FileFormatError if it is not a valid `.pte`.
-    """
+    """Reads what a file contains without its data; raises InputError if it cannot be read or is not a valid `.pte`."""
     view = map_file(path)
     with naming(path):
         return read_pte(view)
@@ -51,42 +48,36 @@ def map_file(path: Path) -> memoryview:
 def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
     """Reads what the bytes of a whole `.pte` file describe; keeps no reference to them.
 
-    Raises:
-        FileFormatError: not a `.pte`, of another version, cut short or damaged. The data of tensors and delegates has
-            to exist but is not read.
+    The data of tensors and delegates has to exist, but is not read. Raises FileFormatError for other or damaged bytes.
     """
     view = memoryview(content).cast("B")
     header = _read_header(view)
     program = Flatbuffer(view[: header.program_size]).root()
     segments = tuple(_segments(program, header, len(view)))
-    inline = [
-        node.extent(schema.BackendDelegateInlineData.DATA)
-        for node in program.children(schema.Program.BACKEND_DELEGATE_DATA)
-    ]
+    delegate_data = program.children(schema.Program.BACKEND_DELEGATE_DATA)
+    inline = [node.extent(schema.BackendDelegateInlineData.DATA) for node in delegate_data]
     methods = [read_method(plan, segments, inline) for plan in program.children(schema.Program.EXECUTION_PLAN)]
     data = [data for contents in methods for data in contents.data]
     external = {use.tensor.name: use.tensor for use in data if use.external}
-    named = tuple(
-        NamedData(node.text(schema.NamedData.KEY), index) for node, index in _named_segments(program, segments)
-    )
+    named = [NamedData(node.text(schema.NamedData.KEY), index) for node, index in _named_segments(program, segments)]
     sizes = {entry.key: segments[entry.segment].of(view) for entry in named if entry.key.startswith(_SIZES)}
     return PteFile(
         size=len(view),
         version=program.number(schema.Program.VERSION, U32),
         program_size=header.program_size,
         segment_base=header.segment_base,
-        methods=tuple(
-            with_sizes(contents.method, bytes(sizes[key]))
-            if (key := f"{_SIZES}{contents.method.name}") in sizes
-            else contents.method
-            for contents in methods
-        ),
+        methods=tuple(_with_sizes(contents.method, sizes) for contents in methods),
         segments=segments,
         constants=read_constants(program, segments, data),
         external=tuple(external[name] for name in sorted(external)),
         named_data=tuple(entry for entry in named if not entry.key.startswith(METADATA_PREFIX)),
         metadata=tuple(entry for entry in named if entry.key.startswith(METADATA_PREFIX)),
     )
+
+
+def _with_sizes(method: Method, entries: Mapping[str, memoryview]) -> Method:
+    entry = entries.get(f"{_SIZES}{method.name}")
+    return method if entry is None else with_sizes(method, bytes(entry))
 
 
 def read_kernel_calls(content: bytes | memoryview | mmap.mmap) -> tuple[KernelCall, ...]:
@@ -144,12 +135,10 @@ def _segments(program: TableView, header: _Header, size: int) -> Iterator[Extent
 
     Named data may lie inside of the constants, where operators and delegates use the same tensor.
     """
-    segments = [
-        Extent(
-            header.segment_base + node.number(schema.DataSegment.OFFSET, U64), node.number(schema.DataSegment.SIZE, U64)
-        )
-        for node in program.children(schema.Program.SEGMENTS)
-    ]
+    segments = []
+    for node in program.children(schema.Program.SEGMENTS):
+        offset, length = node.number(schema.DataSegment.OFFSET, U64), node.number(schema.DataSegment.SIZE, U64)
+        segments.append(Extent(header.segment_base + offset, length))
     shared = set(_in_constants(program, segments))
     end = header.program_size
     for segment in sorted(segment for index, segment in enumerate(segments) if segment.size and index not in shared):

@@ -22,12 +22,10 @@ I64 = number_types.Int64Flags
 F64 = number_types.Float64Flags
 BOOL = number_types.BoolFlags
 
-MAX_SIZE = 2**31 - 1
-"""Largest flatbuffer in bytes: offsets are signed 32-bit numbers."""
+MAX_SIZE = 2**31 - 1  # largest flatbuffer in bytes: offsets are signed 32-bit numbers
 
 _BUDGET_PER_BYTE = 8
 _BUDGET_ALWAYS = 1 << 16
-
 
 _T = TypeVar("_T")
 
@@ -65,10 +63,7 @@ class Flatbuffer:
 
 
 class TableView:
-    """One table of a flatbuffer. Fields are looked up by slot; absent ones have their defaults.
-
-    All methods raise FileFormatError if the bytes are not what the schema says.
-    """
+    """One table of a flatbuffer; absent fields have defaults. All methods raise FileFormatError for wrong bytes."""
 
     __slots__ = ("_flatbuffer", "_size", "_table")
 
@@ -93,9 +88,7 @@ class TableView:
         try:
             return str(self._flatbuffer.content[start : start + size], "utf-8")
         except UnicodeDecodeError as error:
-            raise FileFormatError(
-                f"damaged program: the {slot.name.lower()} at {start} is not UTF-8: {error}"
-            ) from error
+            raise FileFormatError(f"damaged program: {slot.name.lower()} at {start} is not UTF-8: {error}") from error
 
     def child(self, slot: IntEnum) -> TableView | None:
         position = self._field(slot, 4)

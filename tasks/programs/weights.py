@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import (
 )
 
 from ...artifacts.files import write_errors
-from ...artifacts.references import Reference
+from ...artifacts.known_files import Reference
 
 _IN_MEMORY = 1 << 16
 """Bytes up to which a tensor stays in memory."""

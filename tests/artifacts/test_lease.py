@@ -48,7 +48,7 @@ def holder(folder) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("stopped", [False, True])
 def test_wait_is_told_once(tmp_path, monkeypatch, caplog, stopped):
     """Whoever waits says after a while what it waits for, and which process to continue or end if that is stopped."""
-    monkeypatch.setattr(lease, "WAIT_UNTOLD", 0.2)
+    monkeypatch.setattr(lease, "QUIET_WAIT", 0.2)
     with holder(tmp_path) as other:
         if stopped:
             other.send_signal(signal.SIGSTOP)

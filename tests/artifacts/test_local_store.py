@@ -337,7 +337,7 @@ def test_damage_is_never_read_while_it_is_repaired(store, tmp_path):
 
 def test_waiting_for_the_lock_is_told(store, monkeypatch, caplog):
     """Whoever waits for a process that holds the store's lock, and may be stopped, says so once."""
-    monkeypatch.setattr(files, "WAIT_UNTOLD", 0.1)
+    monkeypatch.setattr(files, "QUIET_WAIT", 0.1)
     (store.root / "lock").touch()
     with (store.root / "lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)

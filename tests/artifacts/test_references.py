@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.gc import collect, usage, verify_store
+from pteforge.artifacts.known_files import Reference
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.ref import ArtifactManifest, BlobRef
-from pteforge.artifacts.references import Reference
 from pteforge.artifacts.store import Store, open_store
 from pteforge.errors import ObjectMissing
 

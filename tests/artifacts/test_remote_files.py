@@ -140,7 +140,7 @@ def test_an_outage_is_waited_for(s3_server, monkeypatch, caplog):
         impatient_client = {"config_kwargs": {"retries": {"max_attempts": 1}}}  # botocore itself retries for 10 s
         options = s3_server.options | {"client_kwargs": {"endpoint_url": url}} | impatient_client
         monkeypatch.setenv("PTEFORGE_STORE_OPTIONS", json.dumps(options))
-        monkeypatch.setattr(remote_files, "WAIT_UNTOLD", 1.0)
+        monkeypatch.setattr(remote_files, "QUIET_WAIT", 1.0)
         monkeypatch.setenv("PTEFORGE_STORE_OUTAGE", "60")
         files = RemoteFiles("s3://zoo/outage")
         assert files.create("record", b"content")

@@ -11,11 +11,12 @@ import pytest
 from pteforge.artifacts.files import LocalFiles
 from pteforge.artifacts.runs import RunRecord, Runs, StageOutcome
 from pteforge.configs.presets import preset_names
-from pteforge.configs.zoo import PLACES
+from pteforge.configs.zoo import RunConfig
 from pteforge.flows.run import request
 from pteforge.tasks.lowering.graph import STAGES
 from pteforge.tests.conftest import run_process
 
+PLACES = typing.get_args(RunConfig.model_fields["on"].annotation)
 COMMANDS = ["export", "plan", "init", "inspect", "metadata", "contract", "check", "run", "generate"]
 COMMANDS += ["verify", "bench", "thin", "extract", "merge", "bisect", "doctor", "publish", "reproduce", "deploy"]
 COMMANDS += ["serve", "runs", "why", "diff"]
