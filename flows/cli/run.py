@@ -548,7 +548,7 @@ def _provenance(file: Path) -> tuple[VerifyBounds, Mapping[str, ArtifactRef], st
     from ...artifacts.files import read_sidecar
     from ...artifacts.ref import ArtifactRef
     from ...configs.verification import VerifyBounds
-    from ...tasks.results.format_1 import upgraded
+    from ...tasks.results.delivered import upgraded
 
     path = file.with_suffix(".json")
     try:

@@ -8,17 +8,7 @@ from typing import Any
 
 from ..engine.runner import NotCached, Runner
 from ..results.delivered import Failure
-from ..results.numerics import (
-    CLEAN_DB,
-    Ladder,
-    LosingPart,
-    Loss,
-    NodeLoss,
-    NodeLosses,
-    PayloadLosses,
-    Rung,
-    find_loss,
-)
+from ..results.numerics import Ladder, LosingPart, Loss, NodeLosses, PayloadLosses, Rung, clipped_db, find_loss
 from ..results.tables import Table, format_error, format_sqnr, in_html, rungs_of
 from ..verify.stages.ladder import RungParams
 from .graph import lower_to_ladder
@@ -31,13 +21,13 @@ _MOST = 10  # operators and delegates that are shown
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """The places where a recipe loses quality. `pteforge bisect` prints its text; a notebook shows tables."""
+    """Where a recipe loses quality. `pteforge bisect` prints its text; a notebook shows tables."""
 
     name: str  # ``MODEL/RECIPE``
     ladder: Ladder
     loss: Loss | None  # the first rung that loses quality, if any
     nodes: NodeLosses | None = None  # losses of that rung's operators; None if they cannot be compared
-    payload: PayloadLosses | None = None  # if it is the payload that loses, where
+    payload: PayloadLosses | None = None  # losses within the payload, if it is that rung
     not_made: Mapping[str, str] = field(default_factory=dict)  # failed step -> reason; its rungs are missing
 
     def to_json(self) -> dict[str, Any]:
@@ -78,31 +68,28 @@ class Bisection:
 def _of_nodes(nodes: NodeLosses, before: str, after: str) -> Iterator[Table | str]:
     yield f"The operators of {after} that lose most, and what they were made from:"
     numbers = ("own SQNR", "max abs error", "SQNR so far")
-    rows = (
-        (" + ".join(node.sources), node.operator, *_cells(node), _where(node.module, node.line))
-        for node in nodes.losing[:_MOST]
-    )
+    rows = []
+    for node in nodes.losing[:_MOST]:
+        figures = node.problem, "", ""
+        if node.own and node.passed_on:
+            figures = format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)
+        rows.append((" + ".join(node.sources), node.operator, *figures, _where(node.module, node.line)))
     yield Table((before, after, *numbers, "where"), tuple(rows), numbers)
     hidden = len(nodes.losing) - _MOST
     more = f", {hidden} more lose something" if hidden > 0 else ""
-    yield (
-        f"{nodes.compared} values compared of {nodes.operators} operators{more}. Own: with inputs "
-        f"as they are in {before}."
-    )
+    compared = f"{len(nodes.nodes)} values compared of {nodes.operators} operators{more}."
+    yield f"{compared} Own: with inputs as they are in {before}."
 
 
 def _of_payload(losses: PayloadLosses) -> Iterator[Table | str]:
     if losses.delegates:
         yield "Delegates, each run by the runtime while torch computes the rest, against the edge program:"
         numbers = ("operators", "own SQNR", "SQNR of outputs")
-        rows = (
-            (
-                *(str(delegate.position), delegate.backend, str(delegate.operators)),
-                *(format_sqnr(worst) if worst else "" for worst in (delegate.own, delegate.passed_on)),
-                delegate.problem or ("loses" if delegate.loses else ""),
-            )
-            for delegate in losses.delegates[:_MOST]
-        )
+        rows = []
+        for delegate in losses.delegates[:_MOST]:
+            figures = (format_sqnr(worst) if worst else "" for worst in (delegate.own, delegate.passed_on))
+            outcome = delegate.problem or ("loses" if delegate.loses else "")
+            rows.append((str(delegate.position), delegate.backend, str(delegate.operators), *figures, outcome))
         yield Table(("delegate", "backend", *numbers, ""), tuple(rows), numbers)
     yield losses.conclusion
     for where, part in losses.parts:
@@ -120,17 +107,8 @@ def _where(module: str, line: str) -> str:
     return ", ".join(filter(None, (module, line.partition(" ")[0])))  # the function is only in the JSON
 
 
-def _cells(node: NodeLoss) -> tuple[str, str, str]:
-    if node.own is None or node.passed_on is None:
-        return node.problem, "", ""
-    return format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)
-
-
 async def bisect(runner: Runner, model: PlannedModel, drop_db: float) -> Bisection:
-    """Finds where the only recipe of a model loses quality.
-
-    Raises PteforgeError if a stage that the ladder needs failed.
-    """
+    """Finds where the only recipe of a model loses quality; raises PteforgeError if the ladder cannot be made."""
     (recipe,) = model.recipes
     model_run = ModelRun(runner, model)
     try:
@@ -160,8 +138,7 @@ def _params(rung: Rung) -> RungParams:
 
 
 async def _bisect_payload(run: RecipeRun, climbed: Climbed, loss: Loss, drop_db: float) -> PayloadLosses | None:
-    before = CLEAN_DB if loss.before is None or loss.before.figures is None else loss.before.figures.sqnr_db
-    least_db = min(CLEAN_DB if before is None else before, CLEAN_DB) - drop_db
+    least_db = clipped_db(loss.before.figures if loss.before else None) - drop_db
     rung, method = _params(loss.rung), loss.rung.method
     outputs = await bisect_payload(run, climbed, rung, method, least_db=least_db, drop_db=drop_db)
     return PayloadLosses.from_json(run.read_json(outputs.losses)) if outputs else None

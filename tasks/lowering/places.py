@@ -1,7 +1,4 @@
-"""Finds the places that a recipe verifies its files on: what they run, and what they say of themselves.
-
-Needs no torch, since keys have the answers.
-"""
+"""Finds the places that a recipe verifies its files on. Needs no torch, since keys have what places say."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from ..verify.stages.prove import PlaceParams
 
 _SECONDS = 60.0  # that a place has to say what it is
 _PAYLOAD_SECONDS = 600.0  # for each payload, unless the zoo says otherwise
-_TOLD = 4000  # characters of what it says that are kept
+_CHARACTERS = 4000  # characters of what it says that are kept
 _BACKEND = re.compile(r"^backend: (\S+)$", re.MULTILINE)
 _VULKAN = b"libvulkan.so"  # in libraries that look for a driver of Vulkan
 
@@ -40,29 +37,29 @@ class PlannedPlace:
     timeout: float | None = None  # seconds of each payload there, as written
 
     def limits(self, of_model: Limits) -> Limits:
-        """The limits of a stage that runs there: a place that hangs is not waited for as long as for other stages."""
+        """The limits of a stage that runs there, with a shorter timeout: places may hang."""
         return of_model.model_copy(update={"timeout": self.timeout or min(of_model.timeout, _PAYLOAD_SECONDS)})
 
 
 def plan_place(name: str, config: PlaceConfig, folder: Path) -> PlannedPlace:
-    """Asks a place what it is. Paths of a command are relative to `folder`.
+    """Asks a place what it is; one that does not answer is unreachable. Paths of a command are relative to `folder`.
 
-    Raises SourceError if one of its files or programs does not exist. One that does not answer is unreachable.
+    Raises SourceError if one of its files or programs does not exist.
     """
     place = PlannedPlace(name, PlaceParams(), config.required, timeout=config.timeout)
     try:
         command = _command(config, folder)
-        files = [Path(word) for word in (*command, *map(str, config.library)) if Path(word).is_file()]
-        if missing := [path for path in config.library if not path.is_file()]:
-            raise SourceError(f"there is no library {missing[0]}")
-        params = PlaceParams(
-            library=tuple(map(str, config.library)),
-            command=command,
-            env=dict(config.env),
-            digests={path.name: digest_file(path) for path in files},
-        )
-    except _Unreachable as error:
+    except InputError as error:
         return replace(place, unreachable=str(error))
+    if missing := [path for path in config.library if not path.is_file()]:
+        raise SourceError(f"there is no library {missing[0]}")
+    files = [Path(word) for word in (*command, *map(str, config.library)) if Path(word).is_file()]
+    params = PlaceParams(
+        library=tuple(map(str, config.library)),
+        command=command,
+        env=dict(config.env),
+        digests={path.name: digest_file(path) for path in files},
+    )
     try:
         about = _about(config, command, folder)
     except _Unreachable as error:
@@ -76,18 +73,15 @@ class _Unreachable(Exception):
 
 
 def _command(config: PlaceConfig, folder: Path) -> tuple[str, ...]:
-    """The command of a place, with absolute paths; empty for a library."""
+    """The command of a place, with absolute paths; empty for a library.
+
+    Raises InputError if a program that runs files there has not been installed.
+    """
     if config.qemu:
-        try:
-            return arm_host(config.qemu)
-        except InputError as error:
-            raise _Unreachable(str(error)) from error
+        return arm_host(config.qemu)
     words = shlex.split(config.command or "")
     if words[:1] == [NFAT_RUN] and shutil.which(NFAT_RUN) is None:
-        try:
-            words[0] = own_host()
-        except InputError as error:
-            raise _Unreachable(str(error)) from error
+        words[0] = own_host()
     return tuple(
         str((folder / word).absolute()) if "/" in word and (folder / word).exists() else word for word in words
     )
@@ -96,19 +90,18 @@ def _command(config: PlaceConfig, folder: Path) -> tuple[str, ...]:
 def _about(config: PlaceConfig, command: Sequence[str], folder: Path) -> str:
     """What a place says of itself."""
     if config.about:
-        return _said(shlex.split(config.about), config.env, folder)
+        return _output(shlex.split(config.about), config.env, folder)
     if command:
         if shutil.which(command[0]) is None:
             raise SourceError(f"the command {command[0]!r} cannot be run: there is no such program")
-        return _said((*command, "--about"), config.env, folder)
+        return _output((*command, "--about"), config.env, folder)
     if any(_VULKAN in path.read_bytes() for path in config.library):
         asks = f"from {arm_host.__module__} import print_vulkan_devices; print_vulkan_devices()"
-        return _said((sys.executable, "-c", asks), config.env, folder)
+        return _output((sys.executable, "-c", asks), config.env, folder)
     return ""
 
 
-def _said(command: Sequence[str], env: Mapping[str, str], folder: Path) -> str:
-    """The output of a command."""
+def _output(command: Sequence[str], env: Mapping[str, str], folder: Path) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - the user's
             command, cwd=folder, env={**os.environ, **env}, capture_output=True, timeout=_SECONDS, check=False
@@ -118,6 +111,6 @@ def _said(command: Sequence[str], env: Mapping[str, str], folder: Path) -> str:
     except OSError as error:
         raise _Unreachable(f"{shlex.join(command)} cannot be run: {error.strerror}") from error
     if done.returncode:
-        said = first_line(done.stderr.decode(errors="replace")) or "it says nothing"
-        raise _Unreachable(f"{shlex.join(command)} ended with exit code {done.returncode}: {printable(said)}")
-    return printable(done.stdout.decode(errors="replace").strip()[:_TOLD], keep="\n")
+        message = first_line(done.stderr.decode(errors="replace")) or "it says nothing"
+        raise _Unreachable(f"{shlex.join(command)} ended with exit code {done.returncode}: {printable(message)}")
+    return printable(done.stdout.decode(errors="replace").strip()[:_CHARACTERS], keep="\n")

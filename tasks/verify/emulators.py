@@ -1,4 +1,4 @@
-"""What places are made of here: `nfat_run` for this machine and for emulated Arm cores, and devices of Vulkan."""
+"""Places on this machine: `nfat_run` for its processor and for emulated Arm cores, and devices of Vulkan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +33,8 @@ _PROPERTIES = 4096  # bytes; VkPhysicalDeviceProperties has fewer
 _NAME = slice(20, 276)  # deviceName, after five numbers of 32 bits
 _MOST_DEVICES = 16
 _LINES = 8  # of a failed command's output
+# The folder of the build is renamed, and `nfat_run` has to find `libnfat_backend` next to it.
+_OWN = [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON"]
 
 
 def arm_host(core: str) -> tuple[str, ...]:
@@ -55,11 +58,10 @@ def _installed(machine: Machine) -> Path:
 
 
 def install(machine: Machine) -> Path:
-    """Builds `nfat_run`, for Arm with ExecuTorch's wheel for it, unless that was done; returns the program.
+    """Builds `nfat_run` unless it is there, for Arm with ExecuTorch's wheel for it; returns the program.
 
-    Raises:
-        InputError: a program is missing, with the Debian packages that have it.
-        PteforgeError: the wheel cannot be downloaded, or the build fails.
+    Raises InputError with the packages to install if a program is missing, and PteforgeError if the wheel cannot be
+    downloaded or the build fails.
     """
     folder, missing = _folder(machine), list(_missing(machine))
     if missing:
@@ -68,21 +70,17 @@ def install(machine: Machine) -> Path:
         return _installed(machine)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{machine}-") as temporary:
-        made = Path(temporary) / machine
-        options = _download_arm(made) if machine == "arm64" else _OWN
-        build = str(made / "build")
+        staging = Path(temporary) / machine
+        options = _download_arm(staging) if machine == "arm64" else _OWN
+        build = str(staging / "build")
         _run(["cmake", "-S", str(_SOURCES), "-B", build, "-DNFAT_BUILD_HOST=ON", *options])
         _run(["cmake", "--build", build, "--parallel", str(os.cpu_count() or 1)])
         try:
-            made.rename(folder)
+            staging.rename(folder)
         except OSError:  # another process was faster
             if not (folder / "build" / NFAT_RUN).is_file():
                 raise
     return _installed(machine)
-
-
-_OWN = [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON"]
-"""The folder of the build is renamed, and `nfat_run` has to find `libnfat_backend` next to it."""
 
 
 def _download_arm(folder: Path) -> list[str]:
@@ -100,12 +98,11 @@ def _download_arm(folder: Path) -> list[str]:
 
 def processor() -> str:
     """The name of this machine's processor, as far as the system knows it."""
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(named, platform.machine())}, {os.cpu_count()} cores"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.machine())}, {os.cpu_count()} cores"
 
 
 def _folder(machine: Machine) -> Path:
@@ -116,38 +113,34 @@ def _folder(machine: Machine) -> Path:
 
 
 def _emulator() -> str:
-    for name in _EMULATORS:
-        if found := shutil.which(name):
-            return found
+    if found := next(filter(None, map(shutil.which, _EMULATORS)), None):
+        return found
     raise InputError(f"there is no {_EMULATORS[0]}: apt install qemu-user-static")
 
 
 def _missing(machine: Machine) -> list[str]:
-    """What this machine lacks for it, each with the Debian package to install."""
-    missing = []
-    emulated = machine == "arm64"
-    if emulated and not any(map(shutil.which, _EMULATORS)):
-        missing.append(f"{_EMULATORS[0]} (apt install qemu-user-static)")
-    if not emulated and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        missing.append("a C++ compiler (apt install g++)")
-    if emulated and not shutil.which(_COMPILER):
-        missing.append(f"{_COMPILER} (apt install g++-aarch64-linux-gnu)")
-    if not shutil.which("cmake"):
-        missing.append("cmake 3.24 or newer (pip install cmake)")
-    return missing
+    """The programs that this machine lacks for it, each with the package to install."""
+    programs: dict[tuple[str, ...], str] = {("c++", "g++", "clang++"): "a C++ compiler (apt install g++)"}
+    if machine == "arm64":
+        programs = {
+            _EMULATORS: f"{_EMULATORS[0]} (apt install qemu-user-static)",
+            (_COMPILER,): f"{_COMPILER} (apt install g++-aarch64-linux-gnu)",
+        }
+    programs["cmake",] = "cmake 3.24 or newer (pip install cmake)"
+    return [text for names, text in programs.items() if not any(map(shutil.which, names))]
 
 
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603 - ours
     if done.returncode:
-        said = "\n".join((done.stdout + done.stderr).splitlines()[-_LINES:])
-        raise PteforgeError(f"{' '.join(command[:4])} ... failed:\n{said}")
+        output = "\n".join((done.stdout + done.stderr).splitlines()[-_LINES:])
+        raise PteforgeError(f"{' '.join(command[:4])} ... failed:\n{output}")
 
 
 def print_vulkan_devices() -> None:
-    """Prints each device of Vulkan with its driver, which may end the process that asks.
+    """Prints each device of Vulkan with its driver, which may end the process; exits with a message without a loader.
 
-    Structures and numbers are those of the Vulkan 1.0 specification. Exits with a message without a Vulkan loader.
+    Structures and numbers are those of the Vulkan 1.0 specification.
     """
     try:
         vulkan = ctypes.CDLL("libvulkan.so.1")

@@ -34,9 +34,12 @@ from ..results.figures import Case
 from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases
 from .compare import compare_all
 
+# operators without a kernel -> what to write in their place
+_INSTEAD = {"aten::sort.values": "torch.topk(values, values.shape[-1], largest=False) sorts the last dimension"}
+
 
 class ExpectedCall(NamedTuple):
-    """A call of a method, and what it has to return: what eager does."""
+    """A call of a method, and what eager returns for it."""
 
     method: str
     inputs: Sequence[Any]  # flat
@@ -141,11 +144,7 @@ def run_method(program: Runnable, method: str, stored: Mapping[str, Any], drawn:
 
 
 def run_sequences(program: Runnable, sequences: Sequence[Any], rounding: Mapping[str, str]) -> Iterator[Case]:
-    """Runs sequences of calls, each from the initial state. `rounding` is that of the methods.
-
-    Raises:
-        VerificationFailed: see `run_method`.
-    """
+    """Runs sequences of calls, each from the initial state, like `run_method`; `rounding` is that of the methods."""
     for number, sequence in enumerate(sequences):
         calls = [
             ExpectedCall(method, flat, expected, f"sequence {number}, call {position}")
@@ -171,33 +170,26 @@ def _load_methods(payload: Loadable, methods: Sequence[str]) -> dict[str, Any]:
         try:
             loaded[method] = program.load_method(method)
         except (KeyError, RuntimeError) as error:
-            raise VerificationFailed(
-                f"the runtime cannot load method {method!r}: {_why_not_loaded(payload, method, error)}"
-            ) from error
+            reason = _why_not_loaded(payload, method, error)
+            raise VerificationFailed(f"the runtime cannot load method {method!r}: {reason}") from error
     return loaded
-
-
-_INSTEAD = {"aten::sort.values": "torch.topk(values, values.shape[-1], largest=False) sorts the last dimension"}
-"""Operators without a kernel -> what to write in their place."""
 
 
 def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
     """Explains why a program was not loaded: its operators without a kernel, if that is the reason."""
     if missing := missing_kernels(each for each in open_pte(payload.program).methods if each.name == method):
         instead = "".join(f" ({other})" for name, other in _INSTEAD.items() if name in missing)
-        return (
-            f"it has no kernel for {', '.join(missing)}; write the model without that{instead}, "
-            "or use a backend that computes it"
-        )
+        advice = f"write the model without that{instead}, or use a backend that computes it"
+        return f"it has no kernel for {', '.join(missing)}; {advice}"
     reasons = _reasons(lambda: payload.load().load_method(method))
     return f"{reasons}{error}" if reasons else f"{error}; its log says whether a backend or data is missing"
 
 
 def _reasons(refused: Callable[[], Any]) -> str:
-    """What the runtime logs of why it refuses a call, to be put before its error; calls it again to hear it.
+    """The reasons that the runtime logs when it refuses a call, which is made again to capture them; before its error.
 
-    A log that is always captured would be lost where a kernel ends the process. The runtime's bindings write to
-    Python's stderr, which is not always that of the process.
+    A log that is always captured would be lost if a kernel ends the process. The runtime's bindings write to Python's
+    stderr, which is not always that of the process.
     """
     kept = os.dup(2)
     with TemporaryFile() as log, contextlib.redirect_stderr(io.StringIO()) as written:
@@ -220,9 +212,8 @@ def _execute(loaded: Mapping[str, Any], call: ExpectedCall) -> Sequence[Any]:
     except RuntimeError as error:
         shapes = [tuple(value.shape) if hasattr(value, "shape") else value for value in call.inputs]
         reasons = _reasons(lambda: loaded[call.method].execute(call.inputs))
-        raise VerificationFailed(
-            f"{reasons}method {call.method!r} fails on {call.label}, with inputs of {shapes}: {error}"
-        ) from error
+        where = f"method {call.method!r} fails on {call.label}, with inputs of {shapes}"
+        raise VerificationFailed(f"{reasons}{where}: {error}") from error
     return outputs
 
 
@@ -231,8 +222,8 @@ def runnable_payloads(
 ) -> Iterator[tuple[str, Loadable]]:
     """Name and program of all that can run here: a plain file, whose name is empty, or payloads of a fat file.
 
-    Fills `not_run` with the payloads that this machine has no backend for: name to reason. The file of a payload is
-    gone when the next one is asked for.
+    Fills `not_run` with the payloads that this machine has no backend for: name to reason. Each payload's file is
+    deleted before the next one.
 
     Raises:
         VerificationFailed: the file is damaged, or a plain one needs a backend that is not here.
@@ -302,6 +293,12 @@ class TorchProgram:
         return outputs
 
 
+def run_in_torch(program: TorchProgram, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
+    """Runs a method's program on its examples, like `run_method`."""
+    for case in stored_cases(stored, drawn):
+        yield from compare_all(program.run(case.inputs), case, method=method, rounding=stored.get("rounding", ""))
+
+
 class StoredProgram(TorchProgram):
     """A program of the store, which is never written to."""
 
@@ -311,11 +308,8 @@ class StoredProgram(TorchProgram):
 
 def _writes_unseen(module: GraphModule) -> bool:
     """Whether it has operators that change their inputs and are not torch's: these change no version."""
-    targets = (node.target for node in module.graph.nodes if node.op == "call_function")
-    return any(
-        isinstance(target, OpOverload) and target._schema.is_mutable and target.namespace != "aten"  # noqa: SLF001 - overloads have no public schema
-        for target in targets
-    )
+    overloads = (node.target for node in module.graph.nodes if isinstance(node.target, OpOverload))
+    return any(target._schema.is_mutable and target.namespace != "aten" for target in overloads)  # noqa: SLF001 - overloads have no public schema
 
 
 def unlifted(program: ExportedProgram) -> GraphModule:

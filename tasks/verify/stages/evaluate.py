@@ -28,12 +28,7 @@ class Evaluate(stage.Stage, name="evaluate"):
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Scores payload after payload.
-
-        Raises:
-            SourceError: the evaluator fails.
-            PteforgeError: the runtime cannot load or run the file.
-        """
+        """Scores each payload; raises SourceError if the evaluator fails, PteforgeError if the runtime does."""
         from ....formats.pte.buckets import read_buckets
         from ....formats.pte.metadata import read_metadata
         from ..running import runnable_payloads
@@ -48,5 +43,5 @@ class Evaluate(stage.Stage, name="evaluate"):
             what = f"payload {name!r}" if name else "the produced file"
             value = score(params.evaluator, loaded_predict(payload, what, buckets), what, seed=params.seed)
             scores.append(Score(name, value))
-        made = Scores(tuple(scores), not_run)
-        return Evaluate.Outputs(scores=work.store.put_json("report/scores", made.to_json()))
+        every = Scores(tuple(scores), not_run)
+        return Evaluate.Outputs(scores=work.store.put_json("report/scores", every.to_json()))

@@ -25,7 +25,7 @@ class PlaceParams(stage.Params):
 
     @property
     def machine(self) -> str:
-        """What it says of itself, in one line, by which times of other machines are told apart."""
+        """Device and driver in one line, which tells apart times of several machines."""
         return ", ".join(self.about.splitlines())
 
     @property
@@ -62,8 +62,7 @@ class Prove(stage.Stage, name="prove"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Runs the file there, if the place has its backends.
 
-        Raises:
-            VerificationFailed: an output is outside the bounds, or the place fails.
+        Raises VerificationFailed if an output is outside the bounds, or the place fails.
         """
         from ...programs.values import load_value
         from ..running import load_libraries, missing_backends, without_device
@@ -86,12 +85,8 @@ class Prove(stage.Stage, name="prove"):
             load_libraries(place.library, place.env)
             missing, no_device = missing_backends(backends), bool(without_device(backends))
             figures = None if missing else verify_file(path, examples, params.bounds, data_files)
-        proof = {
-            "about": place.about,
-            "figures": figures and figures.brief().to_json(),
-            "not_run": missing,
-            "no_device": no_device,
-        }
+        brief = figures and figures.brief().to_json()
+        proof = {"about": place.about, "figures": brief, "not_run": missing, "no_device": no_device}
         return Prove.Outputs(
             proofs=work.store.put_json("finding", [proof]),
             memory=work.store.put_json("finding", [use.to_json() for use in memory]) if memory else None,

@@ -159,13 +159,13 @@ def test_decomposed_and_merged(graphs):
 def test_separate_exports(graphs):
     """Where a program was exported by itself, operators are matched by module, kind and place."""
     from networks import Layers, Rounded
-    from pteforge.tasks.explain.node_losses import match_places
+    from pteforge.tasks.explain.node_losses import match_by_module
 
     module = Layers()
     before, _ = graphs(module, 1, 4)
     module[2] = Rounded(module[2])
     after, _ = graphs(module, 1, 4)
-    assert matched(before, after, match_places(before, after)) == [
+    assert matched(before, after, match_by_module(before, after)) == [
         (("mul",), "aten.mul.Tensor"),
         (("linear",), "aten.linear.default"),
         (("relu",), "aten.relu.default"),
