@@ -105,10 +105,7 @@ class Bench:
 
 
 def split(program: ExportedProgram, names: Collection[str], backend: Backend) -> tuple[ExportedProgram, str]:
-    """A copy of a program in which some of the nodes are a lowered module without bytes, and the module's name.
-
-    Raises TargetError if the nodes do not make one module.
-    """
+    """A copy with some nodes as a lowered module without bytes, and its name; raises TargetError if they cannot be."""
     copied = copy_program(program)
     if backend.id:
         names = take_quantization(copied.graph, names)
@@ -169,9 +166,9 @@ class Call:
 def run_hybrid(
     program: TorchProgram, on_runtime: Mapping[str, Loadable], flat: Sequence[Any]
 ) -> tuple[Sequence[Any], dict[str, Call]]:
-    """Runs a partitioned program in torch, except for some delegates; raises VerificationFailed if those fail.
+    """Flat outputs of a partitioned program that torch runs, except for some delegates, and each delegate's call.
 
-    Returns flat outputs, and the call of each delegate, by its module's name.
+    Raises VerificationFailed if the runtime fails.
     """
     values: dict[str, Any] = {}
     calls: dict[str, Call] = {}
@@ -346,16 +343,9 @@ class PayloadSearch:
                 search = Search(part, backend, [call.inputs for call in calls], least, self.bench)
                 operators = tuple(map(_operator, calls_of(part.graph)))
                 parts = search.find() or (LosingPart(operators, measured.own, measured.passed_on, measured.problem),)
-        return DelegateLoss(
-            position=position,
-            backend=backend_id,
-            operators=sum(1 for _ in calls_of(part.graph)),
-            own=measured.own,
-            passed_on=measured.passed_on,
-            problem=measured.problem,
-            loses=measured.loses(self.least_db),
-            parts=parts,
-        )
+        count, loses = sum(1 for _ in calls_of(part.graph)), measured.loses(self.least_db)
+        figures = measured.own, measured.passed_on, measured.problem
+        return DelegateLoss(position, backend_id, count, *figures, loses, parts)
 
     def _together(self) -> Worst | None:
         """The outputs with all delegates on the runtime; None if there are none, or they cannot be compared."""

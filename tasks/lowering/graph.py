@@ -20,7 +20,7 @@ from ..backend.stages.edge_manager_passes import EdgeManagerPasses
 from ..backend.stages.partition import Partition
 from ..backend.stages.preprocess import Preprocess
 from ..engine.runner import CutShort, Done, NotCached, UserCode
-from ..engine.stage import Stage, is_known
+from ..engine.stage import CallableParams, Stage, is_known
 from ..explain.stages.bisect import Bisect
 from ..explain.stages.bisect_payload import BisectPayload
 from ..explain.stages.diagnose import Diagnose
@@ -48,7 +48,6 @@ from ..verify.stages.verify import Verify
 from . import quality
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .params import (
-    aten_pass_params,
     compile_params,
     diagnose_params,
     edge_params,
@@ -148,10 +147,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
 
 
 async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
-    """The recipe, with the fewest layers in floating point with which the file passes its gate if it asks for a search.
-
-    Raises AccuracyMissed if no file of the search passes.
-    """
+    """The recipe; if it asks for a search, with the fewest layers in floating point that let its file pass the gate."""
     recipe, gate = run.plan, run.plan.gate
     if recipe.search is None or gate is None:
         return recipe
@@ -349,8 +345,9 @@ async def aten_passes(run: RecipeRun, method: str, program: ArtifactRef) -> Arti
     """The program of a method after the recipe's own functions over it, if there are any."""
     if not run.plan.recipe.aten_passes:
         return program
-    outputs = await run(AtenPasses, aten_pass_params(run, method), AtenPasses.Inputs(program=program), method=method)
-    return outputs.program
+    passes = tuple(CallableParams(source=fields_of(run, own.source)) for own in run.plan.recipe.aten_passes)
+    params = AtenPasses.Params(method=method, passes=passes)
+    return (await run(AtenPasses, params, AtenPasses.Inputs(program=program), method=method)).program
 
 
 async def calibrate(run: RecipeRun, method: str) -> ArtifactRef | None:
@@ -495,7 +492,8 @@ async def _advice(run: RecipeRun, exports: Exports, made: MadeFile, problem: str
     if "searched [" in problem or not re.search(r"output \d+: SQNR", problem):
         return ""  # on inputs of a search, the quantized program is right
     if "its examples pass" in problem:
-        if on_examples := recipe.calibrated_on_examples(prepared, run.model.calibration):
+        calibration = run.model.calibration
+        if on_examples := [name for name in prepared if recipe.calibrates(name) and name not in calibration]:
             return (
                 f"quantizers of {', '.join(map(repr, on_examples))} observed the example inputs only, and values "
                 "beyond theirs are clipped: give the model `calibration` samples like those that it will meet"

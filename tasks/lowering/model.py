@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from glob import escape
@@ -31,7 +31,7 @@ from ..results.accuracy import FoundLayers
 from ..targets import Target, TargetParams
 from ..targets.find import check_quantizers, find_target, find_target_class
 from ..targets.portable import Portable
-from .places import PlannedPlace
+from ..verify.places import PlannedPlace
 
 T = TypeVar("T")
 
@@ -104,11 +104,6 @@ class PlannedRecipe:
         return distribution_versions((*TOOLCHAIN, *(name for target in targets for name in target.distributions)))
 
     @property
-    def may_be_unverified(self) -> bool:
-        """Whether the file is made even if this machine's runtime cannot run it."""
-        return not (self.fat or (self.recipe.verify.required and not self.places))
-
-    @property
     def excluded(self) -> tuple[str, ...]:
         """Patterns of the modules that quantizers leave in floating point."""
         return self.recipe.quantize.exclude if self.recipe.quantize else ()
@@ -132,6 +127,9 @@ class PlannedRecipe:
         computed = quantizer.model_copy(update={"options": {**quantizer.options, "dynamic": True}})
         return replace(self, quantizers=(computed,))
 
+    def for_debugging(self) -> PlannedRecipe:
+        return replace(self, recipe=self.recipe.model_copy(update={"debug": True}))
+
     def quantizes(self, method: str) -> bool:
         return bool(self.quantizers) and self.recipe.quantizes(method)
 
@@ -143,10 +141,6 @@ class PlannedRecipe:
         """Whether activations of the method get fixed ranges from what quantizers observe."""
         options = [quantizer.options for quantizer in self.quantizers]
         return self.quantizes(method) and not all(each.get("dynamic") or each.get("weight_only") for each in options)
-
-    def calibrated_on_examples(self, methods: Iterable[str], calibration: Container[str]) -> list[str]:
-        """The methods without calibration data, whose activations get fixed ranges from the example inputs."""
-        return [method for method in methods if self.calibrates(method) and method not in calibration]
 
     @property
     def asks_for_drawn_inputs(self) -> bool:
@@ -277,7 +271,7 @@ class PlannedModel:
         return replace(self, recipes=tuple(replace(recipe, until=stage) for recipe in self.recipes))
 
     def for_debugging(self) -> Self:
-        return replace(self, recipes=tuple(map(for_debugging, self.recipes)))
+        return replace(self, recipes=tuple(recipe.for_debugging() for recipe in self.recipes))
 
     @property
     def program_file(self) -> Path | None:
@@ -294,10 +288,6 @@ class PlannedModel:
         return canonical_json([f"program:{self.name}", {}, method]).decode()
 
 
-def for_debugging(recipe: PlannedRecipe) -> PlannedRecipe:
-    return replace(recipe, recipe=recipe.recipe.model_copy(update={"debug": True}))
-
-
 ErrorAt = Callable[[str, FieldPath], ConfigError]
 """Makes the error for a problem, given the path of the field within the recipe."""
 
@@ -312,11 +302,9 @@ def plan_recipe(
     *,
     bounded: bool = True,
 ) -> PlannedRecipe:
-    """Checks a recipe and makes its targets.
+    """Checks a recipe and makes its targets; raises InputError.
 
-    If the user has not chosen the bounds (`bounded`), the gate alone decides about files with other numerics. Raises
-    InputError if a target is unknown, not available or does not take its options, or for a missing callable, file or
-    torchao config.
+    If the user has not chosen the bounds (`bounded`), the gate alone decides about files with other numerics.
     """
     _check_source_transforms(recipe, search, error_at)
     _check_functions(recipe, search, error_at)

@@ -17,7 +17,6 @@ from ..engine.keys.source import source_fields
 from ..engine.runner import UserCode
 from ..engine.stage import CallableParams
 from ..explain.stages.diagnose import Diagnose
-from ..export.stages.aten_passes import AtenPasses
 from ..export.stages.export import Export
 from ..file.stages.report import Report
 from ..file.stages.serialize import MetadataParams
@@ -137,12 +136,6 @@ def quantize_params(run: RecipeRun, *, one_of_several: bool) -> Quantize.Params:
         one_of_several=one_of_several,
         **passes,
     )
-
-
-def aten_pass_params(run: RecipeRun, method: str) -> AtenPasses.Params:
-    """The recipe's functions over one method's ATen program, with digests of their code."""
-    passes = tuple(CallableParams(source=fields_of(run, own.source)) for own in run.plan.recipe.aten_passes)
-    return AtenPasses.Params(method=method, passes=passes)
 
 
 def manager_pass_params(run: RecipeRun, before: str) -> tuple[ManagerPassParams, ...]:

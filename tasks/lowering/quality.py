@@ -25,7 +25,7 @@ from ..results.costs import MemoryUse, exceeded
 from ..results.delivered import Delivered
 from ..results.figures import WHOLE_FILE, Figures, Proof, Searched
 from ..results.numerics import NodeLosses
-from ..verify.emulators import processor
+from ..verify.places import PlannedPlace, processor
 from ..verify.stages.baseline import Baseline
 from ..verify.stages.bench import Bench
 from ..verify.stages.evaluate import Evaluate
@@ -36,7 +36,6 @@ from ..verify.stages.search_inputs import SearchInputs
 from ..verify.stages.verify import Verify
 from .model import PlannedRecipe, params_of
 from .params import edge_params, fields_of
-from .places import PlannedPlace
 from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
 
@@ -61,7 +60,8 @@ async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: Artifac
     quantized = {method: own.quantized for method, own in prepared.items() if own.quantized}
     transformed = {method: own.transformed for method, own in prepared.items() if own.transformed}
     kept = sorted({*_found_before(run, made), *([found] if found else [])}, key=lambda ref: ref.identity)
-    edges = made.payloads[recipe.specializations[0].name].edges if recipe.may_be_unverified else {}
+    may_be_unverified = not (recipe.fat or (recipe.recipe.verify.required and not recipe.places))
+    edges = made.payloads[recipe.specializations[0].name].edges if may_be_unverified else {}
     inputs = Verify.Inputs(
         file=made.file.file,
         data=made.file.data,
@@ -85,8 +85,7 @@ async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: Artifac
 async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
     """The proofs of every payload on every place of the recipe, by ``PLACE/PAYLOAD``.
 
-    Raises the first failure, which names the others, and VerificationFailed for a required place that cannot be
-    reached, finds no device, or can run nothing of the file.
+    Raises the first failure, which names the others, and VerificationFailed for a required place that cannot run it.
     """
     recipe = run.plan
     # the random inputs of methods with calibrated ranges have no bounds here
@@ -220,9 +219,9 @@ def _references(exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
 
 
 async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> None:
-    """Searches for inputs on which the file is wrong, if the recipe asks for it, and keeps them for later files.
+    """Raises VerificationFailed if a search that the recipe asks for finds inputs on which the file is wrong.
 
-    Raises VerificationFailed if there are some.
+    They are kept for the verification of later files.
     """
     asked = run.plan.recipe.verify.search
     if asked is None:

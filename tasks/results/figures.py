@@ -307,10 +307,7 @@ def judged(cases: Iterable[Case], on_examples: Collection[str]) -> list[Case]:
 
 
 def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:
-    """Yields a message for each figure out of bounds, but for agreement.
-
-    Low-precision dtypes get relaxed bounds, and outputs that lose no more than eager's of 16 bits pass any SQNR.
-    """
+    """Yields a message for each figure out of bounds, except for agreement; low-precision dtypes get relaxed bounds."""
     if bounds.max_abs_error is not None and figures.max_abs_error > bounds.max_abs_error:
         yield f"max abs error {figures.max_abs_error:.3g} > {bounds.max_abs_error:.3g}"
     if bounds.max_relative_error is not None and figures.max_relative_error > bounds.max_relative_error:
@@ -327,7 +324,7 @@ def least_sqnr(bound: float, rounded_to: str) -> float:
 
 
 def is_as_good(case: Case, bounds: VerifyBounds) -> bool:
-    """Whether an output is right whatever its SQNR."""
+    """Whether an output is right whatever its SQNR: it loses no more than eager's of 16 bits, or enough are equal."""
     if case.lost_db is not None and case.lost_db <= _MOST_LOST_DB:
         return True
     return bool(case.counted) and case.equal / case.counted >= (bounds.least_agreement or 0.0)

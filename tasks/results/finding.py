@@ -34,29 +34,17 @@ Value = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that is known of a file, as tables, notes and comparisons show it.
+    """One thing that is known of a file, as tables, notes and comparisons show it."""
 
-    Attributes:
-        area: what it is about, one of `AREAS`.
-        name: unique in its area, such as ``SQNR``; empty for a note without a value.
-        value: what is compared and sorted by.
-        unit: of the value: ``B``, ``s``, ``dB``, ``%`` or none.
-        words: the value for people, unless that is the value in its unit.
-        note: a line about the file.
-        telling: whether it asks for something to be done.
-        listed: whether only complete lists have the note.
-        column: rank among the columns of tables of files, from 1 on; 0 for none. Narrow tables leave out high ranks.
-    """
-
-    area: str
-    name: str = ""
-    value: Value | None = None
-    unit: str = ""
-    words: str = ""
-    note: str = ""
-    telling: bool = False
-    listed: bool = False
-    column: int = 0
+    area: str  # one of `AREAS`
+    name: str = ""  # unique in its area, such as ``SQNR``; empty for a note without a value
+    value: Value | None = None  # what is compared and sorted by
+    unit: str = ""  # of the value: ``B``, ``s``, ``dB``, ``%`` or none
+    words: str = ""  # the value for people, unless that is the value in its unit
+    note: str = ""  # a line about the file
+    telling: bool = False  # whether it asks for something to be done
+    listed: bool = False  # whether only complete lists have the note
+    column: int = 0  # rank among the columns of tables of files, or 0 for none; narrow tables leave out high ranks
 
     def __str__(self) -> str:
         return self.text or self.note
@@ -79,17 +67,12 @@ _FORMATS = {"B": format_size, "s": format_seconds, "dB": format_db, "%": "{:.0f}
 
 
 class Finding(Record):
-    """Base of findings, which are frozen dataclasses.
-
-    Attributes:
-        role: its name.
-        of: what of a file it is about: ``method`` or ``place``, each with the payload; empty if the file has only one.
-    """
+    """Base of findings, which are frozen dataclasses."""
 
     __slots__ = ()
 
-    role: ClassVar[str]
-    of: ClassVar[str] = ""
+    role: ClassVar[str]  # its name
+    of: ClassVar[str] = ""  # ``method`` or ``place``, each with the payload; empty if the file has one finding only
 
     @classmethod
     def found(cls, values: Any, payload: str = "", subject: str = "") -> tuple[Self, ...]:

@@ -176,10 +176,7 @@ _Profile = IntEnum("_Profile", {"NAME": 0, "INSTRUCTION": 2, "START": 6, "END": 
 
 
 def shares_of(dump: bytes, method: Method) -> tuple[TimeShare, ...]:
-    """The shares of delegates and of operators outside of them in the calls of an ETDump, largest first.
-
-    Raises FileFormatError for bytes that are no ETDump of the method.
-    """
+    """The shares of delegates and other operators in the calls of an ETDump, largest first; raises FileFormatError."""
     whole, runs = 0, 0
     spent, calls = Counter[str](), Counter[str]()
     instructions: dict[str, set[int]] = {}

@@ -134,10 +134,7 @@ def missing_kernels(methods: Iterable[Method]) -> tuple[str, ...]:
 
 
 def run_method(program: Runnable, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
-    """Runs a method on its examples. Each starts from the initial state.
-
-    Raises VerificationFailed if it cannot be run, or an output cannot be compared with eager's.
-    """
+    """Runs a method on its examples, each from the initial state; raises VerificationFailed if that fails."""
     for case in stored_cases(stored, drawn):
         call = ExpectedCall(method, case.inputs, case.expected, case.label, case.exact)
         yield from _compared(program, [call], {method: stored.get("rounding", "")})
@@ -160,10 +157,7 @@ def _compared(program: Runnable, calls: Sequence[ExpectedCall], rounding: Mappin
 
 
 def _load_methods(payload: Loadable, methods: Sequence[str]) -> dict[str, Any]:
-    """Methods of one program, all loaded before any runs, since loading sets the initial values of shared state.
-
-    Raises VerificationFailed if the runtime cannot load one.
-    """
+    """Methods of one program, all loaded before any runs, since loading sets the initial values of shared state."""
     loaded: dict[str, Any] = {}
     program = payload.load()
     for method in methods:

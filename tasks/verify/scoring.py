@@ -33,8 +33,7 @@ upper bounds of sizes that vary; it is empty for methods without inputs.
 def score(evaluator: Mapping[str, Any], predict: Predict, what: str, *, seed: int) -> float:
     """The score that an evaluator, given by its key fields, returns for a model.
 
-    Raises SourceError if the evaluator cannot be imported, raises, or does not return a number; passes on PteforgeError
-    of `predict`.
+    Raises SourceError if the evaluator cannot be imported, raises, or returns no number, and errors of `predict`.
     """
     name = evaluator["builder"]
     seed_everything(seed)

@@ -26,8 +26,8 @@ class Bench(stage.Stage, name="bench"):
     def run(inputs: Prove.Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Times every method on its first example, unless the place lacks its backends, or is emulated."""
         from ...programs.values import load_value
-        from ..emulators import processor
         from ..measure import programs_on, time_methods
+        from ..places import processor
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store)["inputs"][0] for method, ref in inputs.examples.items()}

@@ -40,10 +40,7 @@ class PlaceParams(stage.Params):
 
 
 class Prove(stage.Stage, name="prove"):
-    """Runs in a process of its own, so that a place that crashes or hangs is this stage's failure, and no other's.
-
-    A place with `nfat_run` says how much memory methods take, too.
-    """
+    """Runs in a process of its own, so that a place that crashes or hangs is this stage's failure, and no other's."""
 
     class Params(stage.Params):
         place: PlaceParams
@@ -56,14 +53,11 @@ class Prove(stage.Stage, name="prove"):
 
     class Outputs(stage.Roles):
         proofs: kinds.Finding
-        memory: kinds.Finding | None = None
+        memory: kinds.Finding | None = None  # of a place with `nfat_run`
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Runs the file there, if the place has its backends.
-
-        Raises VerificationFailed if an output is outside the bounds, or the place fails.
-        """
+        """Runs the file if the place has its backends; raises VerificationFailed if it fails, or an output is wrong."""
         from ...programs.values import load_value
         from ..running import load_libraries, missing_backends, without_device
         from ..verification import verify_file

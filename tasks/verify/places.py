@@ -1,24 +1,33 @@
-"""Places on this machine: `nfat_run` for its processor and for emulated Arm cores, and devices of Vulkan."""
+"""Places that files are verified on: what they run and say of themselves, and `nfat_run` on this machine.
+
+Needs no torch, since keys have what places say.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from ...artifacts.digest import digest_bytes, digest_json
+from ...artifacts.digest import digest_bytes, digest_file, digest_json
 from ...artifacts.store import cache_folder
-from ...errors import InputError, PteforgeError
+from ...configs.model import Limits
+from ...configs.places import PlaceConfig
+from ...errors import InputError, PteforgeError, SourceError, first_line, printable
+from .stages.prove import PlaceParams
 
 Machine = Literal["host", "arm64"]
 NFAT_RUN = "nfat_run"
@@ -36,21 +45,113 @@ _LINES = 8  # of a failed command's output
 # The folder of the build is renamed, and `nfat_run` has to find `libnfat_backend` next to it.
 _OWN = [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON"]
 
+_SECONDS = 60.0  # that a place has to say what it is
+_PAYLOAD_SECONDS = 600.0  # for each payload, unless the zoo says otherwise
+_CHARACTERS = 4000  # characters of what it says that are kept
+_BACKEND = re.compile(r"^backend: (\S+)$", re.MULTILINE)
+_VULKAN = b"libvulkan.so"  # in libraries that look for a driver of Vulkan
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPlace:
+    """A place of a recipe."""
+
+    name: str
+    params: PlaceParams
+    required: bool = False
+    unreachable: str = ""  # why it cannot be reached, if it cannot
+    timeout: float | None = None  # seconds of each payload there, as written
+
+    def limits(self, of_model: Limits) -> Limits:
+        """The limits of a stage that runs there, with a shorter timeout: places may hang."""
+        return of_model.model_copy(update={"timeout": self.timeout or min(of_model.timeout, _PAYLOAD_SECONDS)})
+
+
+def plan_place(name: str, config: PlaceConfig, folder: Path) -> PlannedPlace:
+    """Asks a place what it is; one that does not answer is unreachable. Paths of a command are relative to `folder`.
+
+    Raises SourceError if one of its files or programs does not exist.
+    """
+    place = PlannedPlace(name, PlaceParams(), config.required, timeout=config.timeout)
+    try:
+        command = _command(config, folder)
+    except InputError as error:
+        return replace(place, unreachable=str(error))
+    if missing := [path for path in config.library if not path.is_file()]:
+        raise SourceError(f"there is no library {missing[0]}")
+    files = [Path(word) for word in (*command, *map(str, config.library)) if Path(word).is_file()]
+    params = PlaceParams(
+        library=tuple(map(str, config.library)),
+        command=command,
+        env=dict(config.env),
+        digests={path.name: digest_file(path) for path in files},
+    )
+    try:
+        about = _about(config, command, folder)
+    except _Unreachable as error:
+        return replace(place, params=params, unreachable=str(error))
+    backends = tuple(_BACKEND.findall(about)) if command and not config.about else None
+    return replace(place, params=params.model_copy(update={"about": about, "backends": backends}))
+
+
+class _Unreachable(Exception):
+    """Says why a place cannot be reached."""
+
+
+def _command(config: PlaceConfig, folder: Path) -> tuple[str, ...]:
+    """The command of a place, with absolute paths; empty for a library. Raises InputError for one that is missing."""
+    if config.qemu:
+        return arm_host(config.qemu)
+    words = shlex.split(config.command or "")
+    if words[:1] == [NFAT_RUN] and shutil.which(NFAT_RUN) is None:
+        words[0] = str(installed("host"))
+    return tuple(
+        str((folder / word).absolute()) if "/" in word and (folder / word).exists() else word for word in words
+    )
+
+
+def _about(config: PlaceConfig, command: Sequence[str], folder: Path) -> str:
+    """What a place says of itself."""
+    if config.about:
+        return _output(shlex.split(config.about), config.env, folder)
+    if command:
+        if shutil.which(command[0]) is None:
+            raise SourceError(f"the command {command[0]!r} cannot be run: there is no such program")
+        return _output((*command, "--about"), config.env, folder)
+    if any(_VULKAN in path.read_bytes() for path in config.library):
+        asks = f"from {__name__} import print_vulkan_devices; print_vulkan_devices()"
+        return _output((sys.executable, "-c", asks), config.env, folder)
+    return ""
+
+
+def _output(command: Sequence[str], env: Mapping[str, str], folder: Path) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's
+            command, cwd=folder, env={**os.environ, **env}, capture_output=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _Unreachable(f"{shlex.join(command)} did not answer within {_SECONDS:g} s") from error
+    except OSError as error:
+        raise _Unreachable(f"{shlex.join(command)} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        message = first_line(done.stderr.decode(errors="replace")) or "it says nothing"
+        raise _Unreachable(f"{shlex.join(command)} ended with exit code {done.returncode}: {printable(message)}")
+    return printable(done.stdout.decode(errors="replace").strip()[:_CHARACTERS], keep="\n")
+
 
 def arm_host(core: str) -> tuple[str, ...]:
     """The command that runs `nfat_run` on an emulated core; raises InputError if something for it is missing."""
-    host = _installed("arm64")
+    host = installed("arm64")
+    emulator = next(filter(None, map(shutil.which, _EMULATORS)), None)
+    if emulator is None:
+        raise InputError(f"there is no {_EMULATORS[0]}: apt install qemu-user-static")
     folder = host.parents[1]
     libraries = f"LD_LIBRARY_PATH={folder / 'executorch/lib'}:{folder / 'build'}"
-    return (_emulator(), "-cpu", core, "-L", str(_SYSROOT), "-E", libraries, str(host))
+    return (emulator, "-cpu", core, "-L", str(_SYSROOT), "-E", libraries, str(host))
 
 
-def own_host() -> str:
-    """`nfat_run` for this machine; raises InputError if it has not been built."""
-    return str(_installed("host"))
-
-
-def _installed(machine: Machine) -> Path:
+def installed(machine: Machine) -> Path:
+    """`nfat_run` for a machine; raises InputError if it has not been built."""
     host = _folder(machine) / "build" / NFAT_RUN
     if not host.is_file():
         raise InputError(f"nfat_run for {machine} is not there: run `pteforge runtime install {machine}` once")
@@ -60,14 +161,13 @@ def _installed(machine: Machine) -> Path:
 def install(machine: Machine) -> Path:
     """Builds `nfat_run` unless it is there, for Arm with ExecuTorch's wheel for it; returns the program.
 
-    Raises InputError with the packages to install if a program is missing, and PteforgeError if the wheel cannot be
-    downloaded or the build fails.
+    Raises InputError with the packages to install, or PteforgeError if the download or the build fails.
     """
     folder, missing = _folder(machine), list(_missing(machine))
     if missing:
         raise InputError(f"missing: {'; '.join(missing)}")
     if (folder / "build" / NFAT_RUN).is_file():
-        return _installed(machine)
+        return installed(machine)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{machine}-") as temporary:
         staging = Path(temporary) / machine
@@ -80,7 +180,7 @@ def install(machine: Machine) -> Path:
         except OSError:  # another process was faster
             if not (folder / "build" / NFAT_RUN).is_file():
                 raise
-    return _installed(machine)
+    return installed(machine)
 
 
 def _download_arm(folder: Path) -> list[str]:
@@ -110,12 +210,6 @@ def _folder(machine: Machine) -> Path:
     files = [file for part in _BUILT for file in sorted({_SOURCES / part, *(_SOURCES / part).rglob("*")})]
     digests = {str(file.relative_to(_SOURCES)): digest_bytes(file.read_bytes()) for file in files if file.is_file()}
     return cache_folder() / "runtime" / f"{machine}-{version('executorch')}-{digest_json(digests)[:12]}"
-
-
-def _emulator() -> str:
-    if found := next(filter(None, map(shutil.which, _EMULATORS)), None):
-        return found
-    raise InputError(f"there is no {_EMULATORS[0]}: apt install qemu-user-static")
 
 
 def _missing(machine: Machine) -> list[str]:
