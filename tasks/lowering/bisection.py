@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..engine.keys.search import host_capability
 from ..engine.runner import NotCached, Runner
+from ..explain.stages.bisect import Bisect
+from ..explain.stages.bisect_payload import BisectPayload
 from ..results.delivered import Failure
 from ..results.numerics import Ladder, LosingPart, Loss, NodeLosses, PayloadLosses, Rung, clipped_db, find_loss
 from ..results.tables import Table, format_error, format_sqnr, in_html, rungs_of
 from ..verify.stages.ladder import RungParams
 from .graph import lower_to_ladder
-from .model import PlannedModel
-from .quality import Climbed, bisect_payload, bisect_rung
+from .model import PlannedModel, params_of
+from .quality import Climbed
 from .runs import ModelRun, RecipeRun
 
 _MOST = 10  # operators and delegates that are shown
@@ -129,16 +132,45 @@ async def bisect(runner: Runner, model: PlannedModel, drop_db: float) -> Bisecti
         return replace(bisection, payload=await _bisect_payload(run, climbed, loss, drop_db))
     if loss.before is None:
         return bisection
-    nodes = (await bisect_rung(run, climbed, _params(loss.before), _params(loss.rung), loss.rung.method)).nodes
-    return replace(bisection, nodes=NodeLosses.from_json(run.read_json(nodes)))
+    return replace(bisection, nodes=await _bisect_rung(run, climbed, loss.before, loss.rung))
 
 
-def _params(rung: Rung) -> RungParams:
-    return RungParams(name=rung.name, specializations=rung.specializations)
+async def _bisect_rung(run: RecipeRun, climbed: Climbed, before: Rung, after: Rung) -> NodeLosses:
+    """Compares the operators of a rung that is not a payload with those of the rung before."""
+    programs, method = climbed.inputs.rung, after.method
+    keys = [RungParams(name=rung.name, specializations=rung.specializations).key(method) for rung in (before, after)]
+    exported_again = after.name == "transformed"
+    origin = programs[RungParams(name="exported").key(method)]
+    if not exported_again:
+        origin = programs.get(RungParams(name="transformed").key(method), origin)
+    params = Bisect.Params(exported_anew=exported_again, host=host_capability())
+    examples = climbed.inputs.examples[method]
+    inputs = Bisect.Inputs(before=programs[keys[0]], after=programs[keys[1]], origin=origin, examples=examples)
+    payload = "+".join(after.specializations) or after.name
+    outputs = await run(Bisect, params, inputs, method=method, payload=payload)
+    return NodeLosses.from_json(run.read_json(outputs.nodes))
 
 
 async def _bisect_payload(run: RecipeRun, climbed: Climbed, loss: Loss, drop_db: float) -> PayloadLosses | None:
-    least_db = clipped_db(loss.before.figures if loss.before else None) - drop_db
-    rung, method = _params(loss.rung), loss.rung.method
-    outputs = await bisect_payload(run, climbed, rung, method, least_db=least_db, drop_db=drop_db)
-    return PayloadLosses.from_json(run.read_json(outputs.losses)) if outputs else None
+    """Finds the delegates and operators of a payload that lose; None for one that was not made."""
+    plan, method = run.plan, loss.rung.method
+    (spec,) = [spec for spec in plan.specializations if not plan.fat or spec.name in loss.rung.specializations]
+    payload = climbed.payloads.get(spec.name)
+    if payload is None:
+        return None
+    params = BisectPayload.Params(
+        method=method,
+        target=params_of(spec.target_of(method)),
+        least_db=clipped_db(loss.before.figures if loss.before else None) - drop_db,
+        drop_db=drop_db,
+        drawn_inputs=climbed.params.drawn_inputs,
+        host=host_capability(),
+    )
+    inputs = BisectPayload.Inputs(
+        program=payload.linked[method],
+        payload=payload.compiled.payload,
+        examples=climbed.inputs.examples[method],
+        data=climbed.inputs.data,
+    )
+    outputs = await run(BisectPayload, params, inputs, method=method, payload=spec.name)
+    return PayloadLosses.from_json(run.read_json(outputs.losses))

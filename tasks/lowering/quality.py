@@ -17,7 +17,6 @@ from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
 from ..explain.stages.bisect import Bisect
-from ..explain.stages.bisect_payload import BisectPayload
 from ..file.stages.serialize import Serialize
 from ..results.accuracy import rank_layers
 from ..results.causes import Circumstance
@@ -34,7 +33,7 @@ from ..verify.stages.ladder import Ladder, RungParams
 from ..verify.stages.prove import Prove
 from ..verify.stages.search_inputs import SearchInputs
 from ..verify.stages.verify import Verify
-from .model import PlannedRecipe, params_of
+from .model import PlannedRecipe
 from .params import edge_params, fields_of
 from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
@@ -366,47 +365,3 @@ def ladder_rungs(
         payload = so_far.payloads.get(spec.name)
         rung = RungParams(name="payload", specializations=(spec.name,) if recipe.fat else ())
         yield rung, dict.fromkeys(exports.methods, payload.compiled.payload) if payload else {}
-
-
-async def bisect_rung(
-    run: RecipeRun, climbed: Climbed, before: RungParams, after: RungParams, method: str
-) -> Bisect.Outputs:
-    """Compares the operators of `after`, a rung that is not a payload, with those of the rung `before`."""
-    programs = climbed.inputs.rung
-    exported_again = after.name == "transformed"
-    exported, transformed = (RungParams(name="exported").key(method), RungParams(name="transformed").key(method))
-    origin = transformed if transformed in programs and not exported_again else exported
-    params = Bisect.Params(exported_anew=exported_again, host=host_capability())
-    inputs = Bisect.Inputs(
-        before=programs[before.key(method)],
-        after=programs[after.key(method)],
-        origin=programs[origin],
-        examples=climbed.inputs.examples[method],
-    )
-    payload = "+".join(after.specializations) or after.name
-    return await run(Bisect, params, inputs, method=method, payload=payload)
-
-
-async def bisect_payload(
-    run: RecipeRun, climbed: Climbed, rung: RungParams, method: str, *, least_db: float, drop_db: float
-) -> BisectPayload.Outputs | None:
-    """Finds the delegates and operators of a payload that lose; None for one that was not made."""
-    (spec,) = [spec for spec in run.plan.specializations if not run.plan.fat or spec.name in rung.specializations]
-    payload = climbed.payloads.get(spec.name)
-    if payload is None:
-        return None
-    params = BisectPayload.Params(
-        method=method,
-        target=params_of(spec.target_of(method)),
-        least_db=least_db,
-        drop_db=drop_db,
-        drawn_inputs=climbed.params.drawn_inputs,
-        host=host_capability(),
-    )
-    inputs = BisectPayload.Inputs(
-        program=payload.linked[method],
-        payload=payload.compiled.payload,
-        examples=climbed.inputs.examples[method],
-        data=climbed.inputs.data,
-    )
-    return await run(BisectPayload, params, inputs, method=method, payload=spec.name)

@@ -217,11 +217,8 @@ def runnable_payloads(
     """Name and program of all that can run here: a plain file, whose name is empty, or payloads of a fat file.
 
     Fills `not_run` with the payloads that this machine has no backend for: name to reason. Each payload's file is
-    deleted before the next one.
-
-    Raises:
-        VerificationFailed: the file is damaged, or a plain one needs a backend that is not here.
-        InputError: a `.ptd` file is missing or another file's; as FileFormatError where it is damaged.
+    deleted before the next one. Raises VerificationFailed for a damaged file, or a plain one whose backend is not here,
+    and InputError for a `.ptd` that is missing, damaged or another file's.
     """
     try:
         pte = open_pte(path)

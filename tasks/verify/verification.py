@@ -49,11 +49,9 @@ def verify_file(
 ) -> Figures:
     """Runs a `.pte` file, plain or fat, on the examples that `export` stored for its methods.
 
-    Random inputs of the methods `on_examples` are compared with `as_quantized` of them, and not with eager.
-
-    Raises:
-        VerificationFailed: naming payload, method, case, output and figure of everything outside the bounds.
-        InputError: a `.ptd` file is missing or another file's; as FileFormatError where it is damaged.
+    Random inputs of the methods `on_examples` are compared with `as_quantized` of them, and not with eager. Raises
+    VerificationFailed, which names everything outside the bounds, and InputError for a `.ptd` that is missing, damaged
+    or another file's.
     """
     cases: list[Case] = []
     not_run: dict[str, str] = {}
