@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.sources import BuilderSource
 from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
@@ -49,7 +50,6 @@ from . import quality
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .params import (
     compile_params,
-    diagnose_params,
     edge_params,
     edge_params_with_passes,
     export_params,
@@ -297,7 +297,11 @@ async def export(run: ModelRun, method: str | None) -> Done:
 
 async def diagnose(run: ModelRun, method: str | None) -> Diagnosis:
     """Finds out whether and why a method cannot be exported; None for the model's first one."""
-    params, user_code = diagnose_params(run, method)
+    watch_name = canonical_json(["diagnose", run.model.watch_name(method)]).decode()
+    # without what only eager's figures depend on
+    exported = export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs", "host"})
+    params = Diagnose.Params(**exported)
+    user_code = UserCode(watch_name, run.model.source) if run.model.source else None
     outputs = await run(Diagnose, params, method=method or "", user_code=user_code)
     return Diagnosis.from_json(run.read_json(outputs.diagnosis))
 

@@ -16,7 +16,6 @@ from ..engine.keys.search import ModuleSearch, host_capability
 from ..engine.keys.source import source_fields
 from ..engine.runner import UserCode
 from ..engine.stage import CallableParams
-from ..explain.stages.diagnose import Diagnose
 from ..export.stages.export import Export
 from ..file.stages.report import Report
 from ..file.stages.serialize import MetadataParams
@@ -42,13 +41,6 @@ def export_params(run: StageCalls, method: str | None, watch_name: str) -> Expor
         drawn_inputs=model.random_inputs,
         host=host_capability() if model.source else "",
     )
-
-
-def diagnose_params(run: StageCalls, method: str | None) -> tuple[Diagnose.Params, UserCode | None]:
-    """Params of `diagnose`, which are those of `export` without what only eager's figures depend on."""
-    watch_name = canonical_json(["diagnose", run.model.watch_name(method)]).decode()
-    params = Diagnose.Params(**export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs", "host"}))
-    return params, UserCode(watch_name, run.model.source) if run.model.source else None
 
 
 def source_transform_params(run: RecipeRun, method: str) -> tuple[SourceTransform.Params, UserCode | None]:

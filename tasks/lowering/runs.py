@@ -51,8 +51,7 @@ class StageCalls:
 
     runner: Runner
     model: PlannedModel
-    # finds modules of the user's code, for several models at once; None where stages run that may add some
-    search: ModuleSearch | None = None
+    search: ModuleSearch | None = None  # for the user's modules; None where stages run that may add some
     # digests of the user's code that stages run, by its source as JSON and the modules that were watched
     sources: dict[tuple[str, tuple[str, ...]], Digest] = field(default_factory=dict)
     done: dict[StageId, Done] = field(default_factory=dict)  # what was run or found

@@ -109,16 +109,13 @@ class Delivered(Record):
 
     model: str
     recipe: str
-    # ``made`` if any of its stages ran, ``cached`` if none did; ``not applicable`` if the recipe says so
-    status: Status
+    status: Status  # ``made`` if any of its stages ran, ``cached`` if none did
     path: _Path | None = None  # the `.pte`, if there is one: verified, unless the recipe does not ask for it
     size: int = 0  # bytes of the `.pte` and its `.ptd`
     # SHA-256 of the files by the ending of their names; of the provenance without the run that wrote it
     digests: Mapping[str, Digest] = field(default_factory=dict)
-    # SHA-256 of files that are delivered with it, such as a tokenizer, by name
-    assets: Mapping[str, Digest] = field(default_factory=dict)
-    # the same in the store, and the provenance, by role of the stage `report`
-    parts: Mapping[str, ArtifactRef] = field(default_factory=dict)
+    assets: Mapping[str, Digest] = field(default_factory=dict)  # SHA-256 of other files, such as a tokenizer, by name
+    parts: Mapping[str, ArtifactRef] = field(default_factory=dict)  # all in the store, by role of the stage `report`
     backends: tuple[str, ...] = ()  # those that the file needs
     methods: tuple[str, ...] = ()  # its methods, sorted
     payload_sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of each payload of a fat file, by name

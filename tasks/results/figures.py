@@ -44,22 +44,14 @@ class Case:
     output: int  # position among the flat outputs
     max_abs_error: float  # largest absolute difference
     max_relative_error: float  # `max_abs_error` divided by the largest magnitude of eager's output
-    # signal to quantization noise ratio, 10 log10(sum of squares of eager / sum of squares of the difference), in dB;
-    # None if the outputs are equal
-    sqnr_db: float | None
+    sqnr_db: float | None  # 10 log10(sum of squares of eager / of the difference); None if the outputs are equal
     payload: str = ""  # the payload of a fat file that ran; empty for a plain file
     classified: int = 0  # rows of an output of shape (rows, classes >= 2) of a floating type; 0 for other outputs
     agreeing: int = 0  # how many of those rows have their largest element in the same place as eager's
-    # ``float16`` or ``bfloat16`` if that is the dtype of the output, or of a value that the method computes on the way;
-    # ``int8`` if it quantizes some on the way; else empty
-    rounded_to: str = ""
-    # elements of an output of integers or booleans; 0 for other outputs. Its SQNR is None, except for integers of 8
-    # bits, which may be amounts, such as pixels.
-    counted: int = 0
+    rounded_to: str = ""  # coarsest dtype of the output or on the way: ``bfloat16``, ``int8``, ``float16``; else empty
+    counted: int = 0  # elements of integers or booleans, without SQNR, unless they have 8 bits: these may be pixels
     equal: int = 0  # how many of those equal eager's
-    # by how much its noise is above that of eager's own output, both against eager in float32, in dB; None if that is
-    # not known or there is none
-    lost_db: float | None = None
+    lost_db: float | None = None  # of its noise above that of eager's, both against eager in float32, if it is known
     # sums over its slices, `tasks.verify.compare.Slices`, for the figures of parts; not stored
     slices: Annotated[tuple[Any, ...], Field(exclude=True)] = field(default=(), compare=False, repr=False)
 

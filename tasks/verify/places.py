@@ -240,27 +240,15 @@ def print_vulkan_devices() -> None:
         vulkan = ctypes.CDLL("libvulkan.so.1")
     except OSError as error:
         sys.exit(f"there is no Vulkan loader: {error}")
-
-    class InstanceInfo(ctypes.Structure):
-        _fields_ = (
-            ("type", ctypes.c_int),
-            ("next", ctypes.c_void_p),
-            ("flags", ctypes.c_uint32),
-            ("application", ctypes.c_void_p),
-            ("layers", ctypes.c_uint32),
-            ("layer_names", ctypes.c_void_p),
-            ("extensions", ctypes.c_uint32),
-            ("extension_names", ctypes.c_void_p),
-        )
-
     instance = ctypes.c_void_p()
-    if vulkan.vkCreateInstance(ctypes.byref(InstanceInfo(type=1)), None, ctypes.byref(instance)):
+    create_info = (ctypes.c_uint64 * 8)(1)  # a VkInstanceCreateInfo that has only its type
+    if vulkan.vkCreateInstance(ctypes.byref(create_info), None, ctypes.byref(instance)):
         sys.exit("there is no Vulkan driver")
     count = ctypes.c_uint32(_MOST_DEVICES)
-    found = (ctypes.c_void_p * _MOST_DEVICES)()
-    vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), found)
+    devices = (ctypes.c_void_p * _MOST_DEVICES)()
+    vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices)
     lines = []
-    for device in found[: count.value]:
+    for device in devices[: count.value]:
         content = ctypes.create_string_buffer(_PROPERTIES)
         vulkan.vkGetPhysicalDeviceProperties(ctypes.c_void_p(device), content)
         api, driver, vendor, identity, _ = memoryview(content).cast("B")[:20].cast("I")

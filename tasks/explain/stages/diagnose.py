@@ -24,8 +24,7 @@ class Diagnose(stage.Stage, name="diagnose"):
 
     class Outputs(stage.Roles):
         diagnosis: kinds.Diagnosis
-        # what the user's code loaded and read on the way; None for a live model
-        observed: kinds.Observed | None = None
+        observed: kinds.Observed | None = None  # what the user's code loaded and read; None for a live model
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:

@@ -14,8 +14,7 @@ class Evaluate(stage.Stage, name="evaluate"):
     """Scores every payload of a fat file whose backends this machine's runtime has."""
 
     class Params(stage.Params):
-        # key fields of the evaluator (see `tasks.engine.keys.source`): its code, arguments and files
-        evaluator: dict[str, Any]
+        evaluator: dict[str, Any]  # its key fields (see `tasks.engine.keys.source`): code, arguments and files
         seed: int  # seeds torch, numpy and random before the evaluator runs
         host: str = ""  # CPU capability of the machine that the file runs on
 

@@ -25,8 +25,7 @@ class RungParams(stage.Params):
     """A rung of the ladder."""
 
     name: RungName
-    # the specializations of a fat file that it belongs to; empty where it belongs to all
-    specializations: tuple[str, ...] = ()
+    specializations: tuple[str, ...] = ()  # of a fat file, that it belongs to; empty for all
 
     def key(self, method: str) -> str:
         """Its key in the inputs: a program of a method, or a payload with all methods."""

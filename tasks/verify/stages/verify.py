@@ -20,8 +20,7 @@ class Verify(stage.Stage, name="verify"):
     class Params(stage.Params):
         bounds: VerifyBounds  # the largest allowed differences from eager
         host: str = ""  # CPU capability of the machine that the file runs on
-        # methods whose activations have calibrated ranges: their random inputs are held to the quantized program
-        on_examples: tuple[str, ...] = ()
+        on_examples: tuple[str, ...] = ()  # methods whose random inputs are compared with the quantized program
         runtime: Runtime | None = None  # that has to be able to load the file
 
     class Inputs(stage.Roles):
@@ -37,8 +36,7 @@ class Verify(stage.Stage, name="verify"):
         samples: Mapping[str, kinds.Samples] = field(default_factory=dict)  # by method, of `calibration`
         exported: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)  # of `export`, the methods of `samples`
         found: Mapping[str, kinds.FoundInputs] = field(default_factory=dict)  # of `search_inputs`, for any file
-        # with `found`, of all methods, as well as `exported`: what the file has to compute
-        reference: Mapping[str, kinds.ToCompare] = field(default_factory=dict)
+        reference: Mapping[str, kinds.ToCompare] = field(default_factory=dict)  # with `found`: what the file computes
 
     class Outputs(stage.Roles):
         figures: kinds.Finding
