@@ -147,7 +147,10 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
 
 
 async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
-    """The recipe; if it asks for a search, with the fewest layers in floating point that let its file pass the gate."""
+    """The recipe; if it asks for a search, with the fewest layers in floating point that let its file pass the gate.
+
+    Raises AccuracyMissed if no file passes.
+    """
     recipe, gate = run.plan, run.plan.gate
     if recipe.search is None or gate is None:
         return recipe
@@ -221,10 +224,10 @@ async def lower_specialization(
     """Lowers all methods for one backend, into one payload."""
     whole = so_far.edges.setdefault(spec.name, {})
     lowering = {}
-    for method, aten in prepared.items():
-        params, program = edge_params_with_passes(run, spec, method), Edge.Inputs(program=aten.program)
-        why = Edge.takes_weights(params)
-        lowering[method] = run.on_graph(Edge, params, program, why, method=method, payload=spec.name)
+    params = {method: edge_params_with_passes(run, spec, method) for method in prepared}  # may raise: before all calls
+    for method, own in params.items():
+        program, why = Edge.Inputs(program=prepared[method].program), Edge.takes_weights(own)
+        lowering[method] = run.on_graph(Edge, own, program, why, method=method, payload=spec.name)
     await together(lowering, into=whole)
     edges = await edge_manager_passes(run, spec, exports, whole)
     delegating = [method for method in prepared if spec.target_of(method).delegates]
