@@ -288,8 +288,7 @@ class PlannedModel:
         return canonical_json([f"program:{self.name}", {}, method]).decode()
 
 
-ErrorAt = Callable[[str, FieldPath], ConfigError]
-"""Makes the error for a problem, given the path of the field within the recipe."""
+ErrorAt = Callable[[str, FieldPath], ConfigError]  # from a problem and the path of the field within the recipe
 
 
 def plan_recipe(

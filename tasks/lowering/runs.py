@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 _GONE = "nothing changed, but its outputs were not in the store any more"
 _IDLE = "nothing of the model is delegated, so that every device would take it, and run the portable kernels"
+# set while a lowering runs in one thread, so that its branches run one after another
+_one_by_one: ContextVar[bool] = ContextVar("one_by_one", default=False)
 
 
 class _Returns(Protocol[Outputs_co]):
@@ -431,7 +433,3 @@ def run_without_loop(lowering: Coroutine[Any, Any, T]) -> T:
     finally:
         _one_by_one.reset(token)
     raise RuntimeError("a runner that must not wait did")
-
-
-_one_by_one: ContextVar[bool] = ContextVar("one_by_one", default=False)
-"""Set while a lowering runs in one thread, so that its branches run one after another."""

@@ -14,8 +14,7 @@ from .numerics import NodeLosses
 if TYPE_CHECKING:
     from .delivered import Delivered
 
-FOUND = ".found.yaml"
-"""The ending of the name of a recipe that a search has found."""
+FOUND = ".found.yaml"  # ending of the name of a recipe that a search has found
 
 
 @dataclass(frozen=True, slots=True)

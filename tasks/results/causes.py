@@ -43,6 +43,8 @@ _BISECT = "`pteforge bisect` says in which program it is lost, and at which oper
 _FLOAT = "or leave it in floating point: a recipe without `quantize`"
 _TRACING = "export source_transform quantize edge"
 _NO_SPACE = r"No space left on device|Disk quota exceeded"
+# errors about dynamic shapes that the model's code causes, and not the way in which the shapes are written
+_REFUSED = re.compile(r"Constraints violated|data-dependent|specialized")
 
 CAUSES: tuple[KnownCause, ...] = (
     _on("", _NO_SPACE)(
@@ -359,10 +361,6 @@ def add_known_causes(stage: str, error: Exception, circumstances: Collection[str
     if isinstance(error, PteforgeError):
         log = error.log_tail if isinstance(error, StageError) else ""
         add_findings(error, known_causes(stage, str(error), log, circumstances))
-
-
-_REFUSED = re.compile(r"Constraints violated|data-dependent|specialized")
-"""Errors about dynamic shapes that the model's code causes, and not the way in which the shapes are written."""
 
 
 def awaits_diagnosis(stage: str, error: Exception) -> bool:

@@ -30,12 +30,9 @@ Status = Literal["made", "cached", "failed", "not applicable"]
 _Finding = TypeVar("_Finding", bound=Finding)
 _Path = Annotated[Path, PlainSerializer(str)]
 
+# outputs of `compile` in debug mode, which are delivered by payload; that of a plain file has no name
 DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
-"""Outputs of `compile` in debug mode, which are delivered by payload; that of a plain file has no name."""
-
-NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
-"""What `Delivered.of_provenance` raises for JSON that is no provenance."""
-
+NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)  # of `of_provenance`, for other JSON
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 

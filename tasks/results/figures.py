@@ -27,9 +27,7 @@ the way, by scales that are computed there, a few are rounded to the neighbour o
 reaches some 60 dB.
 """
 
-WHOLE_FILE = "the file"
-"""In place of a payload's name, which has no spaces."""
-
+WHOLE_FILE = "the file"  # in place of a payload's name, which has no spaces
 _RUNS = 4  # of entries that a text names
 _ABOUT = 100  # characters of what a place says of itself
 _MOST_LOST_DB = 3.0  # kernels round elsewhere than eager: noise may be twice that of eager's

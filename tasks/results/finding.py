@@ -26,9 +26,7 @@ AREAS = (
 )
 """What facts are about, in the order in which they are shown. Equal files may differ in times and places."""
 
-FINDING = "finding"
-"""The kind of artifacts that are findings: JSON of one, or of a list where a file may have several."""
-
+FINDING = "finding"  # kind of artifacts that are findings: JSON of one, or of a list if a file may have several
 Value = str | int | float
 
 

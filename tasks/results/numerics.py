@@ -13,11 +13,8 @@ from .finding import Finding
 
 RungName = Literal["exported", "transformed", "quantized", "edge", "payload"]
 
-CLEAN_DB = 90.0
-"""SQNR above this counts as this: fp32 stays above it, whatever the order of its sums."""
-
-DROP_DB = 6.0
-"""A rung whose SQNR drops by more than this loses quality: the amplitude of its noise more than doubles."""
+CLEAN_DB = 90.0  # SQNR above this counts as this: fp32 stays above it, whatever the order of its sums
+DROP_DB = 6.0  # a rung whose SQNR drops by more loses quality: the amplitude of its noise more than doubles
 
 
 def rung_label(name: str, specializations: Sequence[str]) -> str:

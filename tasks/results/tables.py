@@ -56,12 +56,12 @@ def in_html(part: Table | str) -> str:
 
 def rungs_of(ladder: Ladder) -> Table:
     """All figures of a ladder, one row per rung and method."""
-    named = slice(2 if len({rung.method for rung in ladder.rungs}) > 1 else 1)
-    rows = []
+    several = len({rung.method for rung in ladder.rungs}) > 1
+    rows: list[tuple[str, ...]] = []
     for rung in ladder.rungs:
         figures = format_figures(rung.figures) if rung.figures else ("", "", f"not run: {rung.problem}", "")
-        rows.append((rung.label, rung.method)[named] + figures)
-    return Table(("rung", "method")[named] + FIGURES, tuple(rows), FIGURES)
+        rows.append((rung.label, *([rung.method] if several else []), *figures))
+    return Table(("rung", *(["method"] if several else []), *FIGURES), tuple(rows), FIGURES)
 
 
 def format_size(size: float) -> str:

@@ -34,8 +34,7 @@ _SHRINKS = 64  # smaller inputs that are tried
 _ROUNDINGS = 3  # runs of a program with errors of rounding
 _ROUNDING = 8.0  # by this factor, an output may be further off than in those
 
-Calls = list[list[Any]]
-"""Flat inputs of each call."""
+Calls = list[list[Any]]  # flat inputs of each call
 
 
 class Found(NamedTuple):

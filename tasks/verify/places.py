@@ -30,9 +30,7 @@ from ...errors import InputError, PteforgeError, SourceError, first_line, printa
 from .stages.prove import PlaceParams
 
 Machine = Literal["host", "arm64"]
-NFAT_RUN = "nfat_run"
-"""The program, and the name by which places call that of this machine."""
-
+NFAT_RUN = "nfat_run"  # the program, and the name by which places call that of this machine
 _SOURCES = Path(__file__).parents[2] / "runtime"
 _BUILT = ("CMakeLists.txt", "src", "include", "host")  # what is compiled
 _SYSROOT = Path("/usr/aarch64-linux-gnu")

@@ -248,8 +248,7 @@ def runnable_payloads(
                 yield payload.name, Loadable(rebuilt, check=container.golden_check(payload))
 
 
-Watch = Callable[[Node, Any], Any]
-"""Called with each node and its value; returns the value that later nodes get."""
+Watch = Callable[[Node, Any], Any]  # called with each node and its value; returns the value that later nodes get
 
 
 class TorchProgram:
