@@ -415,8 +415,8 @@ def _check_source_transforms(recipe: Recipe, search: ModuleSearch, error_at: Err
 def _check_functions(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
     for position, chosen in enumerate(recipe.quantize.quantizers if recipe.quantize else ()):
         if chosen.filter_fn:
-            where = "quantize", "quantizers", position
-            check_callable(chosen.filter_fn, {}, search, error_at, where, "filter_fn", given=1)
+            quantizer = "quantize", "quantizers", position
+            check_callable(chosen.filter_fn, {}, search, error_at, quantizer, "filter_fn", given=1)
     for where, function, given in _passes(recipe):
         check_callable(function.callable, function.kwargs, search, error_at, where, "callable", given=given)
 

@@ -78,7 +78,8 @@ def compare(output: Any, reference: Any, *, method: str, label: str, output_posi
         )
     ours, eager = output.to(torch.float64), reference.to(torch.float64)
     finite = torch.isfinite(eager)
-    if not torch.equal(finite, torch.isfinite(ours)) or not _same_not_finite(ours[~finite], eager[~finite]):
+    others = ours[~finite], eager[~finite]
+    if not torch.equal(finite, torch.isfinite(ours)) or not torch.allclose(*others, equal_nan=True):
         raise VerificationFailed(f"{where}: NaN or infinity where eager has none, or the other way round")
     case = _figures(ours[finite], eager[finite], replace(case, rounded_to=_COARSE.get(reference.dtype, "")))
     if reference.dim() == 2 and reference.shape[1] >= 2 and reference.is_floating_point():  # of a classifier
@@ -88,11 +89,6 @@ def compare(output: Any, reference: Any, *, method: str, label: str, output_posi
         return case
     counted = replace(case, counted=reference.numel(), equal=int((output == reference).sum()))
     return counted if reference.dtype in _PIXELS else replace(counted, sqnr_db=None)
-
-
-def _same_not_finite(ours: torch.Tensor, eager: torch.Tensor) -> bool:
-    same_values = torch.equal(torch.nan_to_num(ours, nan=0.0), torch.nan_to_num(eager, nan=0.0))
-    return bool(same_values and torch.equal(torch.isnan(ours), torch.isnan(eager)))
 
 
 def _figures(ours: torch.Tensor, eager: torch.Tensor, case: Case) -> Case:

@@ -264,7 +264,7 @@ class TorchProgram:
     def module(self) -> GraphModule:
         """The program with its state as attributes: parameters and buffers are not inputs. Nodes keep their names."""
         if self._module is None:
-            self._module = unlifted(self._load())
+            self._module = self._load().module(check_guards=False)  # inputs were checked when they were stored
         return self._module
 
     def run(self, flat: Sequence[Any], watch: Watch | None = None) -> list[Any]:
@@ -300,12 +300,6 @@ def _writes_unseen(module: GraphModule) -> bool:
     """Whether it has operators that change their inputs and are not torch's: these change no version."""
     overloads = (node.target for node in module.graph.nodes if isinstance(node.target, OpOverload))
     return any(target._schema.is_mutable and target.namespace != "aten" for target in overloads)  # noqa: SLF001 - overloads have no public schema
-
-
-def unlifted(program: ExportedProgram) -> GraphModule:
-    """The program as a module, without checks of inputs: those were made when the inputs were stored."""
-    module: GraphModule = program.module(check_guards=False)
-    return module
 
 
 class _Watched(Interpreter):  # type: ignore[misc]  # torch is untyped here

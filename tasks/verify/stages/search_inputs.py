@@ -59,5 +59,5 @@ class SearchInputs(stage.Stage, name="search_inputs"):
             exported = load_program(inputs.exported[method], work.store)
             boxes[method] = Box(signatures[method], exported, stored, judge)
         searched, found = Search(payloads, boxes, judges, params.asked, work.progressed).run()
-        ref = found and save_value(found._asdict(), kind="examples/found", store=work.store)
-        return SearchInputs.Outputs(searched=work.store.put_json("finding", searched.to_json()), inputs=ref)
+        kept = found and save_value(found._asdict(), kind="examples/found", store=work.store)
+        return SearchInputs.Outputs(searched=work.store.put_json("finding", searched.to_json()), inputs=kept)
