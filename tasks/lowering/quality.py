@@ -213,8 +213,8 @@ def _found_before(run: RecipeRun, made: MadeFile) -> Iterator[ArtifactRef]:
 
 def _references(exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
     """The program of each method that its file has to compute: with the recipe's changes of numerics."""
-    changed = {method: own.quantized or own.transformed for method, own in made.prepared.items()}
-    return {method: own.program if (own := changed[method]) else exports.programs[method] for method in changed}
+    prepared = made.prepared.items()
+    return {name: (own.quantized or own.transformed or exports.methods[name]).program for name, own in prepared}
 
 
 async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> None:
