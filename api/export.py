@@ -44,14 +44,14 @@ from ..tasks.explain.stages.diagnose import Diagnose, diagnose_built
 from ..tasks.export.stages.export import Export, export_built
 from ..tasks.file.stages.report import Report
 from ..tasks.lowering.graph import check_stage, lower_model
-from ..tasks.lowering.model import PlannedModel, for_debugging
-from ..tasks.lowering.places import PlannedPlace, plan_place
+from ..tasks.lowering.model import PlannedModel
 from ..tasks.lowering.runs import History, ModelRun, run_without_loop
 from ..tasks.programs.program import load_program
 from ..tasks.programs.values import count_values
 from ..tasks.quantize.samples import checked_samples, flat_samples, save_samples
 from ..tasks.quantize.stages.calibration import Calibration
 from ..tasks.quantize.stages.source_transform import SourceTransform, transform_built
+from ..tasks.verify.places import PlannedPlace, plan_place
 from ..tasks.verify.stages.baseline import Baseline, score_built
 from ..tasks.verify.stages.gate import Gate
 from ..tasks.verify.stages.verify import Verify
@@ -131,7 +131,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         raise InputError(f"the recipe {found.planned.name!r} does not apply to {name!r}: {reason}")
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods, example_kwarg_inputs)
     planned = replace(found.planned, until=check_stage(until)) if until else found.planned
-    planned = for_debugging(planned) if debug else planned
+    planned = planned.for_debugging() if debug else planned
     planned = replace(planned, places=tuple(_plan_places(places)))
     options = ModelOptions(
         methods=dict(_read_buckets(source, buckets)),

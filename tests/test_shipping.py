@@ -13,7 +13,7 @@ import pteforge
 import pytest
 import torch
 from pteforge.tasks.programs.payload import read_payload
-from pteforge.tasks.verify.emulators import arm_host, install
+from pteforge.tasks.verify.places import arm_host, install
 from pteforge.tests.conftest import run_process
 from pteforge.tests.lowering import PORTABLE, XNNPACK, outputs_of, recipe
 

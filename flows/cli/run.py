@@ -250,7 +250,7 @@ def verify_files(
 def _reach(text: str) -> list[str]:
     """The command of a place; loads the libraries of one. Raises InputError if it cannot be reached."""
     from ...configs.places import PlaceConfig
-    from ...tasks.verify.emulators import NFAT_RUN
+    from ...tasks.verify.places import NFAT_RUN
     from ...tasks.verify.running import load_libraries
 
     words = shlex.split(PlaceConfig.parse(text)[1].command or "")
@@ -278,7 +278,7 @@ def _check_devices(made: Iterable[_Made], place: str) -> None:
 def _plan(text: str) -> PlaceParams:
     """A place that can be reached; raises InputError for another one."""
     from ...configs.places import PlaceConfig
-    from ...tasks.lowering.places import plan_place
+    from ...tasks.verify.places import plan_place
 
     place = plan_place(text, PlaceConfig.parse(text)[1], Path.cwd())
     if place.unreachable:
@@ -344,8 +344,8 @@ def _timed(
     files: Sequence[Path], places: _Places, seconds: float, store: str | None
 ) -> tuple[list[tuple[Path, Timing]], dict[str, str]]:
     """What was measured of each method of each payload, and why others have no times."""
-    from ...tasks.verify.emulators import processor
     from ...tasks.verify.measure import programs_on, time_methods
+    from ...tasks.verify.places import processor
 
     timings: list[tuple[Path, Timing]] = []
     not_run: dict[str, str] = {}
@@ -451,7 +451,7 @@ def install_runtime(
     machine: Annotated[Literal["host", "arm64"], argument("This machine, or Arm, whose cores QEMU emulates.")],
 ) -> None:
     """Build, once, what places such as command:nfat_run (host) and qemu:cortex-a53 (arm64) run."""
-    from ...tasks.verify.emulators import install
+    from ...tasks.verify.places import install
 
     place = "command:nfat_run" if machine == "host" else "qemu:cortex-a53"
     typer.echo(f"nfat_run is {install(machine)}; use it as --place {place}")
@@ -548,7 +548,7 @@ def _provenance(file: Path) -> tuple[VerifyBounds, Mapping[str, ArtifactRef], st
     from ...artifacts.files import read_sidecar
     from ...artifacts.ref import ArtifactRef
     from ...configs.verification import VerifyBounds
-    from ...tasks.results.format_1 import upgraded
+    from ...tasks.results.delivered import upgraded
 
     path = file.with_suffix(".json")
     try:

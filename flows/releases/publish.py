@@ -22,8 +22,8 @@ from ...artifacts.store import Store
 from ...configs.zoo import PublishConfig
 from ...errors import InputError, StoreUnusable, convert_os_errors
 from ...tasks.programs.payload import asset_blobs, payload_sha256, write_payload
+from ...tasks.results.accuracy import FOUND, FoundLayers
 from ...tasks.results.delivered import Delivered
-from ...tasks.results.searches import FOUND, FoundLayers
 
 if TYPE_CHECKING:  # these import fsspec and readers of files, which runs without a release do without
     from ..reports.comparison import Limit

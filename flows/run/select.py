@@ -23,8 +23,8 @@ from ...tasks.engine.keys.builder import find_builder
 from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.keys.source import check_program_file, named_callables
 from ...tasks.lowering.model import PlannedModel, PlannedRecipe, check_callable, check_files, errors_at, plan_recipe
-from ...tasks.lowering.places import PlannedPlace, plan_place
 from ...tasks.sources.find import find_source, methods_of
+from ...tasks.verify.places import PlannedPlace, plan_place
 from ..releases.publish import Publication
 from .request import ExportRequest, absolute_place
 

@@ -39,7 +39,7 @@ from ...tasks.lowering.model import TOOLCHAIN, PlannedModel
 from ...tasks.lowering.runs import ModelRun
 from ...tasks.results.delivered import Delivered
 from ...tasks.targets.find import find_target_class, link_names
-from ...tasks.verify.emulators import processor
+from ...tasks.verify.places import processor
 
 _SOURCE: TypeAdapter[BuilderSource | ProgramSource] = TypeAdapter(BuilderSource | ProgramSource)
 

@@ -42,24 +42,45 @@ from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with
 _LENGTH = 2000  # characters of an error that are kept
 _FINDINGS = 20  # of one method
 _NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parents[1])
+_TORCHS = ("aten", "prim", "prims", "quantized", "quantized_decomposed", "torchao")  # namespaces of its own operators
+_EDITS = ("data-dependent", "dynamic dimension", "graph break")  # findings whose ways out are edits of a line
+_AROUND = (
+    (
+        "the line is in the installed package {package}: let the model end before it, as a detector with its backbone "
+        "and head, and let the application do the rest, such as NMS, or call a second method after it"
+    ),
+    "or see whether {package} has an option, or another class, that does without",
+)
+
+# torch's messages: where they turn to advice for whoever debugs torch, and hints that do not help
+_ADVICE = re.compile(
+    r"\n+ *(The error above occurred|For more (information|debugging)|If you suspect|For C\+\+|from user code:"
+    r"|For extended|Set TORCHDYNAMO_VERBOSE|For more details about this graph|User [Ss]tack|Caused by:|While executing"
+    r"|Original traceback|Developer debug context|consider using data-dependent|The following call raised)"
+)
+_UNHELPFUL = re.compile(
+    r"report an issue|file an issue|fundamental|^see http|may result in an error|TORCH|allow_in_graph"
+)
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_\d+")  # what follows a graph break in a function
+_FIX = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
+_MULTIPLE = re.compile(r"(?P<step>\d+)\*(?P<part>_\w+)")
+_NARROWED = re.compile(
+    r"marked (?P<name>\w+) as dynamic but your code specialized it to be a constant \((?P<size>\d+)\)"
+    r"|Not all values of .+ satisfy the generated guard (?P<guard>.+?)\.?$",
+    re.MULTILINE,
+)
+_REFUSED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \((.+?)\)")
+_DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 
 def diagnose_method(
     model: BuiltModel, name: str, shapes: Shapes, folders: Sequence[Path], scratch: Path, *, strict: bool
 ) -> Diagnosis:
-    """Exports a method in both modes and as a draft, and explains what failed.
+    """Exports a method in both modes and as a draft, and explains what failed. The model is not changed.
 
-    Args:
-        model: with the method's module in inference mode; it is not changed.
-        name: of the method.
-        shapes: as for `export_method`.
-        folders: files in them are named relative to them.
-        scratch: a folder for torch's trace.
-        strict: the mode in which `export` exports it.
-
-    Raises:
-        SourceError: the example inputs or the dynamic shapes do not fit the model, have no upper bound, or ask for
-            sizes that the program is not for; a prepared module was never trained.
+    Files in `folders` are named relative to them; torch's trace is in `scratch`; `strict` is the mode of `export`.
+    Raises SourceError if the example inputs or dynamic shapes do not fit the model, have no upper bound, or ask for
+    sizes that the program is not for, or if a prepared module was never trained.
     """
     methods = tuple(model.definition.methods)
     if model.program is not None:  # it is exported already
@@ -70,28 +91,27 @@ def diagnose_method(
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in method.module.modules())
     with _quiet(scratch):
         errors = {mode: _error(_exported(name, method, shapes, strict=mode)) for mode in (False, True)}
-        if isinstance(refused := errors[strict], SourceError):
-            raise refused  # not torch's: it says all there is to say
+        if isinstance(error := errors[strict], SourceError):
+            raise error  # not torch's: it says all there is to say
         fixes = () if recurrent else _fixes(errors, name, method, shapes)
         attempts = tuple(frames.attempt(mode, error) for mode, error in errors.items())
-        found = list(_modes(attempts, strict=strict))
+        causes = list(_modes(attempts, strict=strict))
         with mock.patch.object(torch.export, "export", _draft_export.draft_export):  # for just what `export` is given
             drafted = _exported(name, method, shapes, strict=False, drafted=True)
         if isinstance(drafted, ExportedProgram):
             only: Mode | None = "non-strict" if attempts[True].exported else None
-            found += _drafted(drafted, errors[False], attempts[False], only, frames, fixes, recurrent=recurrent)
-        if (refused := errors[True]) and isinstance(refused, Unsupported):
-            found += _graph_breaks(refused, method, frames)
-    for each in attempts:
-        if (narrowed := _NARROWED.search(each.problem)) and not _explained(each, found):
+            causes += _drafted(drafted, errors[False], attempts[False], only, frames, fixes, recurrent=recurrent)
+        if isinstance(error := errors[True], Unsupported):
+            causes += _graph_breaks(error, method, frames)
+    for attempt in attempts:
+        if (narrowed := _NARROWED.search(attempt.problem)) and not _explained(attempt, causes):
             name_is = f"{narrowed['name']} == {narrowed['size']}"
-            needed = name_is if narrowed["name"] else with_shapes(narrowed["guard"])
-            finding = _unrolled(needed, "", "") if recurrent else size_finding(needed, fixes, "", "")
-            found.append(replace(finding, where=each.where, code=each.code))
-    found += _known([each for each in attempts if not _explained(each, found)])
-    draft = "" if isinstance(drafted, ExportedProgram) else frames.said(drafted)
-    found = list(_distinct(frames.without_edits(each) for each in found))
-    return Diagnosis(name, methods, strict, attempts, tuple(found[:_FINDINGS]), draft)
+            needed, at = name_is if narrowed["name"] else with_shapes(narrowed["guard"]), (attempt.where, attempt.code)
+            causes.append(_unrolled(needed, *at) if recurrent else size_finding(needed, fixes, *at))
+    causes += _known([attempt for attempt in attempts if not _explained(attempt, causes)])
+    draft = "" if isinstance(drafted, ExportedProgram) else frames.message(drafted)
+    causes = list(_distinct(map(frames.without_edits, causes)))
+    return Diagnosis(name, methods, strict, attempts, tuple(causes[:_FINDINGS]), draft)
 
 
 def _exported(
@@ -131,21 +151,6 @@ def _quiet(scratch: Path) -> Iterator[None]:
         yield
 
 
-_EDITS = ("data-dependent", "dynamic dimension", "graph break")
-"""Kinds of findings whose ways out are edits of a line."""
-
-_AROUND = (
-    (
-        "the line is in the installed package {package}: let the model end before it, as a detector with its backbone "
-        "and head, and let the application do the rest, such as NMS, or call a second method after it"
-    ),
-    "or see whether {package} has an option, or another class, that does without",
-)
-
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_\d+")
-"""The name that Dynamo gives to what follows a graph break in a function."""
-
-
 class Frames:
     """Finds the line of the model's code in a stack, and names files as their reader does."""
 
@@ -155,23 +160,27 @@ class Frames:
         self._library = Path(sysconfig.get_path("stdlib"))
 
     def attempt(self, strict: bool, error: Exception | None) -> Attempt:
-        return Attempt(strict, self.said(error), *self.of_error(error)) if error else Attempt(strict)
+        return Attempt(strict, self.message(error), *self.of_error(error)) if error else Attempt(strict)
 
-    def said(self, error: Exception) -> str:
-        """What torch raised, with the names of files relative to the folders."""
-        said = _said(error)
+    def message(self, error: Exception) -> str:
+        """Type and message of what torch raised, with the fixes that it suggests, and files relative to the folders."""
+        text, _, fixes = str(error).strip().partition("\nSuggested fixes:")
+        text = without_advice(_ADVICE.split(text)[0]).strip()
+        if fixes:
+            text += "\nSuggested fixes:" + _ADVICE.split(fixes)[0].rstrip()
+        text = f"{type(error).__name__}: {text}"[:_LENGTH].removesuffix(": ")
         for folder in self._folders:
-            said = said.replace(f"{folder}/", "")
-        return said
+            text = text.replace(f"{folder}/", "")
+        return text
 
     def of_error(self, error: BaseException) -> tuple[str, str]:
         """Place and text of the innermost line of the model's code; empty if there is none."""
-        told = getattr(error, "real_stack", None) or ()  # Dynamo's own, since it does not call the code that it traces
-        stacks = (told, traceback.extract_tb(error.__traceback__))
-        return next((found for stack in stacks if (found := self.of_stack(_summaries(stack)))[0]), ("", ""))
+        dynamos = getattr(error, "real_stack", None) or ()  # since it does not call the code that it traces
+        stacks = (dynamos, traceback.extract_tb(error.__traceback__))
+        return next((line for stack in stacks if (line := self.of_stack(_summaries(stack)))[0]), ("", ""))
 
     def of_stack(self, frames: Iterable[tuple[str, int, str, str]]) -> tuple[str, str]:
-        """The same, of file, line number, function and text of each frame, the innermost last."""
+        """The same for file, line number, function and text of each frame, the innermost last."""
         for file, number, function, text in reversed(list(frames)):
             path = Path(file)
             if path.is_absolute() and not self._is_foreign(path):
@@ -180,7 +189,7 @@ class Frames:
         return "", ""
 
     def without_edits(self, finding: Cause) -> Cause:
-        """A finding with other ways out than edits of its line, where that is in an installed package."""
+        """A finding with other ways out than edits of its line if that is in an installed package."""
         file, package = Path(finding.where.partition(":")[0]), finding.where.partition("/")[0]
         if finding.kind not in _EDITS or not any((folder / file).is_file() for folder in self._folders[-2:]):
             return finding
@@ -205,59 +214,37 @@ def _error(outcome: ExportedProgram | Exception) -> Exception | None:
     return outcome if isinstance(outcome, Exception) else None
 
 
-# Where torch's messages turn to advice for whoever debugs torch.
-_ADVICE = re.compile(
-    r"\n+ *(The error above occurred|For more (information|debugging)|If you suspect|For C\+\+|from user code:"
-    r"|For extended|Set TORCHDYNAMO_VERBOSE|For more details about this graph|User [Ss]tack|Caused by:|While executing"
-    r"|Original traceback|Developer debug context|consider using data-dependent|The following call raised)"
-)
-
-
-def _said(error: Exception) -> str:
-    """Type and message, with the fixes that torch suggests."""
-    said, _, fixes = str(error).strip().partition("\nSuggested fixes:")
-    said = without_advice(_ADVICE.split(said)[0]).strip()
-    if fixes:
-        said += "\nSuggested fixes:" + _ADVICE.split(fixes)[0].rstrip()
-    return f"{type(error).__name__}: {said}"[:_LENGTH].removesuffix(": ")
-
-
 def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Cause]:
     """Whether the other mode is a way out."""
     asked, other = attempts[strict], attempts[not strict]
     if asked.exported or not other.exported:
         return
-    problem = "torch.export refuses this method {}, and exports it {}"
     ways = ("without strict mode", "in strict mode")
-    yield Cause(
-        "mode",
-        problem.format(ways[strict], ways[not strict]),
-        (f"set `strict: {str(not strict).lower()}` for the model",),
-        only=asked.mode,
-    )
+    problem = f"torch.export refuses this method {ways[strict]}, and exports it {ways[not strict]}"
+    yield Cause("mode", problem, (f"set `strict: {str(not strict).lower()}` for the model",), only=asked.mode)
 
 
-def _explained(attempt: Attempt, found: Sequence[Cause]) -> bool:
-    return attempt.exported or any(each.kind != "mode" and each.only in (None, attempt.mode) for each in found)
+def _explained(attempt: Attempt, causes: Sequence[Cause]) -> bool:
+    return attempt.exported or any(cause.kind != "mode" and cause.only in (None, attempt.mode) for cause in causes)
 
 
 def _known(attempts: Sequence[Attempt]) -> Iterator[Cause]:
-    """What the table of causes says of errors that nothing else explains."""
+    """Known causes of errors that nothing else explains."""
     causes = [(attempt, cause) for attempt in attempts for cause in known_causes("export", attempt.problem)]
     for attempt, cause in causes:
         both = len(causes) > 1 and len({cause.remedies for _, cause in causes}) == 1
         yield replace(cause, where=attempt.where, code=attempt.code, only=None if both else attempt.mode)
 
 
-def _distinct(found: Iterable[Cause]) -> Iterator[Cause]:
-    """Each cause once: what one line does is the same in both modes."""
+def _distinct(causes: Iterable[Cause]) -> Iterator[Cause]:
+    """Each cause once: a line does the same in both modes."""
     seen: set[tuple[str, ...]] = set()
-    for finding in found:
-        shared = finding.kind == "known cause" or _AROUND[1].partition("{")[0] in "".join(finding.remedies)
-        place = finding.remedies if shared else (finding.where,) if finding.where else (finding.kind, finding.problem)
-        if place not in seen:
-            seen.add(place)
-            yield finding
+    for cause in causes:
+        shared = cause.kind == "known cause" or _AROUND[1].partition("{")[0] in "".join(cause.remedies)
+        identity = cause.remedies if shared else (cause.where,) if cause.where else (cause.kind, cause.problem)
+        if identity not in seen:
+            seen.add(identity)
+            yield cause
 
 
 def _drafted(
@@ -270,9 +257,9 @@ def _drafted(
     *,
     recurrent: bool,
 ) -> Iterator[Cause]:
-    """What draft export found; `error` and `attempt` are of the export without strict mode.
+    """Causes that draft export found; `error` and `attempt` are of the export without strict mode.
 
-    A model that is `recurrent` has an LSTM, a GRU or an RNN: its steps are taken apart with `unbind`.
+    A `recurrent` model has an LSTM, a GRU or an RNN, whose steps are taken apart with `unbind`.
     """
     report: DraftExportReport = drafted._report  # noqa: SLF001 - where draft_export puts it
     for failure in report.failures:
@@ -294,40 +281,27 @@ def _drafted(
                     yield size_finding(needed, fixes, where, code)
             case FailureType.DATA_DEPENDENT_ERROR:
                 held = (failure.data.get("frame_locals") or {}).get("locals") or {}
-                yield replace(
-                    branch_finding(code, failure.data["expr"], str(failure.data["result"]), held),
-                    where=where,
-                    code=code,
-                    only=only,
-                )
+                finding = branch_finding(code, failure.data["expr"], str(failure.data["result"]), held)
+                yield replace(finding, where=where, code=code, only=only)
 
 
 def _unrolled(needed: str, where: str, code: str) -> Cause:
-    return Cause(
-        "dynamic dimension",
+    problem = (
         "this line calls a recurrent layer (LSTM, GRU, RNN), which torch.export unrolls over the steps of the example: "
-        f"the program is for `{needed}` only",
-        (
-            "leave this dimension out of the dynamic shapes, and pad sequences to that length",
-            "or export one step (torch.nn.LSTMCell or GRUCell, with its state as input and output), and loop around it",
-        ),
-        where,
-        code,
+        f"the program is for `{needed}` only"
     )
+    remedies = (
+        "leave this dimension out of the dynamic shapes, and pad sequences to that length",
+        "or export one step (torch.nn.LSTMCell or GRUCell, with its state as input and output), and loop around it",
+    )
+    return Cause("dynamic dimension", problem, remedies, where, code)
 
 
 def _stack(failure: FailureReport, kind: Literal["stack", "user_stack"]) -> list[tuple[str, int, str, str]]:
-    """The frames of a failure, all or those that are not torch's.
-
-    The report names files by numbers, which torch gives out once in a process.
-    """
+    """The frames of a failure, all or those that are not torch's. The report has numbers for the names of files."""
     names = {number: name for name, number in INTERN_TABLE.items()}
     stack: Sequence[Mapping[str, Any]] = failure.data.get(kind) or ()
     return [(names.get(frame["filename"], ""), frame["line"], frame["name"], frame["loc"] or "") for frame in stack]
-
-
-_TORCHS = ("aten", "prim", "prims", "quantized", "quantized_decomposed", "torchao")
-"""Namespaces of operators that come with torch, whose fake kernels are not the user's to mend."""
 
 
 def _operator(failure: FailureReport) -> str:
@@ -337,60 +311,42 @@ def _operator(failure: FailureReport) -> str:
 
 
 def _missing_kernel(operator: str, report: DraftExportReport, failure: FailureReport, where: str, code: str) -> Cause:
-    made = {
+    outputs = {
         f"{str(profile.out_profile.dtype).removeprefix('torch.')} of {profile.out_profile.rank} dimensions"
         for profile in report.op_profiles.get(failure.data["op"], ())
         if hasattr(profile.out_profile, "rank")  # of a single output
     }
-    example = f" (for the example inputs: {', '.join(sorted(made))})" if made else ""
+    example = f" (for the example inputs: {', '.join(sorted(outputs))})" if outputs else ""
+    problem = f"the operator {operator} has no fake kernel, which says what shape and dtype it returns"
     register = (
         f"register one where the operator is defined: a function under `@torch.library.register_fake({operator!r})` "
         f"that takes its arguments and returns an empty tensor of the right shape and dtype{example}"
     )
-    return Cause(
-        "missing fake kernel",
-        f"the operator {operator} has no fake kernel, which says what shape and dtype it returns",
-        (register, "ExecuTorch's runtime needs an out variant and a kernel of the operator, too"),
-        where,
-        code,
-    )
+    remedies = (register, "ExecuTorch's runtime needs an out variant and a kernel of the operator, too")
+    return Cause("missing fake kernel", problem, remedies, where, code)
 
 
 def _mismatched_kernel(operator: str, reason: str) -> Cause:
-    return Cause(
-        "mismatched fake kernel",
-        f"the fake kernel of the operator {operator} says other than what the operator returns: {reason.rstrip('!.')}",
-        (
-            (
-                f"correct the function under `@torch.library.register_fake({operator!r})`: programs are exported and "
-                "memory is planned by what it says"
-            ),
-        ),
+    reason = reason.rstrip("!.")
+    problem = f"the fake kernel of the operator {operator} says other than what the operator returns: {reason}"
+    remedy = (
+        f"correct the function under `@torch.library.register_fake({operator!r})`: programs are exported and memory is "
+        "planned by what it says"
     )
-
-
-_FIX = re.compile(r"^  (\w+) = (.+)$", re.MULTILINE)
-_MULTIPLE = re.compile(r"(?P<step>\d+)\*(?P<part>_\w+)")
-_NARROWED = re.compile(
-    r"marked (?P<name>\w+) as dynamic but your code specialized it to be a constant \((?P<size>\d+)\)"
-    r"|Not all values of .+ satisfy the generated guard (?P<guard>.+?)\.?$",
-    re.MULTILINE,
-)
-_REFUSED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \((.+?)\)")
-_DIM = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
+    return Cause("mismatched fake kernel", problem, (remedy,))
 
 
 def _fixes(
     errors: Mapping[bool, Exception | None], name: str, method: MethodDefinition, shapes: Shapes
 ) -> tuple[str, ...]:
-    """Remedies for dynamic dimensions: torch's, and where it knows one size only, or nothing, those that are tried.
+    """Remedies for dynamic dimensions: torch's, and if it knows one size only, or nothing, those that are tried.
 
     `errors` are those of the export without strict mode and in it.
     """
     strict = errors[False] is None
-    said = str(errors[strict] or "")
-    suggested: dict[str, str] = dict(_FIX.findall(said.partition("Suggested fixes:")[2]))
-    if refused := _REFUSED.search(said):
+    message = str(errors[strict] or "")
+    suggested: dict[str, str] = dict(_FIX.findall(message.partition("Suggested fixes:")[2]))
+    if refused := _REFUSED.search(message):
         for dimension in refused[1].split(", "):
             if suggested.get(dimension, "0").isdecimal():
                 suggested |= _tried(dimension, name, method, shapes, strict=strict)
@@ -411,15 +367,15 @@ def _tried(dimension: str, name: str, method: MethodDefinition, shapes: Shapes, 
         if smallest > size.size or size.maximum < 2 * step:
             continue
         dim = Dim(part, min=-(-smallest // step), max=size.maximum // step)
-        made = dim if step == 1 else step * dim
-        trial = pytree.tree_map_only(Dim, lambda dim, made=made: made if dim.__name__ == dimension else dim, dynamic)
+        sized = dim if step == 1 else step * dim
+        trial = pytree.tree_map_only(Dim, lambda old, sized=sized: sized if old.__name__ == dimension else old, dynamic)
         if not _error(_exported(name, replace(method, dynamic_shapes=trial), None, strict=strict)):
             return {part: repr(dim)} | ({} if step == 1 else {dimension: f"{step}*{part}"})
     return {}
 
 
 def _remedy(name: str, value: str, fixes: Mapping[str, str]) -> str:
-    """What torch suggests for a dynamic dimension, in words; empty for its own name of a part of another one."""
+    """Torch's suggestion for a dynamic dimension, in words; empty for its own name of a part of another one."""
     if value.isdecimal():
         return f"leave {name!r} out of the dynamic shapes: it is always {value}"
     if value.isidentifier():
@@ -427,12 +383,12 @@ def _remedy(name: str, value: str, fixes: Mapping[str, str]) -> str:
     if bounds := _DIM.fullmatch(value):
         return "" if name.startswith("_") else f"bound {name!r} in the dynamic shapes: {{{_limits(bounds)}}}"
     parts = {part: fixes.get(part, f"Dim({part!r})") for part in re.findall(r"_\w+", value)}
-    made = ", ".join(f"{part} = torch.export.{dim}" for part, dim in parts.items())
+    definitions = ", ".join(f"{part} = torch.export.{dim}" for part, dim in parts.items())
     multiple = _MULTIPLE.fullmatch(value)
     if multiple and (bounds := _DIM.fullmatch(parts[multiple["part"]])):
         within = _limits(bounds, int(multiple["step"]))
-        return f"bound {name!r} in the dynamic shapes: {{{within}}}; in a builder, `{value}` with {made}"
-    return f"make {name!r} `{value}` in the dynamic shapes that the builder returns, with {made}"
+        return f"bound {name!r} in the dynamic shapes: {{{within}}}; in a builder, `{value}` with {definitions}"
+    return f"make {name!r} `{value}` in the dynamic shapes that the builder returns, with {definitions}"
 
 
 def _limits(bounds: re.Match[str], step: int = 1) -> str:
@@ -443,36 +399,25 @@ def _limits(bounds: re.Match[str], step: int = 1) -> str:
 
 
 def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) -> Iterator[Cause]:
-    """What strict mode cannot trace: the first break, which is the error, and those that `explain` finds after it."""
+    """Lines that strict mode cannot trace: that of the error, and those that `explain` finds after it."""
     yield _graph_break(str(error), *frames.of_error(error))
-    with contextlib.suppress(Exception):  # it goes on after breaks, into code that may not stand it
+    with contextlib.suppress(Exception):  # `explain` goes on after breaks, in code that may not be prepared for it
         reset()
         module = copy_module(method.module)
-        for found in explain(module)(*method.example_inputs[0]).break_reasons:
-            if found.graph_break:
-                yield _graph_break(found.reason, *frames.of_stack(_summaries(found.user_stack)))
-
-
-_UNHELPFUL = re.compile(
-    r"report an issue|file an issue|fundamental|^see http|may result in an error|TORCH|allow_in_graph"
-)
+        for reason in explain(module)(*method.example_inputs[0]).break_reasons:
+            if reason.graph_break:
+                yield _graph_break(reason.reason, *frames.of_stack(_summaries(reason.user_stack)))
 
 
 def _graph_break(reason: str, where: str, code: str) -> Cause:
     if "Data-dependent branching" in reason or reason.startswith("generic_jump"):
         return replace(branch_finding(code, "", "", {}), where=where, code=code, only="strict")
-    said = _ADVICE.split(reason)[0]
-    explained = re.search(r"Cause: (.+?)(?=\n\s*\n|\n *Hint:|\Z)", said, re.DOTALL)
-    what = " ".join((explained[1] if explained else said.partition("\n")[0]).split())
-    hints = [" ".join(hint.split()) for hint in re.findall(r"Hint: (.+)", said)]
-    return Cause(
-        "graph break",
-        f"strict mode cannot trace this line: {what.rstrip('.')}",
-        (
-            *(hint for hint in hints if not _UNHELPFUL.search(hint)),
-            *([] if code.startswith(("return", "def ")) else [LEAVE_OUT]),
-        ),
-        where,
-        code,
-        only="strict",
-    )
+    message = _ADVICE.split(reason)[0]
+    explained = re.search(r"Cause: (.+?)(?=\n\s*\n|\n *Hint:|\Z)", message, re.DOTALL)
+    what = " ".join((explained[1] if explained else message.partition("\n")[0]).split())
+    problem = f"strict mode cannot trace this line: {what.rstrip('.')}"
+    hints = [" ".join(hint.split()) for hint in re.findall(r"Hint: (.+)", message)]
+    remedies = [hint for hint in hints if not _UNHELPFUL.search(hint)]
+    if not code.startswith(("return", "def ")):
+        remedies.append(LEAVE_OUT)
+    return Cause("graph break", problem, tuple(remedies), where, code, only="strict")

@@ -1,4 +1,4 @@
-"""Loss of quality at each operator of a program, against the program that it was made from: their nodes are matched."""
+"""Loss of quality at each operator of a program, compared with the matching nodes of the program before it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from ..results.figures import Case, worst_of
 from ..results.numerics import NodeLoss
 from ..verify.compare import compare
 from ..verify.running import StoredProgram
+
+_CODING = ("quantize_per", "dequantize_per", "quantize_affine", "dequantize_affine")
 
 
 class Comparison:
@@ -32,19 +35,19 @@ class Comparison:
         self._problems: dict[str, str] = {}
 
     def add(self, flat: Sequence[Any]) -> None:
-        """Runs both programs on one input: the second one as it is, and again with each value corrected at once."""
+        """Runs both programs on one input, and the second one again with the first one's values."""
         expected = self._values(flat)
         self._after.run(flat, self._compare(expected, self._passed_on))
         self._after.run(flat, self._compare(expected, self._own, corrected=True))
 
     def losses(self, origins: Mapping[str, Origin]) -> tuple[NodeLoss, ...]:
         """One for each operator, those that lose most first."""
-        found: dict[str, NodeLoss] = {}
+        losses: dict[str, NodeLoss] = {}
         for match in self._matches.values():
             loss = self._loss(match, origins)
-            known = found.setdefault(match.computing.name, loss)  # a value that is dequantized twice is one
-            found[match.computing.name] = min(known, loss, key=lambda found: found.order)
-        return tuple(sorted(found.values(), key=lambda loss: loss.order))
+            known = losses.setdefault(match.computing.name, loss)  # a value that is dequantized twice is one
+            losses[match.computing.name] = min(known, loss, key=attrgetter("order"))
+        return tuple(sorted(losses.values(), key=attrgetter("order")))
 
     def _values(self, flat: Sequence[Any]) -> dict[str, torch.Tensor]:
         wanted, values = {match.before.name for match in self._matches.values()}, {}
@@ -65,10 +68,9 @@ class Comparison:
             if match is None:
                 return value
             reference = expected[match.before.name]
+            output = value.to(reference.dtype)
             try:
-                figures[node.name].append(
-                    compare(value.to(reference.dtype), reference, method=node.name, label="", output_position=0)
-                )
+                figures[node.name].append(compare(output, reference, method=node.name, label="", output_position=0))
             except VerificationFailed as error:
                 self._problems.setdefault(node.name, str(error).rpartition("output 0: ")[2])
             return reference.to(value.dtype, copy=True) if corrected else value
@@ -98,16 +100,16 @@ def operator_name(node: Node) -> str:
 
 
 def count_operators(graph: Graph) -> int:
-    """How many nodes call an operator, and not a function such as ``getitem``."""
+    """The number of nodes that call an operator, and not a function such as ``getitem``."""
     return sum(node.op == "call_function" and hasattr(node.target, "_schema") for node in graph.nodes)
 
 
-def match_places(before: Graph, after: Graph) -> Mapping[str, str]:
-    """Names of the nodes of `after` to names in `before`, both exported from one model, by where they come from.
+def match_by_module(before: Graph, after: Graph) -> Mapping[str, str]:
+    """Names of the nodes of `after` to names in `before`, both exported from one model, by the module that they are of.
 
     For programs that were exported separately, for example because the model's weights changed in between. If a module
     had a single operator, all operators that it has now stand for that one; otherwise operators of one kind are matched
-    in order. Nodes that have no counterpart get a name that nothing else has.
+    in order. Nodes without a counterpart get a unique name.
     """
     labels = {label: name for name, label in _labels(before)}
     modules = Counter(module_path(node) for node in calls_of(before))
@@ -125,15 +127,12 @@ def _labels(graph: Graph) -> Iterator[tuple[str, tuple[str, str, int]]]:
         seen[kind] += 1
 
 
-_CODING = ("quantize_per", "dequantize_per", "quantize_affine", "dequantize_affine")
-
-
 @dataclass(frozen=True)
 class Match:
-    """A node of the program after, for nodes of the program before."""
+    """A node of the program after, and the node of the program before that should have the same value."""
 
     after: Node
-    before: Node  # the node that should have the same value
+    before: Node
     sources: tuple[str, ...]  # names of the sources that it stands for; the last one is that of the value
 
     @property
@@ -166,8 +165,7 @@ def match_nodes(before: Graph, after: Graph, renamed: Mapping[str, str]) -> tupl
             continue
         for node, counterpart in _paired(exits, old.exits[source], old, new):
             chain = _merged(counterpart, old, new)
-            comparable = [candidate for candidate in chain if _comparable(node, candidate)]
-            if comparable:
+            if comparable := [candidate for candidate in chain if _comparable(node, candidate)]:
                 covered = chain[: chain.index(comparable[-1]) + 1]
                 names = tuple(dict.fromkeys(old.source[merged] for merged in covered))
                 matches[node] = Match(node, comparable[-1], names)
@@ -180,14 +178,11 @@ class _Groups:
     def __init__(self, graph: Graph, renamed: Mapping[str, str]) -> None:
         self.source: dict[Node, str] = {}
         for node in graph.nodes:
-            if node.op in ("placeholder", "call_function"):
-                self.source[node] = self._source(node, renamed)
+            if _passes_on(node) and node.args[0] in self.source:
+                self.source[node] = self.source[node.args[0]]
+            elif node.op in ("placeholder", "call_function"):
+                self.source[node] = renamed.get(root_of(node), root_of(node))
         self._find_members()
-
-    def _source(self, node: Node, renamed: Mapping[str, str]) -> str:
-        if _passes_on(node) and node.args[0] in self.source:
-            return self.source[node.args[0]]
-        return renamed.get(root_of(node), root_of(node))
 
     def _find_members(self) -> None:
         self.members: dict[str, list[Node]] = defaultdict(list)
@@ -205,20 +200,19 @@ class _Groups:
 
     def users(self, node: Node) -> frozenset[str]:
         """Sources of the users of a node's value outside its group, and its positions among the outputs."""
-        found = set()
+        sources = set()
         for user in node.users:
             if user.op == "output":
-                found |= {f"output {position}" for position, output in enumerate(user.args[0]) if output is node}
+                sources |= {f"output {position}" for position, output in enumerate(user.args[0]) if output is node}
             elif self.source.get(user) not in (None, self.source[node]):
-                found.add(self.source[user])
-        return frozenset(found)
+                sources.add(self.source[user])
+        return frozenset(sources)
 
     def ends(self, source: str) -> tuple[frozenset[str], frozenset[str]]:
         """Sources of a group's inputs and of its users."""
         nodes = self.members[source]
-        inputs = {self.source[given] for node in nodes for given in node.all_input_nodes if given in self.source}
-        used = {user for node in nodes for user in self.users(node)}
-        return frozenset(inputs - {source}), frozenset(used)
+        inputs = {self.source[used] for node in nodes for used in node.all_input_nodes if used in self.source}
+        return frozenset(inputs - {source}), frozenset(user for node in nodes for user in self.users(node))
 
 
 def _replacements(old: _Groups, new: _Groups) -> dict[Node, str]:
@@ -227,13 +221,12 @@ def _replacements(old: _Groups, new: _Groups) -> dict[Node, str]:
     for source in old.members:
         if source not in new.exits:
             gone[old.ends(source)].append(source)
-    found: dict[Node, str] = {}
+    sources: dict[Node, str] = {}
     for source, nodes in new.members.items():
-        if source not in old.members:
-            candidates = gone.get(new.ends(source), [])
-            if len(candidates) == 1:
-                found |= dict.fromkeys(nodes, candidates[0])
-    return found
+        candidates = [] if source in old.members else gone.get(new.ends(source), [])
+        if len(candidates) == 1:
+            sources |= dict.fromkeys(nodes, candidates[0])
+    return sources
 
 
 def _paired(exits: Sequence[Node], counterparts: Sequence[Node], old: _Groups, new: _Groups) -> list[tuple[Node, Node]]:

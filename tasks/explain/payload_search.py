@@ -1,13 +1,14 @@
 """Finds where a payload loses quality: the runtime runs parts of it, and torch the rest of the edge program.
 
-A part, a delegate or some of its operators, is lowered by itself, and takes values that torch computed. So its loss is
-its own, and other delegates, kernels and memory planning have no influence.
+A part, a delegate or some of its operators, is lowered by itself, and takes values that torch computed. So other
+delegates, kernels and memory planning have no influence on its loss.
 """
 
 from __future__ import annotations
 
 import bisect
 import copy
+import itertools
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,7 +34,7 @@ from ..backend.delegates import link_delegates, preprocess_all
 from ..backend.emission import backend_config, to_executorch
 from ..backend.exir import split_compile_specs, to_partitioned_program
 from ..programs.graphs import calls_of, lowered_modules, origin_of, state_names
-from ..results.figures import Worst, worst_of
+from ..results.figures import Case, Worst, worst_of
 from ..results.numerics import CLEAN_DB, DelegateLoss, LosingPart, Operator, PayloadLosses
 from ..usercode.inputs import StoredCase
 from ..verify.compare import compare_all
@@ -41,6 +42,7 @@ from ..verify.running import ExpectedCall, Loadable, TorchProgram
 from .node_losses import operator_name
 
 _METHOD = "forward"
+_CODING = ("quantize_per", "quantize_affine", "choose_qparams")  # in names of operators that quantize or dequantize
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,10 @@ class Measured:
     own: Worst | None = None
     passed_on: Worst | None = None
     problem: str = ""
-    comparable: bool = True  # False: it cannot be lowered or run by itself, so that nothing is known of it
+    comparable: bool = True  # False: it cannot be lowered or run by itself
 
     def loses(self, least_db: float) -> bool:
-        """Whether what it passes on is worse than that, or no number at all."""
+        """Whether it passes on less than that, or no numbers."""
         return self.comparable and (self.passed_on is None or decibels(self.passed_on) < least_db)
 
 
@@ -86,8 +88,8 @@ class Bench:
         """A file that consists of a program, whose graph is not usable afterwards."""
         if backend.id:
             part, _ = split(part, [node.name for node in calls_of(part.graph)], backend)
-            made = preprocess_all({_METHOD: part}, LocalStore.open(self.scratch / "delegates"))
-            link_delegates(part, made[_METHOD], external=False)
+            delegates = preprocess_all({_METHOD: part}, LocalStore.open(self.scratch / "delegates"))
+            link_delegates(part, delegates[_METHOD], external=False)
         manager = EdgeProgramManager({_METHOD: part}, None, EdgeCompileConfig(_check_ir_validity=False))
         path = self.scratch / f"part{self._files}.pte"
         self._files += 1
@@ -103,19 +105,16 @@ class Bench:
 
 
 def split(program: ExportedProgram, names: Collection[str], backend: Backend) -> tuple[ExportedProgram, str]:
-    """A copy of a program in which some of the nodes are a lowered module without bytes; the name of that.
-
-    Raises TargetError if the nodes do not make one module.
-    """
+    """A copy with some nodes as a lowered module without bytes, and its name; raises TargetError if they cannot be."""
     copied = copy_program(program)
     if backend.id:
         names = take_quantization(copied.graph, names)
     before = {name for _, name, _ in lowered_modules(copied)}
-    made = to_partitioned_program(copied, [_Tagging(names, backend)])
-    new = [name for _, name, _ in lowered_modules(made) if name not in before]
+    partitioned = to_partitioned_program(copied, [_Tagging(names, backend)])
+    new = [name for _, name, _ in lowered_modules(partitioned) if name not in before]
     if len(new) != 1:
         raise TargetError(f"{len(names)} operators make {len(new)} partitions")
-    return made, new[0]
+    return partitioned, new[0]
 
 
 class _Tagging(Partitioner):  # type: ignore[misc]  # executorch is untyped here
@@ -139,16 +138,18 @@ def copy_program(program: ExportedProgram) -> ExportedProgram:
     """A copy that shares the weights, but not the state, with the original."""
     root = copy.deepcopy(program.graph_module)
     changed = state_names(program)
-    state = {name: value.clone() if name in changed else value for name, value in program.state_dict.items()}
-    constants = {name: value.clone() if name in changed else value for name, value in program.constants.items()}
+
+    def copied(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value.clone() if name in changed else value for name, value in values.items()}
+
     return ExportedProgram(
         root=root,
         graph=root.graph,
         graph_signature=copy.deepcopy(program.graph_signature),
-        state_dict=state,
+        state_dict=copied(program.state_dict),
         range_constraints=dict(program.range_constraints),
         module_call_graph=program.module_call_graph,
-        constants=constants,
+        constants=copied(program.constants),
         verifiers=[program.verifier],
     )
 
@@ -159,20 +160,20 @@ class Call:
 
     inputs: Sequence[Any]
     expected: Sequence[Any]  # what torch computes
-    outputs: Sequence[Any]  # those of the runtime, or torch's if it was not run by it
+    outputs: Sequence[Any]  # the runtime's, or torch's if the runtime has not run it
 
 
 def run_hybrid(
     program: TorchProgram, on_runtime: Mapping[str, Loadable], flat: Sequence[Any]
 ) -> tuple[Sequence[Any], dict[str, Call]]:
-    """Runs a partitioned program in torch, but for some of its delegates; raises VerificationFailed if those fail.
+    """Flat outputs of a partitioned program that torch runs, except for some delegates, and each delegate's call.
 
-    Returns flat outputs, and the call of each delegate, by its module's name.
+    Raises VerificationFailed if the runtime fails.
     """
     values: dict[str, Any] = {}
     calls: dict[str, Call] = {}
     nodes = [node for node in program.module.graph.nodes if node.target is executorch_call_delegate]
-    wanted = {given.name for node in nodes for given in node.all_input_nodes}
+    wanted = {source.name for node in nodes for source in node.all_input_nodes}
 
     def watch(node: Node, value: Any) -> Any:
         if node.name in wanted:
@@ -180,7 +181,7 @@ def run_hybrid(
         if node.target is not executorch_call_delegate:
             return value
         name = str(node.args[0].target)
-        inputs = [values[given.name] if isinstance(given, Node) else given for given in node.args[1:]]
+        inputs = [values[argument.name] if isinstance(argument, Node) else argument for argument in node.args[1:]]
         outputs = list(value)
         if name in on_runtime:
             call = ExpectedCall(_METHOD, inputs, outputs, name)
@@ -194,7 +195,7 @@ def run_hybrid(
 def measure(
     program: TorchProgram, name: str, lowered: Loadable, inputs: Sequence[Sequence[Any]], expected: Sequence[Any]
 ) -> tuple[Measured, list[Call]]:
-    """The loss of a lowered module, alone, and what it passes on to the outputs of the program; its calls."""
+    """The loss of a lowered module, its own and what it passes on to the program's outputs, and its calls."""
     ran = [run_hybrid(program, {name: lowered}, flat) for flat in inputs]
     calls = [own[name] for _, own in ran]
     try:
@@ -206,10 +207,10 @@ def measure(
 
 def _compared(outputs: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]]) -> Worst:
     """The worst figures over several calls; raises VerificationFailed if an output cannot be compared."""
-    pairs = zip(outputs, expected, strict=True)
-    return worst_of(
-        [case for made, wanted in pairs for case in compare_all(made, StoredCase("", (), wanted), method=_METHOD)]
-    )
+    cases: list[Case] = []
+    for ours, reference in zip(outputs, expected, strict=True):
+        cases += compare_all(ours, StoredCase("", (), reference), method=_METHOD)
+    return worst_of(cases)
 
 
 @dataclass
@@ -232,11 +233,9 @@ class Search:
 
         Operators between delegates are searched from one delegate to the next.
         """
-        found = []
-        for stretch in groups_of(self.program.graph, delegated=bool(self.backend.id)):
-            if self._loses(stretch):
-                found += self._narrow(stretch)
-        return tuple(self._part(groups) for groups in found)
+        stretches = groups_of(self.program.graph, delegated=bool(self.backend.id))
+        losing = [part for stretch in stretches if self._loses(stretch) for part in self._narrow(stretch)]
+        return tuple(map(self._part, losing))
 
     def _narrow(self, groups: Sequence[tuple[str, ...]]) -> list[Sequence[tuple[str, ...]]]:
         if len(groups) == 1:
@@ -244,26 +243,27 @@ class Search:
         middle = len(groups) // 2
         losing = [half for half in (groups[:middle], groups[middle:]) if self._loses(half)]
         if losing:
-            return [found for half in losing for found in self._narrow(half)]
+            return [part for half in losing for part in self._narrow(half)]
         groups = groups[self._most(len(groups), lambda count: groups[count:]) :]
         end = len(groups) - self._most(len(groups), lambda count: groups[: len(groups) - count])
         return [groups[:end]]
 
     def _most(self, size: int, without: Callable[[int], Sequence[tuple[str, ...]]]) -> int:
-        """How many of the groups can be left out so that the others still lose."""
+        """The number of groups to leave out so that the others still lose."""
         return bisect.bisect_left(range(1, size), True, key=lambda count: not self._loses(without(count)))
 
     def _loses(self, groups: Sequence[tuple[str, ...]]) -> bool:
-        return self._measure(tuple(name for group in groups for name in group)).loses(self.least_db)
+        return self._measure(groups).loses(self.least_db)
 
-    def _measure(self, names: tuple[str, ...]) -> Measured:
+    def _measure(self, groups: Sequence[tuple[str, ...]]) -> Measured:
+        names = tuple(itertools.chain.from_iterable(groups))
         if names not in self._measured:
             if not self.bench.take():
                 return Measured(comparable=False)
-            self._measured[names] = self._made(names)
+            self._measured[names] = self._lower_and_measure(names)
         return self._measured[names]
 
-    def _made(self, names: tuple[str, ...]) -> Measured:
+    def _lower_and_measure(self, names: tuple[str, ...]) -> Measured:
         try:
             program, name = split(self.program, names, self.backend)
             (lowered,) = (lowered for _, other, lowered in lowered_modules(program) if other == name)
@@ -276,16 +276,14 @@ class Search:
             return Measured(problem=first_line(error), comparable=False)
 
     def _part(self, groups: Sequence[tuple[str, ...]]) -> LosingPart:
-        names = {name for group in groups for name in group}
-        measured = self._measure(tuple(name for group in groups for name in group))
-        nodes = [node for node in self.program.graph.nodes if node.name in names]
-        operators = tuple(map(_operator, nodes))
+        measured, names = self._measure(groups), set(itertools.chain.from_iterable(groups))
+        operators = tuple(_operator(node) for node in self.program.graph.nodes if node.name in names)
         return LosingPart(operators, measured.own, measured.passed_on, measured.problem)
 
 
 def _operator(node: Node) -> Operator:
     origin = origin_of(node)
-    inputs = tuple(_described(given) for given in node.all_input_nodes)
+    inputs = tuple(map(_described, node.all_input_nodes))
     return Operator(node.name, operator_name(node), inputs, _described(node), origin.module, origin.line)
 
 
@@ -298,13 +296,13 @@ def _described(node: Node) -> str:
 
 @dataclass
 class PayloadSearch:
-    """Which delegates of a method lose, and where; if none does, which operators outside of them."""
+    """Finds the delegates of a method that lose, and where; if none does, the operators outside of them."""
 
     program: ExportedProgram  # of the method, in the edge dialect, partitioned
     inputs: Sequence[Sequence[Any]]  # flat
     bench: Bench
     least_db: float  # SQNR that the method's outputs must reach, against those of the program in torch
-    drop_db: float  # what is at most this much better than the payload's own SQNR loses, too
+    drop_db: float  # parts also lose that are at most this much better than the payload
 
     def __post_init__(self) -> None:
         self._whole = TorchProgram(lambda: copy_program(self.program))
@@ -313,12 +311,12 @@ class PayloadSearch:
 
     def losses(self, payload: Callable[[Sequence[Any]], Sequence[Any]]) -> PayloadLosses:
         """Losses of a payload, which is called with flat inputs."""
-        with suppress(VerificationFailed):  # the bound that was given has to do
+        with suppress(VerificationFailed):  # then the given bound has to do
             figures = _compared([payload(flat) for flat in self.inputs], self._expected)
             self.least_db = max(self.least_db, decibels(figures) + self.drop_db)
         graph, modules = self.program.graph, lowered_modules(self.program)
-        found = [(name, lowered) for owner, name, lowered in modules if owner is self.program.graph_module]
-        losses = [self._delegate(position, *named) for position, named in enumerate(found)]
+        delegates = [(name, lowered) for owner, name, lowered in modules if owner is self.program.graph_module]
+        losses = [self._delegate(position, *delegate) for position, delegate in enumerate(delegates)]
         together = self._together()
         searched = not any(loss.loses for loss in losses) and (together is None or decibels(together) >= self.least_db)
         outside: tuple[LosingPart, ...] = ()
@@ -337,7 +335,7 @@ class PayloadSearch:
         try:
             self._files[name] = self.bench.lower(copy_program(part), backend)
             measured, calls = measure(self._whole, name, self._files[name], self.inputs, self._expected)
-        except Exception as error:  # noqa: BLE001 - of a backend or the runtime, and said of this delegate
+        except Exception as error:  # noqa: BLE001 - of a backend or the runtime; reported for this delegate
             measured = Measured(problem=first_line(error), comparable=False)
         else:
             if measured.loses(self.least_db):
@@ -345,19 +343,12 @@ class PayloadSearch:
                 search = Search(part, backend, [call.inputs for call in calls], least, self.bench)
                 operators = tuple(map(_operator, calls_of(part.graph)))
                 parts = search.find() or (LosingPart(operators, measured.own, measured.passed_on, measured.problem),)
-        return DelegateLoss(
-            position=position,
-            backend=backend_id,
-            operators=sum(1 for _ in calls_of(part.graph)),
-            own=measured.own,
-            passed_on=measured.passed_on,
-            problem=measured.problem,
-            loses=measured.loses(self.least_db),
-            parts=parts,
-        )
+        count, loses = sum(1 for _ in calls_of(part.graph)), measured.loses(self.least_db)
+        figures = measured.own, measured.passed_on, measured.problem
+        return DelegateLoss(position, backend_id, count, *figures, loses, parts)
 
     def _together(self) -> Worst | None:
-        """The outputs with all delegates run by the runtime; None if there are none, or they cannot be compared."""
+        """The outputs with all delegates on the runtime; None if there are none, or they cannot be compared."""
         if not self._files:
             return None
         with suppress(VerificationFailed):
@@ -365,14 +356,11 @@ class PayloadSearch:
         return None
 
 
-_CODING = ("quantize_per", "quantize_affine", "choose_qparams")  # also of what dequantizes
-
-
 def groups_of(graph: Graph, *, delegated: bool = True) -> list[Sequence[tuple[str, ...]]]:
     """Names of nodes that stay together, in an order in which they can be computed; one list between two delegates.
 
-    For delegates, what quantizes an output stays with the operator, and what quantizes inputs is in no group: it
-    belongs to every operator that takes them, see `take_quantization`. Kernels compute one node each.
+    In delegates, nodes that quantize an output stay with its operator, and nodes that quantize inputs are in no group:
+    they belong to every operator that takes the input, see `take_quantization`. Kernels compute one node each.
     """
     owner: dict[Node, Node] = {}  # node -> the last node of its group
     nodes = list(calls_of(graph))
@@ -393,7 +381,7 @@ def groups_of(graph: Graph, *, delegated: bool = True) -> list[Sequence[tuple[st
 
 
 def take_quantization(graph: Graph, names: Collection[str]) -> set[str]:
-    """Adds what quantizes the inputs of nodes to their names, copied if other nodes use it, too."""
+    """Adds nodes that quantize inputs of the nodes to their names, copied if other nodes also use them."""
     inside = {node for node in graph.nodes if node.name in names}
     for node in reversed(graph.nodes):
         if not _is_free(node) or node in inside or not inside.intersection(node.users):
@@ -410,10 +398,8 @@ def take_quantization(graph: Graph, names: Collection[str]) -> set[str]:
 
 
 def _is_free(node: Node) -> bool:
-    """Whether a node quantizes or dequantizes an input, and is not what an operator's own output goes through."""
-    if not _codes(node):
-        return False
-    return not (_quantizes(node) and _is_static(node) and _computes(node.args[0]))
+    """Whether a node quantizes or dequantizes, but not the output of an operator of its own group."""
+    return _codes(node) and not (_quantizes(node) and _is_static(node) and _computes(node.args[0]))
 
 
 def _codes(node: object) -> bool:
@@ -430,8 +416,8 @@ def _quantizes(node: Node) -> bool:
 
 
 def _is_static(node: Node) -> bool:
-    """Whether scale and zero point are constants, and no values that are computed."""
-    return not any(_codes(given) for given in node.all_input_nodes[1:])
+    """Whether scale and zero point are constants."""
+    return not any(map(_codes, node.all_input_nodes[1:]))
 
 
 def _computes(node: object) -> bool:
@@ -441,19 +427,19 @@ def _computes(node: object) -> bool:
 
 
 def _of_delegate(node: Node) -> bool:
-    given = node.args[0] if node.target is operator.getitem else None
-    return isinstance(given, Node) and given.target is executorch_call_delegate
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and source.target is executorch_call_delegate
 
 
 def _last_result(node: Node) -> Node:
-    """The last node that takes one of several results, of this node or of the one that this takes it from."""
+    """The last node that takes one of several results of an operator, given one of them or the operator."""
     producer = node.args[0] if node.target is operator.getitem else node
     results = [user for user in producer.users if user.target is operator.getitem] if isinstance(producer, Node) else []
     return max(results, default=node)
 
 
 def _ends_with(node: Node) -> Node:
-    """The node that has to follow in the same group: one that quantizes the output, or takes it before that."""
+    """The node that has to end the group: it quantizes the output, or is the operator before that."""
     users = list(node.users)
     if (last := _last_result(node)) is not node or node.target is operator.getitem:
         return last
@@ -462,7 +448,6 @@ def _ends_with(node: Node) -> Node:
     (user,) = users
     if _quantizes(user) and _codes(user) and _is_static(user):
         return user
-    taken = [given for given in node.all_input_nodes if _codes(given)]
     quantized = [following for following in user.users if _codes(following) and _quantizes(following)]
-    fused = taken and not _codes(user) and quantized and all(map(_is_static, quantized))
-    return user if fused else node
+    takes_codes = any(map(_codes, node.all_input_nodes)) and not _codes(user)
+    return user if takes_codes and quantized and all(map(_is_static, quantized)) else node

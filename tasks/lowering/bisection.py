@@ -6,24 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..engine.keys.search import host_capability
 from ..engine.runner import NotCached, Runner
+from ..explain.stages.bisect import Bisect
+from ..explain.stages.bisect_payload import BisectPayload
 from ..results.delivered import Failure
-from ..results.numerics import (
-    CLEAN_DB,
-    Ladder,
-    LosingPart,
-    Loss,
-    NodeLoss,
-    NodeLosses,
-    PayloadLosses,
-    Rung,
-    find_loss,
-)
+from ..results.numerics import Ladder, LosingPart, Loss, NodeLosses, PayloadLosses, Rung, clipped_db, find_loss
 from ..results.tables import Table, format_error, format_sqnr, in_html, rungs_of
 from ..verify.stages.ladder import RungParams
 from .graph import lower_to_ladder
-from .model import PlannedModel
-from .quality import Climbed, bisect_payload, bisect_rung
+from .model import PlannedModel, params_of
+from .quality import Climbed
 from .runs import ModelRun, RecipeRun
 
 _MOST = 10  # operators and delegates that are shown
@@ -31,13 +24,13 @@ _MOST = 10  # operators and delegates that are shown
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """The places where a recipe loses quality. `pteforge bisect` prints its text; a notebook shows tables."""
+    """Where a recipe loses quality. `pteforge bisect` prints its text; a notebook shows tables."""
 
     name: str  # ``MODEL/RECIPE``
     ladder: Ladder
     loss: Loss | None  # the first rung that loses quality, if any
     nodes: NodeLosses | None = None  # losses of that rung's operators; None if they cannot be compared
-    payload: PayloadLosses | None = None  # if it is the payload that loses, where
+    payload: PayloadLosses | None = None  # losses within the payload, if it is that rung
     not_made: Mapping[str, str] = field(default_factory=dict)  # failed step -> reason; its rungs are missing
 
     def to_json(self) -> dict[str, Any]:
@@ -78,31 +71,28 @@ class Bisection:
 def _of_nodes(nodes: NodeLosses, before: str, after: str) -> Iterator[Table | str]:
     yield f"The operators of {after} that lose most, and what they were made from:"
     numbers = ("own SQNR", "max abs error", "SQNR so far")
-    rows = (
-        (" + ".join(node.sources), node.operator, *_cells(node), _where(node.module, node.line))
-        for node in nodes.losing[:_MOST]
-    )
+    rows = []
+    for node in nodes.losing[:_MOST]:
+        figures = node.problem, "", ""
+        if node.own and node.passed_on:
+            figures = format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)
+        rows.append((" + ".join(node.sources), node.operator, *figures, _where(node.module, node.line)))
     yield Table((before, after, *numbers, "where"), tuple(rows), numbers)
     hidden = len(nodes.losing) - _MOST
     more = f", {hidden} more lose something" if hidden > 0 else ""
-    yield (
-        f"{nodes.compared} values compared of {nodes.operators} operators{more}. Own: with inputs "
-        f"as they are in {before}."
-    )
+    compared = f"{len(nodes.nodes)} values compared of {nodes.operators} operators{more}."
+    yield f"{compared} Own: with inputs as they are in {before}."
 
 
 def _of_payload(losses: PayloadLosses) -> Iterator[Table | str]:
     if losses.delegates:
         yield "Delegates, each run by the runtime while torch computes the rest, against the edge program:"
         numbers = ("operators", "own SQNR", "SQNR of outputs")
-        rows = (
-            (
-                *(str(delegate.position), delegate.backend, str(delegate.operators)),
-                *(format_sqnr(worst) if worst else "" for worst in (delegate.own, delegate.passed_on)),
-                delegate.problem or ("loses" if delegate.loses else ""),
-            )
-            for delegate in losses.delegates[:_MOST]
-        )
+        rows = []
+        for delegate in losses.delegates[:_MOST]:
+            figures = (format_sqnr(worst) if worst else "" for worst in (delegate.own, delegate.passed_on))
+            outcome = delegate.problem or ("loses" if delegate.loses else "")
+            rows.append((str(delegate.position), delegate.backend, str(delegate.operators), *figures, outcome))
         yield Table(("delegate", "backend", *numbers, ""), tuple(rows), numbers)
     yield losses.conclusion
     for where, part in losses.parts:
@@ -120,17 +110,8 @@ def _where(module: str, line: str) -> str:
     return ", ".join(filter(None, (module, line.partition(" ")[0])))  # the function is only in the JSON
 
 
-def _cells(node: NodeLoss) -> tuple[str, str, str]:
-    if node.own is None or node.passed_on is None:
-        return node.problem, "", ""
-    return format_sqnr(node.own), format_error(node.own.max_abs_error), format_sqnr(node.passed_on)
-
-
 async def bisect(runner: Runner, model: PlannedModel, drop_db: float) -> Bisection:
-    """Finds where the only recipe of a model loses quality.
-
-    Raises PteforgeError if a stage that the ladder needs failed.
-    """
+    """Finds where the only recipe of a model loses quality; raises PteforgeError if the ladder cannot be made."""
     (recipe,) = model.recipes
     model_run = ModelRun(runner, model)
     try:
@@ -151,17 +132,45 @@ async def bisect(runner: Runner, model: PlannedModel, drop_db: float) -> Bisecti
         return replace(bisection, payload=await _bisect_payload(run, climbed, loss, drop_db))
     if loss.before is None:
         return bisection
-    nodes = (await bisect_rung(run, climbed, _params(loss.before), _params(loss.rung), loss.rung.method)).nodes
-    return replace(bisection, nodes=NodeLosses.from_json(run.read_json(nodes)))
+    return replace(bisection, nodes=await _bisect_rung(run, climbed, loss.before, loss.rung))
 
 
-def _params(rung: Rung) -> RungParams:
-    return RungParams(name=rung.name, specializations=rung.specializations)
+async def _bisect_rung(run: RecipeRun, climbed: Climbed, before: Rung, after: Rung) -> NodeLosses:
+    """Compares the operators of a rung that is not a payload with those of the rung before."""
+    programs, method = climbed.inputs.rung, after.method
+    keys = [RungParams(name=rung.name, specializations=rung.specializations).key(method) for rung in (before, after)]
+    exported_again = after.name == "transformed"
+    origin = programs[RungParams(name="exported").key(method)]
+    if not exported_again:
+        origin = programs.get(RungParams(name="transformed").key(method), origin)
+    params = Bisect.Params(exported_anew=exported_again, host=host_capability())
+    examples = climbed.inputs.examples[method]
+    inputs = Bisect.Inputs(before=programs[keys[0]], after=programs[keys[1]], origin=origin, examples=examples)
+    payload = "+".join(after.specializations) or after.name
+    outputs = await run(Bisect, params, inputs, method=method, payload=payload)
+    return NodeLosses.from_json(run.read_json(outputs.nodes))
 
 
 async def _bisect_payload(run: RecipeRun, climbed: Climbed, loss: Loss, drop_db: float) -> PayloadLosses | None:
-    before = CLEAN_DB if loss.before is None or loss.before.figures is None else loss.before.figures.sqnr_db
-    least_db = min(CLEAN_DB if before is None else before, CLEAN_DB) - drop_db
-    rung, method = _params(loss.rung), loss.rung.method
-    outputs = await bisect_payload(run, climbed, rung, method, least_db=least_db, drop_db=drop_db)
-    return PayloadLosses.from_json(run.read_json(outputs.losses)) if outputs else None
+    """Finds the delegates and operators of a payload that lose; None for one that was not made."""
+    plan, method = run.plan, loss.rung.method
+    (spec,) = [spec for spec in plan.specializations if not plan.fat or spec.name in loss.rung.specializations]
+    payload = climbed.payloads.get(spec.name)
+    if payload is None:
+        return None
+    params = BisectPayload.Params(
+        method=method,
+        target=params_of(spec.target_of(method)),
+        least_db=clipped_db(loss.before.figures if loss.before else None) - drop_db,
+        drop_db=drop_db,
+        drawn_inputs=climbed.params.drawn_inputs,
+        host=host_capability(),
+    )
+    inputs = BisectPayload.Inputs(
+        program=payload.linked[method],
+        payload=payload.compiled.payload,
+        examples=climbed.inputs.examples[method],
+        data=climbed.inputs.data,
+    )
+    outputs = await run(BisectPayload, params, inputs, method=method, payload=spec.name)
+    return PayloadLosses.from_json(run.read_json(outputs.losses))

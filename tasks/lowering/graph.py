@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.sources import BuilderSource
 from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
@@ -20,7 +21,7 @@ from ..backend.stages.edge_manager_passes import EdgeManagerPasses
 from ..backend.stages.partition import Partition
 from ..backend.stages.preprocess import Preprocess
 from ..engine.runner import CutShort, Done, NotCached, UserCode
-from ..engine.stage import Stage, is_known
+from ..engine.stage import CallableParams, Stage, is_known
 from ..explain.stages.bisect import Bisect
 from ..explain.stages.bisect_payload import BisectPayload
 from ..explain.stages.diagnose import Diagnose
@@ -33,11 +34,10 @@ from ..file.stages.serialize import Serialize
 from ..quantize.stages.calibration import Calibration
 from ..quantize.stages.quantize import Quantize
 from ..quantize.stages.source_transform import SourceTransform
-from ..results.accuracy import Scores
+from ..results.accuracy import Attempt, FoundLayers, Scores, next_count
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
-from ..results.searches import Attempt, FoundLayers, next_count
 from ..verify.stages.baseline import Baseline
 from ..verify.stages.bench import Bench
 from ..verify.stages.evaluate import Evaluate
@@ -46,11 +46,10 @@ from ..verify.stages.ladder import Ladder
 from ..verify.stages.prove import Prove
 from ..verify.stages.search_inputs import SearchInputs
 from ..verify.stages.verify import Verify
+from . import quality
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .params import (
-    aten_pass_params,
     compile_params,
-    diagnose_params,
     edge_params,
     edge_params_with_passes,
     export_params,
@@ -61,21 +60,6 @@ from .params import (
     report_params,
     source_transform_params,
 )
-from .quality import (
-    Climbed,
-    bench_on_places,
-    check_memory,
-    check_proven,
-    compare_programs,
-    count_changes,
-    ladder,
-    make_scores,
-    prove,
-    prove_on_places,
-    rank,
-    score,
-    search_inputs,
-)
 from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
 STAGES: tuple[type[Stage], ...] = (
@@ -85,6 +69,9 @@ STAGES: tuple[type[Stage], ...] = (
     *(Baseline, Evaluate, Gate, Report, Bench),
 )
 """Every stage, in the order in which a model goes through them; ``--until`` goes by it."""
+
+_UNBOUNDED_DB = 40.0  # what a payload's own check asks for if verification asks for nothing
+_LAYERS_NAMED = 4  # in advice
 
 
 def check_stage(name: str) -> str:
@@ -120,22 +107,21 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     recipe = await search_layers(run, exports)
     run, so_far = replace(run, plan=recipe), ProgramsSoFar()
     try:
-        prepared, payloads = await make_payloads(run, exports, so_far)
-        made = MadeFile(await serialize(run, exports, payloads), prepared, payloads, so_far)
+        made = await make_file(run, exports, so_far)
     except (NotCached, CutShort):
         raise
     except Exception:
         with suppress(CutShort):
-            await compare_programs(run, exports, so_far)  # for whoever looks for what is wrong
+            await quality.compare_programs(run, exports, so_far)  # for whoever looks for what is wrong
         raise
     proofs = {
         "verified": verify(run, exports, made),
-        "accuracy": score(run, exports, made.file),
-        "numerics": compare_programs(run, exports, so_far),
-        "proofs": prove_on_places(run, exports, made),
+        "accuracy": quality.score(run, exports, made.file),
+        "numerics": quality.compare_programs(run, exports, so_far),
+        "proofs": quality.prove_on_places(run, exports, made),
     }
     proven: dict[str, Any] = await together(proofs)
-    check_proven(run, proven["verified"], proven["proofs"])
+    quality.check_proven(run, proven["verified"], proven["proofs"])
     compiled = {name if recipe.fat else "": payload.compiled for name, payload in made.payloads.items()}
     debugging = compiled if recipe.debugs else {}
     debug_refs: dict[str, Any] = {
@@ -154,17 +140,16 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
             **debug_refs,
         ),
     )
-    check_memory(run, reported.provenance)
+    quality.check_memory(run, reported.provenance)
     if recipe.recipe.verify.bench:
-        await bench_on_places(run, exports, made)
+        await quality.bench_on_places(run, exports, made)
     return reported
 
 
 async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
-    """The recipe that leaves the fewest layers in floating point with which the file passes its gate.
+    """The recipe; if it asks for a search, with the fewest layers in floating point that let its file pass the gate.
 
-    That is the recipe itself, unless it asks for a search. Raises AccuracyMissed if no file passes that the search
-    makes.
+    Raises AccuracyMissed if no file passes.
     """
     recipe, gate = run.plan, run.plan.gate
     if recipe.search is None or gate is None:
@@ -173,18 +158,18 @@ async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
     ranked: tuple[str, ...] = ()
     while len(attempts) < recipe.search.budget and (count := next_count(attempts, len(ranked))) is not None:
         attempt = run.attempt(recipe.without(ranked[:count]))
-        made = await make_attempt(attempt, exports)
-        bounds, refs = await make_scores(attempt, gate, exports, made.file)
+        made = await make_file(attempt, exports, ProgramsSoFar())
+        bounds, refs = await quality.make_scores(attempt, gate, exports, made.file)
         if not all(map(is_known, refs.values())):
             return recipe  # planned for a store that does not have them
         scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
         judged = judge(bounds, scores["scores"], scores.get("baseline"))
         attempts.append(Attempt(count, judged.worst, passes=not judged.misses()))
         if not (ranked or attempts[-1].passes):
-            ranked = await rank(attempt, exports, made.prepared)
-    passing = [attempted.layers for attempted in attempts if attempted.passes]
+            ranked = await quality.rank(attempt, exports, made.prepared)
+    passing = [scored.layers for scored in attempts if scored.passes]
     if not passing:
-        best = max(attempts, key=lambda attempted: attempted.score)
+        best = max(attempts, key=lambda scored: scored.score)
         raise AccuracyMissed(
             f"no file passes that `quantize.search` made. Of {len(attempts)} ({recipe.search.budget} are allowed), the "
             f"best scores {best.score:.6g}, with {best.layers} of {len(ranked)} layers in floating point; allow more "
@@ -197,9 +182,8 @@ async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
     return replace(chosen, found=FoundLayers(layers, chosen.excluded, len(ranked), tuple(attempts), size))
 
 
-async def make_attempt(run: RecipeRun, exports: Exports) -> MadeFile:
-    """Makes the file of another form of a recipe, which may turn out to be the one that is wanted."""
-    so_far = ProgramsSoFar()
+async def make_file(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> MadeFile:
+    """Makes the file of a recipe; nothing proves it yet."""
     prepared, payloads = await make_payloads(run, exports, so_far)
     return MadeFile(await serialize(run, exports, payloads), prepared, payloads, so_far)
 
@@ -240,9 +224,10 @@ async def lower_specialization(
     """Lowers all methods for one backend, into one payload."""
     whole = so_far.edges.setdefault(spec.name, {})
     lowering = {}
-    for method, own in {method: edge_params_with_passes(run, spec, method) for method in prepared}.items():
-        inputs, why = Edge.Inputs(program=prepared[method].program), Edge.takes_weights(own)
-        lowering[method] = run.on_graph(Edge, own, inputs, why, method=method, payload=spec.name)
+    params = {method: edge_params_with_passes(run, spec, method) for method in prepared}  # may raise: before all calls
+    for method, own in params.items():
+        program, why = Edge.Inputs(program=prepared[method].program), Edge.takes_weights(own)
+        lowering[method] = run.on_graph(Edge, own, program, why, method=method, payload=spec.name)
     await together(lowering, into=whole)
     edges = await edge_manager_passes(run, spec, exports, whole)
     delegating = [method for method in prepared if spec.target_of(method).delegates]
@@ -254,28 +239,14 @@ async def lower_specialization(
         preprocessed = await run(Preprocess, Preprocess.Params(targets=targets), linking, payload=spec.name)
         delegates = preprocessed.delegates
     programs = {method: edge.program for method, edge in edges.items()}
-    linked = programs | partitioned
-    compiled = await run(
-        Compile,
-        compile_params(run, spec, prepared),
-        Compile.Inputs(
-            program=linked,
-            constants=exports.first.constants,
-            delegates=delegates,
-            edge=programs if run.plan.debugs else {},
-        ),
-        payload=spec.name,
-    )
-    return Payload(
-        edges,
-        linked,
-        compiled,
-        delegates=not parts or any(part.delegated for part in parts.values()),
-    )
+    linked, debugged = programs | partitioned, programs if run.plan.debugs else {}
+    inputs = Compile.Inputs(program=linked, constants=exports.first.constants, delegates=delegates, edge=debugged)
+    compiled = await run(Compile, compile_params(run, spec, prepared), inputs, payload=spec.name)
+    return Payload(edges, linked, compiled, delegates=not parts or any(part.delegated for part in parts.values()))
 
 
 async def export_methods(run: ModelRun) -> Exports:
-    """Exports every method; which there are is known when one has been exported: a bucket, or else the first one."""
+    """Exports every method. Their names are known once one has been exported: a bucket, or else the first one."""
     buckets = run.model.buckets
     first = await export(run, buckets[0].name if buckets else None)
     source, outputs = first.call.params.source, first.outputs
@@ -328,18 +299,21 @@ async def export(run: ModelRun, method: str | None) -> Done:
 
 
 async def diagnose(run: ModelRun, method: str | None) -> Diagnosis:
-    """Finds out whether a method can be exported, and why not; None for the model's first one."""
-    params, user_code = diagnose_params(run, method)
+    """Finds out whether and why a method cannot be exported; None for the model's first one."""
+    watch_name = canonical_json(["diagnose", run.model.watch_name(method)]).decode()
+    # without what only eager's figures depend on
+    exported = export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs", "host"})
+    params = Diagnose.Params(**exported)
+    user_code = UserCode(watch_name, run.model.source) if run.model.source else None
     outputs = await run(Diagnose, params, method=method or "", user_code=user_code)
     return Diagnosis.from_json(run.read_json(outputs.diagnosis))
 
 
 async def diagnose_methods(run: ModelRun) -> dict[str, Diagnosis | Exception]:
-    """Diagnoses every method of a model; what was raised in place of a diagnosis, for those that have none."""
+    """The diagnosis of every method of a model, or what was raised instead."""
     first = await diagnose(run, None)
-    diagnoses = {method: diagnose(run, method) for method in first.methods[1:]}
-    others = await together(diagnoses, return_exceptions=True)
-    return {first.method: first, **others}
+    others = {method: diagnose(run, method) for method in first.methods[1:]}
+    return {first.method: first, **await together(others, return_exceptions=True)}
 
 
 async def prepare(run: RecipeRun, method: str, exports: Exports, so_far: ProgramsSoFar) -> Prepared:
@@ -370,16 +344,17 @@ async def fold_batch_norms(run: RecipeRun, method: str, program: ArtifactRef, ex
     recipe = run.plan.recipe
     if not recipe.fold_batch_norms or export.batch_norms is None or recipe.compile.share_mutable_buffers:
         return program
-    outputs = await run(FoldBatchNorms, FoldBatchNorms.Params(), FoldBatchNorms.Inputs(program=program), method=method)
-    return outputs.program
+    inputs = FoldBatchNorms.Inputs(program=program)
+    return (await run(FoldBatchNorms, FoldBatchNorms.Params(), inputs, method=method)).program
 
 
 async def aten_passes(run: RecipeRun, method: str, program: ArtifactRef) -> ArtifactRef:
     """The program of a method after the recipe's own functions over it, if there are any."""
     if not run.plan.recipe.aten_passes:
         return program
-    outputs = await run(AtenPasses, aten_pass_params(run, method), AtenPasses.Inputs(program=program), method=method)
-    return outputs.program
+    passes = tuple(CallableParams(source=fields_of(run, own.source)) for own in run.plan.recipe.aten_passes)
+    params = AtenPasses.Params(method=method, passes=passes)
+    return (await run(AtenPasses, params, AtenPasses.Inputs(program=program), method=method)).program
 
 
 async def calibrate(run: RecipeRun, method: str) -> ArtifactRef | None:
@@ -389,9 +364,8 @@ async def calibrate(run: RecipeRun, method: str) -> ArtifactRef | None:
         return None
     dataset = model.calibration[method]
     source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
-    params = Calibration.Params(
-        source=fields_of(run, source) if source else {}, seed=model.seed, samples=dataset.samples if dataset else 0
-    )
+    fields, samples = fields_of(run, source) if source else {}, dataset.samples if dataset else 0
+    params = Calibration.Params(source=fields, seed=model.seed, samples=samples)
     return (await run(Calibration, params, method=method)).samples
 
 
@@ -423,23 +397,16 @@ async def quantize(
 async def edge_manager_passes(
     run: RecipeRun, spec: PlannedSpecialization, exports: Exports, edges: Mapping[str, Edge.Outputs]
 ) -> Mapping[str, Edge.Outputs]:
-    """The Edge programs after the recipe's own functions over all of them, if there are any for whole programs."""
+    """The Edge programs after the recipe's own functions over all of them, if there are any before `partition`."""
     passes = manager_pass_params(run, Partition.name)
     if not passes:
         return edges
-    inputs = EdgeManagerPasses.Inputs(
-        program={method: edge.program for method, edge in edges.items()}, constants=exports.first.constants
-    )
-    changing = {
-        method: run(
-            EdgeManagerPasses,
-            EdgeManagerPasses.Params(method=method, passes=passes),
-            inputs,
-            method=method,
-            payload=spec.name,
-        )
-        for method in edges
-    }
+    programs = {method: edge.program for method, edge in edges.items()}
+    inputs = EdgeManagerPasses.Inputs(program=programs, constants=exports.first.constants)
+    changing = {}
+    for method in edges:
+        params = EdgeManagerPasses.Params(method=method, passes=passes)
+        changing[method] = run(EdgeManagerPasses, params, inputs, method=method, payload=spec.name)
     changed = await together(changing)
     return {method: Edge.Outputs(program=own.program, state=own.state) for method, own in changed.items()}
 
@@ -447,13 +414,11 @@ async def edge_manager_passes(
 async def partition(
     run: RecipeRun, spec: PlannedSpecialization, method: str, edges: Mapping[str, Edge.Outputs]
 ) -> Partition.Outputs:
-    """One method's partitions, unlinked. Methods that share state see which buffers the others change."""
+    """One method's partitions, not linked yet. Methods that share state see which buffers the others change."""
     shares = run.plan.recipe.compile.share_mutable_buffers
     params = Partition.Params(target=params_of(spec.target_of(method)), edge=edge_params(run.plan, spec, method))
-    inputs = Partition.Inputs(
-        program=edges[method].program,
-        state={other: edge.state for other, edge in edges.items() if shares and other != method},
-    )
+    state = {other: edge.state for other, edge in edges.items() if shares and other != method}
+    inputs = Partition.Inputs(program=edges[method].program, state=state)
     why = Partition.takes_weights(params)
     return await run.on_graph(Partition, params, inputs, why, method=method, payload=spec.name)
 
@@ -467,24 +432,22 @@ async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Pay
     sizes = {method: export.sizes for method, export in exports.methods.items() if export.sizes}
     buckets = {method: export.bucket for method, export in exports.methods.items() if export.bucket}
     described = run.model.metadata is not None or of_source is not None
-    return await run(
-        Serialize,
-        Serialize.Params(
-            form=output.form,
-            methods=tuple(exports.methods),
-            backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
-            external_data=bool(output.external_data),
-            metadata=metadata_params(run, payloads, described=described) if described or sizes or buckets else None,
-        ),
-        Serialize.Inputs(
-            payload=compiled.payload,
-            container=await pack(run, exports, payloads) if recipe.fat else None,
-            data=compiled.data if output.external_data and not recipe.fat else None,
-            metadata=of_source,
-            sizes=sizes,
-            buckets=buckets,
-        ),
+    params = Serialize.Params(
+        form=output.form,
+        methods=tuple(exports.methods),
+        backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
+        external_data=bool(output.external_data),
+        metadata=metadata_params(run, payloads, described=described) if described or sizes or buckets else None,
     )
+    inputs = Serialize.Inputs(
+        payload=compiled.payload,
+        container=await pack(run, exports, payloads) if recipe.fat else None,
+        data=compiled.data if output.external_data and not recipe.fat else None,
+        metadata=of_source,
+        sizes=sizes,
+        buckets=buckets,
+    )
+    return await run(Serialize, params, inputs)
 
 
 async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]) -> ArtifactRef:
@@ -492,49 +455,42 @@ async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]
     present = [spec for spec in recipe.specializations if spec.name in payloads]
     check, bound = recipe.recipe.output.self_check, recipe.bounds.min_sqnr_db
     edges = payloads[present[-1].name].edges if check else {}
-    outputs = await run(
-        Pack,
-        Pack.Params(
-            payloads=tuple(PackedPayload(name=spec.name, backends=spec.backends) for spec in present),
-            methods=tuple(exports.methods),
-            alignment=max(BYTE_ALIGNMENT, recipe.recipe.compile.segment_alignment),
-            executorch_version=version("executorch"),
-            share_transposed=recipe.recipe.output.share_transposed,
-            self_check=SelfCheckParams(
-                **check.model_dump(), drawn=not recipe.quantizers, min_sqnr_db=_UNBOUNDED_DB if bound is None else bound
-            )
-            if check
-            else None,
-        ),
-        Pack.Inputs(
-            payload={name: payload.compiled.payload for name, payload in payloads.items()},
-            examples=exports.examples if check else {},
-            state={method: edge.state for method, edge in edges.items()},
-        ),
+    own_check = None
+    if check:
+        least = _UNBOUNDED_DB if bound is None else bound
+        own_check = SelfCheckParams(**check.model_dump(), drawn=not recipe.quantizers, min_sqnr_db=least)
+    params = Pack.Params(
+        payloads=tuple(PackedPayload(name=spec.name, backends=spec.backends) for spec in present),
+        methods=tuple(exports.methods),
+        alignment=max(BYTE_ALIGNMENT, recipe.recipe.compile.segment_alignment),
+        executorch_version=version("executorch"),
+        share_transposed=recipe.recipe.output.share_transposed,
+        self_check=own_check,
     )
-    return outputs.container
-
-
-_UNBOUNDED_DB = 40.0
-"""What a payload's own check asks for where verification asks for nothing."""
+    inputs = Pack.Inputs(
+        payload={name: payload.compiled.payload for name, payload in payloads.items()},
+        examples=exports.examples if check else {},
+        state={method: edge.state for method, edge in edges.items()},
+    )
+    return (await run(Pack, params, inputs)).container
 
 
 async def verify(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef:
-    """The figures of the file, on which inputs are searched then; adds what may help to the error of one that fails."""
+    """The figures of the file, followed by a search for inputs; adds advice to the error of a file that fails."""
     try:
-        figures = await prove(run, exports, made)
+        figures = await quality.prove(run, exports, made)
     except (StageFailed, VerificationFailed) as error:
         if advice := await _advice(run, exports, made, str(error)):
             error.args = (f"{error.args[0]}; {advice}",)
         raise
-    await search_inputs(run, exports, made)
+    await quality.search_inputs(run, exports, made)
     return figures
 
 
 async def _advice(run: RecipeRun, exports: Exports, made: MadeFile, problem: str) -> str:
-    """What probably helps against a file's failed verification; empty where that is not known."""
+    """Advice for a file whose verification failed; empty if there is none."""
     recipe, prepared = run.plan, made.prepared
-    changed = count_changes(run, made.so_far) if "sequence" in problem else {}
+    changed = quality.count_changes(run, made.so_far) if "sequence" in problem else {}
     if state := sorted(name for name, times in changed.items() if times > 1):
         return (
             f"several methods change {', '.join(map(repr, state))}, and each has a copy of its own: "
@@ -543,7 +499,8 @@ async def _advice(run: RecipeRun, exports: Exports, made: MadeFile, problem: str
     if "searched [" in problem or not re.search(r"output \d+: SQNR", problem):
         return ""  # on inputs of a search, the quantized program is right
     if "its examples pass" in problem:
-        if on_examples := recipe.calibrated_on_examples(prepared, run.model.calibration):
+        calibration = run.model.calibration
+        if on_examples := [name for name in prepared if recipe.calibrates(name) and name not in calibration]:
             return (
                 f"quantizers of {', '.join(map(repr, on_examples))} observed the example inputs only, and values "
                 "beyond theirs are clipped: give the model `calibration` samples like those that it will meet"
@@ -551,7 +508,7 @@ async def _advice(run: RecipeRun, exports: Exports, made: MadeFile, problem: str
         if not recipe.asks_for_drawn_inputs:
             return ""  # layers are ranked by the examples, which pass
     try:
-        return await _way_out(run, exports, await rank(run, exports, prepared))
+        return await _way_out(run, exports, await quality.rank(run, exports, prepared))
     except (NotCached, CutShort):
         raise
     except Exception:  # noqa: BLE001 - the failure that it is about is what counts
@@ -559,9 +516,9 @@ async def _advice(run: RecipeRun, exports: Exports, made: MadeFile, problem: str
 
 
 async def _way_out(run: RecipeRun, exports: Exports, layers: tuple[str, ...]) -> str:
-    """How many of the layers that lose most by quantization have to stay in floating point, if half of them is enough.
+    """Advice on which layers to leave in floating point, if half of those that lose by quantization are enough.
 
-    Tried on files of its own, with a 16th of the layers, and then twice as many each time; then without fixed scales.
+    Tries files with a 16th of the layers, and then twice as many each time; then one without fixed scales.
     """
     if not layers:
         return ""
@@ -571,31 +528,26 @@ async def _way_out(run: RecipeRun, exports: Exports, layers: tuple[str, ...]) ->
         if await _passes(run.attempt(recipe), exports):
             left = f"`quantize: {{exclude: {list(recipe.excluded)}}}` in the recipe"
             return f"{worst}: the file passes with {count} of {len(layers)} layers in floating point, with {left}"
+    advice = f"{worst}, and the file does not pass with half of {len(layers)} layers in floating point"
     computed = run.plan.with_computed_scales()
-    passes = computed and await _passes(run.attempt(computed), exports)
-    return f"{worst}, and the file does not pass with half of {len(layers)} layers in floating point" + (
-        "; it passes with scales that it computes itself: `quantize: {options: {dynamic: true}}` in the recipe, as in "
-        "xnnpack-int8-dynamic"
-        if passes
-        else ""
-    )
-
-
-_LAYERS_NAMED = 4
+    if computed and await _passes(run.attempt(computed), exports):
+        advice += "; it passes with scales that it computes itself: `quantize: {options: {dynamic: true}}` in the "
+        advice += "recipe, as in xnnpack-int8-dynamic"
+    return advice
 
 
 async def _passes(run: RecipeRun, exports: Exports) -> bool:
     with suppress(StageFailed, VerificationFailed):
-        await prove(run, exports, await make_attempt(run, exports))
+        await quality.prove(run, exports, await make_file(run, exports, ProgramsSoFar()))
         return True
     return False
 
 
-async def lower_to_ladder(run: ModelRun) -> dict[str, Climbed | Exception]:
+async def lower_to_ladder(run: ModelRun) -> dict[str, quality.Climbed | Exception]:
     """Lowers a model's recipes up to the ladder, without verification, so it also works on files that fail it."""
     exports = await export_methods(run)
 
-    async def climb(recipe_run: RecipeRun) -> Climbed:
+    async def climb(recipe_run: RecipeRun) -> quality.Climbed:
         recipe_run.plan.check_methods(exports.methods)
         so_far = ProgramsSoFar()
         try:
@@ -604,7 +556,8 @@ async def lower_to_ladder(run: ModelRun) -> dict[str, Climbed | Exception]:
             raise
         except Exception:  # noqa: BLE001, S110 - the run has it; the ladder shows the programs that were made
             pass
-        return await ladder(recipe_run, exports, so_far)
+        return await quality.ladder(recipe_run, exports, so_far)
 
     recipes = {recipe.name: run.of_recipe(recipe, stages_after(recipe.until)) for recipe in run.model.recipes}
-    return await together({name: climb(made) for name, made in recipes.items()}, return_exceptions=True)
+    climbing = {name: climb(recipe_run) for name, recipe_run in recipes.items()}
+    return await together(climbing, return_exceptions=True)

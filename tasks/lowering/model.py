@@ -1,11 +1,8 @@
-"""A checked model, ready to be lowered: its source, its recipes and their targets; and the checks of a recipe.
-
-Everything about a recipe that can be checked without torch is checked here.
-"""
+"""A checked model, ready to be lowered: its source, its recipes and their targets; and all checks without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from glob import escape
@@ -30,11 +27,11 @@ from ...formats.pte.buckets import Bucket
 from ..engine.keys.builder import find_builder, find_signature
 from ..engine.keys.search import ModuleSearch, distribution_versions
 from ..quantize.torchao_configs import check_transform, class_name
-from ..results.searches import FoundLayers
+from ..results.accuracy import FoundLayers
 from ..targets import Target, TargetParams
 from ..targets.find import check_quantizers, find_target, find_target_class
 from ..targets.portable import Portable
-from .places import PlannedPlace
+from ..verify.places import PlannedPlace
 
 T = TypeVar("T")
 
@@ -68,7 +65,7 @@ class PlannedSpecialization:
         """The targets that delegate parts of these methods, without repeats."""
         targets = [target for method in methods if (target := self.target_of(method)).delegates]
         params = [params_of(target) for target in targets]
-        return tuple(made for position, made in enumerate(params) if made not in params[:position])
+        return tuple(target for position, target in enumerate(params) if target not in params[:position])
 
 
 def params_of(target: Target) -> TargetParams:
@@ -83,16 +80,13 @@ class PlannedRecipe:
     recipe: Recipe
     specializations: tuple[PlannedSpecialization, ...]  # by preference; exactly one for the plain form
     bounds: VerifyBounds  # the recipe's verification bounds, overridden by the model's
-    # the targets that quantize, with their quantizers' options; empty without quantization
-    quantizers: tuple[TargetParams, ...] = ()
-    # name of an optional specialization that this machine cannot lower -> reason
-    unavailable: Mapping[str, str] = field(default_factory=dict)
-    # the evaluator that scores the file, and its bounds; None if the file is not scored
-    gate: AccuracyGate | None = None
+    quantizers: tuple[TargetParams, ...] = ()  # targets with their quantizers' options; empty without quantization
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # optional specialization -> why it cannot be lowered
+    gate: AccuracyGate | None = None  # the evaluator that scores the file, and its bounds; None if it is not scored
     places: tuple[PlannedPlace, ...] = ()  # where payloads are run besides this machine's runtime
     until: str | None = None  # name of the last stage to run; None to make the file
     runtime: Runtime | None = None  # that has to be able to load the file
-    found: FoundLayers | None = None  # what the search for layers to leave in floating point has found
+    found: FoundLayers | None = None  # layers to leave in floating point, after a search for them
 
     @property
     def fat(self) -> bool:
@@ -108,11 +102,6 @@ class PlannedRecipe:
         targets = [type(target) for spec in self.specializations for target in spec.targets]
         targets += [find_target_class(quantizer.name) for quantizer in self.quantizers]
         return distribution_versions((*TOOLCHAIN, *(name for target in targets for name in target.distributions)))
-
-    @property
-    def may_be_unverified(self) -> bool:
-        """Whether the file is made even if this machine's runtime cannot run it."""
-        return not (self.fat or (self.recipe.verify.required and not self.places))
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -131,12 +120,15 @@ class PlannedRecipe:
         return replace(self, recipe=self.recipe.model_copy(update={"quantize": quantize}))
 
     def with_computed_scales(self) -> PlannedRecipe | None:
-        """The recipe with scales of activations that the file computes; None where its quantizer has no such option."""
-        if len(self.quantizers) != 1 or self.quantizers[0].options.get("dynamic") is not False:
+        """The recipe with scales of activations that the file computes; None if its quantizer has no option for it."""
+        if [quantizer.options.get("dynamic") for quantizer in self.quantizers] != [False]:
             return None
         (quantizer,) = self.quantizers
         computed = quantizer.model_copy(update={"options": {**quantizer.options, "dynamic": True}})
         return replace(self, quantizers=(computed,))
+
+    def for_debugging(self) -> PlannedRecipe:
+        return replace(self, recipe=self.recipe.model_copy(update={"debug": True}))
 
     def quantizes(self, method: str) -> bool:
         return bool(self.quantizers) and self.recipe.quantizes(method)
@@ -147,12 +139,8 @@ class PlannedRecipe:
 
     def calibrates(self, method: str) -> bool:
         """Whether activations of the method get fixed ranges from what quantizers observe."""
-        at_run_time = all(made.options.get("dynamic") or made.options.get("weight_only") for made in self.quantizers)
-        return self.quantizes(method) and not at_run_time
-
-    def calibrated_on_examples(self, methods: Iterable[str], calibration: Container[str]) -> list[str]:
-        """The methods whose activations get fixed ranges from the example inputs, for want of calibration data."""
-        return [method for method in methods if self.calibrates(method) and method not in calibration]
+        options = [quantizer.options for quantizer in self.quantizers]
+        return self.quantizes(method) and not all(each.get("dynamic") or each.get("weight_only") for each in options)
 
     @property
     def asks_for_drawn_inputs(self) -> bool:
@@ -161,57 +149,45 @@ class PlannedRecipe:
         return "drawn_inputs" in written.model_fields_set or self.bounds.drawn_inputs != written.drawn_inputs
 
     def edge_options(self, spec: PlannedSpecialization, method: str) -> EdgeOptions:
-        own = spec.methods.get(method)
-        return (own and own.edge) or self.recipe.edge
+        options = spec.methods.get(method)
+        return (options and options.edge) or self.recipe.edge
 
     def for_buckets(self, buckets: Sequence[Bucket]) -> PlannedRecipe:
         """The recipe, whose settings for a method are those of each of its buckets."""
-        specializations = tuple(
-            replace(
-                spec, method_targets=by_bucket(spec.method_targets, buckets), methods=by_bucket(spec.methods, buckets)
-            )
-            for spec in self.specializations
-        )
+        specializations = []
+        for spec in self.specializations:
+            targets, methods = by_bucket(spec.method_targets, buckets), by_bucket(spec.methods, buckets)
+            specializations.append(replace(spec, method_targets=targets, methods=methods))
         recipe, quantize = self.recipe, self.recipe.quantize
         if quantize and quantize.methods:
-            methods = tuple(by_bucket(dict.fromkeys(quantize.methods), buckets))
-            recipe = recipe.model_copy(update={"quantize": quantize.model_copy(update={"methods": methods})})
-        return replace(self, recipe=recipe, specializations=specializations)
+            names = tuple(by_bucket(dict.fromkeys(quantize.methods), buckets))
+            recipe = recipe.model_copy(update={"quantize": quantize.model_copy(update={"methods": names})})
+        return replace(self, recipe=recipe, specializations=tuple(specializations))
 
     def check_methods(self, methods: Iterable[str]) -> None:
         """Raises SourceError if the recipe names a method that the model does not have."""
-        known = list(methods)
-        quantize = self.recipe.quantize
-        if unknown := sorted(set(quantize.methods or ()) - set(known)) if quantize else []:
-            raise SourceError(
-                f"`quantize.methods` of recipe {self.name!r} names the methods {unknown}; the model has {known}"
-            )
-        for spec in self.specializations:
-            if unknown := sorted(set(spec.methods) - set(known)):
-                raise SourceError(
-                    f"specialization {spec.name!r} of recipe {self.name!r} names the methods {unknown}; "
-                    f"the model has {known}"
-                )
+        known, quantize = list(methods), self.recipe.quantize
+        named: dict[str, Iterable[str]] = {"`quantize.methods`": (quantize and quantize.methods) or ()}
+        named |= {f"specialization {spec.name!r}": spec.methods for spec in self.specializations}
+        for what, names in named.items():
+            if unknown := sorted(set(names) - set(known)):
+                raise SourceError(f"{what} of recipe {self.name!r} names the methods {unknown}; the model has {known}")
 
 
 def plan_buckets(method: str, config: MethodConfig) -> list[Bucket]:
-    """The buckets of the method of this name, which are named after it and their sizes."""
-    combinations = product(*config.buckets.values()) if config.buckets else ()
-    return [
-        Bucket(
-            name="_".join(map(str, (method, *sizes))),
-            method=method,
-            sizes=dict(zip(config.buckets, sizes, strict=True)),
-        )
-        for sizes in combinations
-    ]
+    """The buckets of a method, which are named after it and their sizes."""
+    buckets = []
+    for sizes in product(*config.buckets.values()) if config.buckets else ():
+        name = "_".join(map(str, (method, *sizes)))
+        buckets.append(Bucket(name=name, method=method, sizes=dict(zip(config.buckets, sizes, strict=True))))
+    return buckets
 
 
-def by_bucket(given: Mapping[str, T], buckets: Sequence[Bucket]) -> dict[str, T]:
+def by_bucket(values: Mapping[str, T], buckets: Sequence[Bucket]) -> dict[str, T]:
     """Values by the file's methods: a method's value is that of its buckets, except for those with one of their own."""
     bucketed = {bucket.method for bucket in buckets}
-    of_buckets = {bucket.name: given[bucket.method] for bucket in buckets if bucket.method in given}
-    return of_buckets | {method: value for method, value in given.items() if method not in bucketed}
+    of_buckets = {bucket.name: values[bucket.method] for bucket in buckets if bucket.method in values}
+    return of_buckets | {method: value for method, value in values.items() if method not in bucketed}
 
 
 @dataclass(frozen=True)
@@ -220,14 +196,11 @@ class PlannedModel:
 
     name: str
     recipes: tuple[PlannedRecipe, ...]
-    # how many random inputs `export` makes: the maximum over all of the model's recipes in the zoo, so that it does not
-    # depend on which are selected
-    random_inputs: int
+    random_inputs: int  # that `export` makes: the most of all of the model's recipes in the zoo, selected or not
     source: ResolvedSource | None  # where it comes from; None for a model in the caller's memory
     # method name to the dataset that quantizers calibrate on; None for samples in the caller's memory
     calibration: Mapping[str, Dataset | None] = field(default_factory=dict)
-    # name of a selected recipe that does not apply to the model -> reason
-    not_applicable: Mapping[str, str] = field(default_factory=dict)
+    not_applicable: Mapping[str, str] = field(default_factory=dict)  # selected recipe -> why it does not apply
     seed: int = 0  # seeds torch, numpy and random before the user's code runs
     strict: bool = False
     dynamic_shapes: Any = None  # the zoo file's, as JSON; they replace the builder's
@@ -280,7 +253,7 @@ class PlannedModel:
             raise SourceError(f"calibration names the methods {unknown}; the model has {names}")
 
     def methods_in_file(self, own: Iterable[str]) -> list[str]:
-        """The methods of the file, from those of the model; raises SourceError if two would have one name."""
+        """The methods of the file, from those of the model; raises SourceError if two have one name."""
         bucketed: dict[str, list[str]] = {}
         for bucket in self.buckets:
             bucketed.setdefault(bucket.method, []).append(bucket.name)
@@ -290,7 +263,7 @@ class PlannedModel:
         return names
 
     def bucket(self, method: str | None) -> Bucket | None:
-        """The bucket that a method of the file is, if it is one."""
+        """The bucket that a method of the file is; None if it is none."""
         return next((bucket for bucket in self.buckets if bucket.name == method), None)
 
     def ending_with(self, stage: str) -> Self:
@@ -298,7 +271,7 @@ class PlannedModel:
         return replace(self, recipes=tuple(replace(recipe, until=stage) for recipe in self.recipes))
 
     def for_debugging(self) -> Self:
-        return replace(self, recipes=tuple(map(for_debugging, self.recipes)))
+        return replace(self, recipes=tuple(recipe.for_debugging() for recipe in self.recipes))
 
     @property
     def program_file(self) -> Path | None:
@@ -307,22 +280,15 @@ class PlannedModel:
     def watch_name(self, method: str | None) -> str:
         """The name of a method's export in the ledger's watch lists.
 
-        A builder may load other modules with other arguments or for another method. One list for all would grow with
+        A builder may load other modules with other arguments or for another method: one list for all would grow with
         each, and change the keys of finished exports. `method` is None for the model's first one.
         """
-        match self.source:
-            case BuilderSource(builder=builder, kwargs=arguments):
-                return canonical_json([builder, arguments, method]).decode()
-            case _:
-                return canonical_json([f"program:{self.name}", {}, method]).decode()
+        if isinstance(self.source, BuilderSource):
+            return canonical_json([self.source.builder, self.source.kwargs, method]).decode()
+        return canonical_json([f"program:{self.name}", {}, method]).decode()
 
 
-def for_debugging(recipe: PlannedRecipe) -> PlannedRecipe:
-    return replace(recipe, recipe=recipe.recipe.model_copy(update={"debug": True}))
-
-
-ErrorAt = Callable[[str, FieldPath], ConfigError]
-"""Makes the error for a problem, given the path of the field within the recipe."""
+ErrorAt = Callable[[str, FieldPath], ConfigError]  # from a problem and the path of the field within the recipe
 
 
 def plan_recipe(
@@ -335,25 +301,23 @@ def plan_recipe(
     *,
     bounded: bool = True,
 ) -> PlannedRecipe:
-    """Checks a recipe and makes its targets.
+    """Checks a recipe and makes its targets; raises InputError.
 
-    Where the user has not chosen the bounds (`bounded`), the gate alone decides about files with other numerics. Raises
-    InputError if a target is unknown, or does not take its options; targets are not available, each with a line; a
-    callable or a file is missing; torchao has no such config.
+    If the user has not chosen the bounds (`bounded`), the gate alone decides about files with other numerics.
     """
     _check_source_transforms(recipe, search, error_at)
     _check_functions(recipe, search, error_at)
-    planned, unavailable, refused = [], {}, []
+    planned, unavailable, errors = [], {}, []
     for position, specialization in enumerate(recipe.specializations):
-        made = _find_specialization(specialization, ("specializations", position), error_at)
-        missing = list(_missing(made))
+        spec = _find_specialization(specialization, ("specializations", position), error_at)
+        missing = list(_missing(spec))
         if missing and specialization.required:
-            refused += [error_at(reason, ("specializations", position, *field)) for field, reason in missing]
+            errors += [error_at(reason, ("specializations", position, *field)) for field, reason in missing]
         elif missing:
             unavailable[specialization.payload] = missing[0][1].partition(" is ")[2]
         else:
-            planned.append(made)
-    raise_all(refused)
+            planned.append(spec)
+    raise_all(errors)
     if recipe.output.form == "fat" and planned[-1].backends:
         raise error_at(
             f"{planned[-1].name!r} needs {', '.join(planned[-1].backends)}: the last specialization of a fat "
@@ -414,12 +378,9 @@ def check_callable(
     *,
     given: int = 0,
 ) -> None:
-    """Checks that a callable exists and takes its arguments, as far as its source shows.
+    """Raises InputError unless a callable exists and takes its arguments, as far as its source shows.
 
-    `where` is the mapping that has its `kwargs`, and its name in the field `named`; `given` arguments come before them.
-
-    Raises:
-        InputError: at the position of what is wrong; several problems have a line each.
+    `where` is the mapping with its `kwargs`, and its name in the field `named`; `given` arguments come before them.
     """
     with errors_at(error_at, (*where, named) if named else where):
         find_builder(builder, search)
@@ -454,26 +415,26 @@ def _check_source_transforms(recipe: Recipe, search: ModuleSearch, error_at: Err
 def _check_functions(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
     for position, chosen in enumerate(recipe.quantize.quantizers if recipe.quantize else ()):
         if chosen.filter_fn:
-            where = "quantize", "quantizers", position
-            check_callable(chosen.filter_fn, {}, search, error_at, where, "filter_fn", given=1)
-    for place, named, given in _passes(recipe):
-        check_callable(named.callable, named.kwargs, search, error_at, place, "callable", given=given)
+            quantizer = "quantize", "quantizers", position
+            check_callable(chosen.filter_fn, {}, search, error_at, quantizer, "filter_fn", given=1)
+    for where, function, given in _passes(recipe):
+        check_callable(function.callable, function.kwargs, search, error_at, where, "callable", given=given)
 
 
 def _passes(recipe: Recipe) -> Iterator[tuple[FieldPath, NamedFunction, int]]:
-    """A recipe's own functions: field, function, and how many arguments it gets before its keyword arguments."""
-    for position, own in enumerate(recipe.aten_passes):
-        yield ("aten_passes", position), own, 2
-    for position, managed in enumerate(recipe.edge_manager_passes):
-        yield ("edge_manager_passes", position), managed, 2 if managed.takes_program else 1
-    for position, emitted in enumerate(recipe.emission_passes):
-        yield ("emission_passes", position), emitted, 1 if emitted.takes_module else 0
+    """A recipe's own functions: field, function, and the number of its positional arguments."""
+    for position, aten_pass in enumerate(recipe.aten_passes):
+        yield ("aten_passes", position), aten_pass, 2
+    for position, manager_pass in enumerate(recipe.edge_manager_passes):
+        yield ("edge_manager_passes", position), manager_pass, 2 if manager_pass.takes_program else 1
+    for position, emission_pass in enumerate(recipe.emission_passes):
+        yield ("emission_passes", position), emission_pass, 1 if emission_pass.takes_module else 0
     for step, passes in (recipe.quantize.passes if recipe.quantize else {}).items():
         for position, graph_pass in enumerate(passes):
             yield ("quantize", step, position), graph_pass, 1
-    for place, edge in recipe.edges.items():
+    for where, edge in recipe.edges.items():
         for position, edge_pass in enumerate(edge.passes):
-            yield (*place, "passes", position), edge_pass, 2 if edge_pass.takes_program else 0
+            yield (*where, "passes", position), edge_pass, 2 if edge_pass.takes_program else 0
 
 
 def _find_specialization(specialization: Specialization, where: FieldPath, error_at: ErrorAt) -> PlannedSpecialization:
@@ -482,17 +443,13 @@ def _find_specialization(specialization: Specialization, where: FieldPath, error
             return find_target(name, dict(options))
 
     others = {}
-    for method, differing in specialization.methods.items():
-        name, own = differing.target or specialization.target, differing.options
-        if own is None and name == specialization.target:
-            continue
-        others[method] = find(name, own or {}, ("methods", method, "options" if differing.target is None else "target"))
+    for method, own in specialization.methods.items():
+        if own.target not in (None, specialization.target) or own.options is not None:
+            where_from = ("methods", method, "options" if own.target is None else "target")
+            others[method] = find(own.target or specialization.target, own.options or {}, where_from)
+    target = find(specialization.target, specialization.options, ("target",))
     return PlannedSpecialization(
-        specialization.payload,
-        find(specialization.target, specialization.options, ("target",)),
-        specialization.required,
-        others,
-        specialization.methods,
+        specialization.payload, target, specialization.required, others, specialization.methods
     )
 
 

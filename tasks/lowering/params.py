@@ -16,8 +16,6 @@ from ..engine.keys.search import ModuleSearch, host_capability
 from ..engine.keys.source import source_fields
 from ..engine.runner import UserCode
 from ..engine.stage import CallableParams
-from ..explain.stages.diagnose import Diagnose
-from ..export.stages.aten_passes import AtenPasses
 from ..export.stages.export import Export
 from ..file.stages.report import Report
 from ..file.stages.serialize import MetadataParams
@@ -27,9 +25,6 @@ from ..quantize.torchao_configs import TorchaoParams, class_name
 from ..targets import TargetParams
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .runs import RecipeRun, StageCalls
-
-ORIGIN_FORMAT = 1
-"""Version of what the provenance digest in a file's metadata is of."""
 
 
 def export_params(run: StageCalls, method: str | None, watch_name: str) -> Export.Params:
@@ -48,46 +43,38 @@ def export_params(run: StageCalls, method: str | None, watch_name: str) -> Expor
     )
 
 
-def diagnose_params(run: StageCalls, method: str | None) -> tuple[Diagnose.Params, UserCode | None]:
-    """Params of `diagnose`, which are those of `export` without what only eager's figures depend on."""
-    watch_name = canonical_json(["diagnose", run.model.watch_name(method)]).decode()
-    params = Diagnose.Params(**export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs", "host"}))
-    return params, UserCode(watch_name, run.model.source) if run.model.source else None
-
-
 def source_transform_params(run: RecipeRun, method: str) -> tuple[SourceTransform.Params, UserCode | None]:
     """Params of `source_transform`, with digests of the user's code, and that code."""
     model, transforms = run.model, run.plan.recipe.transforms
-    callables = tuple(source for made in transforms if (source := _code_of(made)))
-    called = [[made.builder, made.kwargs] for made in callables]
+    callables = tuple(source for transform in transforms if (source := _code_of(transform)))
+    called = [[source.builder, source.kwargs] for source in callables]
     watch_name = canonical_json(["source_transform", model.watch_name(method), called]).decode()
-    shared = export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs"})
     params = SourceTransform.Params(
-        **shared,
-        transforms=tuple(_transform_params(run, made) for made in transforms),
+        **export_params(run, method, watch_name).model_dump(exclude={"drawn_inputs"}),
+        transforms=tuple(_transform_params(run, transform) for transform in transforms),
         dynamic_batch=run.plan.observes_any_batch(method),
     )
     return params, UserCode(watch_name, model.source, callables) if model.source else None
 
 
-def _code_of(made: Transform) -> BuilderSource | None:
+def _code_of(transform: Transform) -> BuilderSource | None:
     """The user's function that a transform calls, if it calls one."""
-    if isinstance(made, CallableTransform):
-        return BuilderSource(builder=made.callable, kwargs=made.kwargs, files=made.files)
-    return BuilderSource(builder=made.filter_fn) if made.filter_fn else None
+    if isinstance(transform, CallableTransform):
+        return BuilderSource(builder=transform.callable, kwargs=transform.kwargs, files=transform.files)
+    return BuilderSource(builder=transform.filter_fn) if transform.filter_fn else None
 
 
-def _transform_params(run: RecipeRun, made: Transform) -> TorchaoParams | CallableParams:
-    code = _code_of(made)
+def _transform_params(run: RecipeRun, transform: Transform) -> TorchaoParams | CallableParams:
+    code = _code_of(transform)
     called = CallableParams(source=fields_of(run, code)) if code else None
-    if isinstance(made, TorchaoTransform):
+    if isinstance(transform, TorchaoTransform):
         return TorchaoParams(
-            config=class_name(made.torchao),
-            fields=made.params,
-            include=made.filter,
-            exclude=made.exclude,
-            layers=made.layers,
-            at_least=made.at_least,
+            config=class_name(transform.torchao),
+            fields=transform.params,
+            include=transform.filter,
+            exclude=transform.exclude,
+            layers=transform.layers,
+            at_least=transform.at_least,
             filter_fn=called,
         )
     assert called  # noqa: S101 - the other kind of transform is a function
@@ -95,14 +82,14 @@ def _transform_params(run: RecipeRun, made: Transform) -> TorchaoParams | Callab
 
 
 def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str) -> Edge.Params:
-    """How a method becomes an Edge program, without the recipe's own passes: no later stage has to know of those."""
+    """How a method becomes an Edge program, without the recipe's own passes, which later stages need not know."""
     options, target = recipe.edge_options(spec, method), spec.target_of(method)
-    keeping = target.decomposition_options() if options.preserve_for_target else None
-    passing = target.pass_options()
-    decomposes = keeping is not None if target.leaves_affine else not target.delegates
+    preserved = target.decomposition_options() if options.preserve_for_target else None
+    passes = target.pass_options()
+    decomposes = preserved is not None if target.leaves_affine else not target.delegates
     return Edge.Params(
-        preserve_for=None if keeping is None else TargetParams(name=target.name, options=keeping),
-        passes_of=None if passing is None else TargetParams(name=target.name, options=passing),
+        preserve_for=None if preserved is None else TargetParams(name=target.name, options=preserved),
+        passes_of=None if passes is None else TargetParams(name=target.name, options=passes),
         preserve_operators=options.preserve_operators,
         check_ir_validity=options.check_ir_validity,
         skip_dim_order=options.skip_dim_order,
@@ -125,29 +112,22 @@ def quantize_params(run: RecipeRun, *, one_of_several: bool) -> Quantize.Params:
     """The recipe's quantizers, and its functions between their steps, with digests of their code."""
     quantization = run.plan.recipe.quantize
     passes = {
-        field: tuple(CallableParams(source=fields_of(run, own.source)) for own in made)
-        for field, made in (quantization.passes if quantization else {}).items()
+        step: tuple(CallableParams(source=fields_of(run, function.source)) for function in functions)
+        for step, functions in (quantization.passes if quantization else {}).items()
     }
     filters = {
         position: CallableParams(source=fields_of(run, BuilderSource(builder=chosen.filter_fn)))
         for position, chosen in enumerate(quantization.chosen if quantization else ())
         if chosen.filter_fn
     }
-    at_least = quantization and quantization.at_least
     return Quantize.Params(
         quantizers=run.plan.quantizers,
         filters=filters,
         exclude=run.plan.excluded,
-        at_least=at_least,
+        at_least=quantization and quantization.at_least,
         one_of_several=one_of_several,
         **passes,
     )
-
-
-def aten_pass_params(run: RecipeRun, method: str) -> AtenPasses.Params:
-    """The recipe's functions over one method's ATen program, with digests of their code."""
-    passes = tuple(CallableParams(source=fields_of(run, own.source)) for own in run.plan.recipe.aten_passes)
-    return AtenPasses.Params(method=method, passes=passes)
 
 
 def manager_pass_params(run: RecipeRun, before: str) -> tuple[ManagerPassParams, ...]:
@@ -180,12 +160,12 @@ def compile_params(run: RecipeRun, spec: PlannedSpecialization, methods: Collect
 def metadata_params(run: RecipeRun, payloads: Collection[str], *, described: bool) -> MetadataParams:
     """What the zoo says about the model, and what a file that is `described` is made from and with."""
     recipe, layout = run.plan, run.plan.recipe.compile
-    made = {spec.name: params_of(spec.target).model_dump(mode="json") for spec in recipe.specializations}
+    targets = {spec.name: params_of(spec.target).model_dump(mode="json") for spec in recipe.specializations}
     origin = {
-        "format": ORIGIN_FORMAT,
+        "format": 1,  # of these fields, whose digest a file's metadata has
         "model": run.model.name,
         "recipe": recipe.name,
-        "specializations": made,
+        "specializations": targets,
         "left_out": list(_left_out(recipe, payloads)),
         "toolchain": recipe.versions,
     }
@@ -220,16 +200,15 @@ def report_params(run: RecipeRun, payloads: Collection[str]) -> Report.Params:
 
 def _common(edges: list[Edge.Params]) -> Edge.Params:
     """What holds for all of them. Where they differ, `edge` has checked each against its own."""
-    first, *others = edges
-    if all(params == first for params in others):
-        return first
-    kept = dict.fromkeys(operator for params in edges for operator in params.preserve_operators)
-    spared = dict.fromkeys(operator for params in edges for operator in params.core_aten_exceptions)
+    if all(params == edges[0] for params in edges):
+        return edges[0]
+    preserved = dict.fromkeys(operator for params in edges for operator in params.preserve_operators)
+    exceptions = dict.fromkeys(operator for params in edges for operator in params.core_aten_exceptions)
     return Edge.Params(
-        preserve_operators=tuple(kept),
+        preserve_operators=tuple(preserved),
         check_ir_validity=False,
         skip_dim_order=all(params.skip_dim_order for params in edges),
-        core_aten_exceptions=tuple(spared),
+        core_aten_exceptions=tuple(exceptions),
     )
 
 

@@ -1,4 +1,4 @@
-"""How good a recipe's file is, and where it loses quality: verification, scores, the ladder, and bisection."""
+"""The quality of a recipe's file, and where it is lost: verification, scores, the ladder, and bisection."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
 from ..explain.stages.bisect import Bisect
-from ..explain.stages.bisect_payload import BisectPayload
 from ..file.stages.serialize import Serialize
+from ..results.accuracy import rank_layers
 from ..results.causes import Circumstance
 from ..results.costs import MemoryUse, exceeded
 from ..results.delivered import Delivered
-from ..results.figures import WHOLE_FILE, Figures, Proof
+from ..results.figures import WHOLE_FILE, Figures, Proof, Searched
 from ..results.numerics import NodeLosses
-from ..results.searches import Searched, rank_layers
-from ..verify.emulators import processor
+from ..verify.places import PlannedPlace, processor
 from ..verify.stages.baseline import Baseline
 from ..verify.stages.bench import Bench
 from ..verify.stages.evaluate import Evaluate
@@ -34,15 +33,14 @@ from ..verify.stages.ladder import Ladder, RungParams
 from ..verify.stages.prove import Prove
 from ..verify.stages.search_inputs import SearchInputs
 from ..verify.stages.verify import Verify
-from .model import PlannedRecipe, params_of
+from .model import PlannedRecipe
 from .params import edge_params, fields_of
-from .places import PlannedPlace
 from .runs import Exports, MadeFile, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
 
 @dataclass(frozen=True)
 class Climbed:
-    """A recipe's ladder: the call of the stage, what came of it, and the payloads that are its last rungs."""
+    """A recipe's ladder: the call of the stage, its outputs, and the payloads that are its last rungs."""
 
     params: Ladder.Params
     inputs: Ladder.Inputs
@@ -53,14 +51,16 @@ class Climbed:
 async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: ArtifactRef | None = None) -> ArtifactRef:
     """The figures of the file, which are within the recipe's bounds.
 
-    Where the recipe searches for inputs, it is also run on those that were `found`, now and for earlier files.
+    If the recipe searches for inputs, the file is also run on those that were `found`, now and for earlier files.
     """
     recipe, prepared = run.plan, made.prepared
     on_examples = judged_on_examples(recipe, prepared)
     samples = {method: own.samples for method, own in prepared.items() if own.samples and method in on_examples}
     quantized = {method: own.quantized for method, own in prepared.items() if own.quantized}
+    transformed = {method: own.transformed for method, own in prepared.items() if own.transformed}
     kept = sorted({*_found_before(run, made), *([found] if found else [])}, key=lambda ref: ref.identity)
-    edges = made.payloads[recipe.specializations[0].name].edges if recipe.may_be_unverified else {}
+    may_be_unverified = not (recipe.fat or (recipe.recipe.verify.required and not recipe.places))
+    edges = made.payloads[recipe.specializations[0].name].edges if may_be_unverified else {}
     inputs = Verify.Inputs(
         file=made.file.file,
         data=made.file.data,
@@ -68,11 +68,7 @@ async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: Artifac
         examples=exports.examples,
         constants=exports.first.constants,
         edge={method: edge.program for method, edge in edges.items()},
-        notes={
-            method: own.transformed.notes
-            for method, own in prepared.items()
-            if own.transformed and own.transformed.notes
-        },
+        notes={method: outputs.notes for method, outputs in transformed.items() if outputs.notes},
         calibration={method: outputs.calibration for method, outputs in quantized.items() if recipe.calibrates(method)},
         samples=samples,
         exported={method: exports.programs[method] for method in (exports.programs if kept else samples)},
@@ -86,10 +82,9 @@ async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: Artifac
 
 
 async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
-    """What came of every payload on every place of the recipe, by ``PLACE/PAYLOAD``.
+    """The proofs of every payload on every place of the recipe, by ``PLACE/PAYLOAD``.
 
-    Raises the first failure, which names the others, and VerificationFailed for a place that is required and cannot be
-    reached, finds no device, or can run nothing of the file.
+    Raises the first failure, which names the others, and VerificationFailed for a required place that cannot run it.
     """
     recipe = run.plan
     # the random inputs of methods with calibrated ranges have no bounds here
@@ -105,7 +100,7 @@ async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> d
         f"{place.name}/{payload}": _prove(run, place, payload, Prove.Params(place=place.params, bounds=bounds), inputs)
         for place in recipe.places
         if not place.unreachable
-        # a command runs a fat file as an app does, too, with the payload that is chosen there
+        # a command also runs a fat file as an app does, with the payload that is chosen there
         for payload, inputs in {**payloads, **(whole if place.params.command else {})}.items()
     }
     outcomes = await together(proving, return_exceptions=True)
@@ -123,15 +118,14 @@ def _with_others(run: RecipeRun, failures: Mapping[str, Exception]) -> Exception
     """The failure to raise, with all other places and payloads that failed."""
     first = first_of([*failures.values()])
     failed = {str(step): error for step, error in run.failed.items() if step.stage == Prove.name}
-    step_of_first = run.step_of(first)
-    others = [f"{step}: {first_line(error)}" for step, error in failed.items() if step != step_of_first]
+    others = [f"{step}: {first_line(error)}" for step, error in failed.items() if step != run.step_of(first)]
     if others and first.args and (more := f"; also {'; '.join(others)}") not in str(first.args[0]):
         first.args = (f"{first.args[0]}{more}", *first.args[1:])
     return first
 
 
 def _check_required(place: PlannedPlace, proofs: Sequence[Proof]) -> None:
-    """Raises VerificationFailed where a place is not what it was asked to be."""
+    """Raises VerificationFailed for a place that finds no device, or can run nothing of the file."""
     absent = [proof.not_run for proof in proofs if proof.no_device]
     if absent or not any(proof.figures for proof in proofs):
         reason, what = (absent or [proof.not_run for proof in proofs])[0], "a payload" if absent else "the file"
@@ -149,9 +143,8 @@ def _payloads(recipe: PlannedRecipe, exports: Exports, made: MadeFile) -> dict[s
     """What places run: the payloads of a fat file by name, or a plain file, which has none."""
     if not recipe.fat:
         return {"": _whole(exports, made)}
-    return {
-        name: Prove.Inputs(file=own.compiled.payload, examples=exports.examples) for name, own in made.payloads.items()
-    }
+    payloads = {name: payload.compiled.payload for name, payload in made.payloads.items()}
+    return {name: Prove.Inputs(file=file, examples=exports.examples) for name, file in payloads.items()}
 
 
 async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> None:
@@ -164,13 +157,12 @@ async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> N
         params, limits = (place.params, place.limits(run.model.limits)) if place else (None, None)
         for payload, inputs in _payloads(recipe, exports, made).items():
             step = StageId(Bench.name, name, recipe.name, payload, run.number)
-            asked = Bench.Params(place=params, machine=machine)
             with suppress(StageError, NotCached):  # the run has it; a file is none the worse for it
-                await run.call(step, Bench, asked, inputs, limits=limits)
+                await run.call(step, Bench, Bench.Params(place=params, machine=machine), inputs, limits=limits)
 
 
 def check_memory(run: RecipeRun, provenance: ArtifactRef) -> None:
-    """Raises VerificationFailed for a file whose methods need more memory than the model's limits for devices allow."""
+    """Raises VerificationFailed for a file whose methods need more memory than devices have."""
     limits = run.model.limits.device
     if limits is None or not is_known(provenance):
         return
@@ -194,7 +186,7 @@ async def _prove(
 
 
 def check_proven(run: RecipeRun, figures: ArtifactRef, proofs: Mapping[str, ArtifactRef]) -> None:
-    """Raises VerificationFailed for a plain file that nothing has run, of a recipe that asks for it."""
+    """Raises VerificationFailed for a plain file that nothing has run, if the recipe requires verification."""
     refs = (figures, *proofs.values())
     if not run.plan.recipe.verify.required or not run.plan.places or not all(map(is_known, refs)):
         return
@@ -212,7 +204,7 @@ def check_proven(run: RecipeRun, figures: ArtifactRef, proofs: Mapping[str, Arti
 
 
 def _found_before(run: RecipeRun, made: MadeFile) -> Iterator[ArtifactRef]:
-    """Inputs that searches have found. Those of this file on which it is right were run by the search itself."""
+    """Inputs that searches have found, except those of this file that passed: the search itself has run them."""
     if run.plan.recipe.verify.search:
         for kept in run.store.ledger.found_inputs(f"{run.model.name}/{run.plan.name}"):
             if (kept.wrong or kept.file != made.file.file.identity) and run.store.has(kept.inputs):
@@ -221,14 +213,14 @@ def _found_before(run: RecipeRun, made: MadeFile) -> Iterator[ArtifactRef]:
 
 def _references(exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
     """The program of each method that its file has to compute: with the recipe's changes of numerics."""
-    changed = {method: own.quantized or own.transformed for method, own in made.prepared.items()}
-    return {method: own.program if (own := changed[method]) else exports.programs[method] for method in changed}
+    prepared = made.prepared.items()
+    return {name: (own.quantized or own.transformed or exports.methods[name]).program for name, own in prepared}
 
 
 async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> None:
-    """Searches for inputs on which the file is wrong, if the recipe asks for that.
+    """Raises VerificationFailed if a search that the recipe asks for finds inputs on which the file is wrong.
 
-    The inputs are kept for the verification of later files. Raises VerificationFailed if the file is wrong on them.
+    They are kept for the verification of later files.
     """
     asked = run.plan.recipe.verify.search
     if asked is None:
@@ -258,15 +250,14 @@ async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> Non
 def judged_on_examples(recipe: PlannedRecipe, methods: Iterable[str]) -> tuple[str, ...]:
     """The methods whose activations have calibrated ranges, so that no bound applies to their random inputs.
 
-    Values beyond those of the examples or calibration samples are clipped there, however right the file is.
+    Values beyond those of the examples or calibration samples are clipped there, even in a file that is right.
     """
     return () if recipe.asks_for_drawn_inputs else tuple(filter(recipe.calibrates, methods))
 
 
 def _circumstances(run: RecipeRun, so_far: ProgramsSoFar) -> Iterator[Circumstance]:
     """What the cause of a failed verification may depend on."""
-    recipe = run.plan
-    if recipe.quantizers or recipe.recipe.transforms:
+    if run.plan.quantizers or run.plan.recipe.transforms:
         yield "quantized"
     with suppress(PteforgeError):  # whoever needs it says so
         if count_changes(run, so_far):
@@ -274,7 +265,7 @@ def _circumstances(run: RecipeRun, so_far: ProgramsSoFar) -> Iterator[Circumstan
 
 
 def count_changes(run: RecipeRun, so_far: ProgramsSoFar) -> Counter[str]:
-    """How many methods change each buffer, where there are several, and each has its own copy of what it changes."""
+    """The number of methods that change each buffer, if there are several with copies of their own."""
     states = {method: edge.state for edges in so_far.edges.values() for method, edge in edges.items()}
     if len(states) < 2 or run.plan.recipe.compile.share_mutable_buffers:
         return Counter()
@@ -284,18 +275,18 @@ def count_changes(run: RecipeRun, so_far: ProgramsSoFar) -> Counter[str]:
 async def rank(run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared]) -> tuple[str, ...]:
     """The layers that lose something by quantization, the largest loss first."""
     compared = dict[str, Awaitable[Bisect.Outputs]]()
-    for method, made in prepared.items():
-        if made.quantized:
-            before = made.transformed.program if made.transformed else exports.methods[method].program
-            examples = exports.methods[method].examples
-            inputs = Bisect.Inputs(before=before, after=made.quantized.program, origin=before, examples=examples)
+    for method, own in prepared.items():
+        if own.quantized:
+            export = exports.methods[method]
+            before = own.transformed.program if own.transformed else export.program
+            inputs = Bisect.Inputs(before=before, after=own.quantized.program, origin=before, examples=export.examples)
             compared[method] = run(Bisect, Bisect.Params(host=host_capability()), inputs, method=method)
     losses = await together(compared)
     return rank_layers(NodeLosses.from_json(run.read_json(outputs.nodes)) for outputs in losses.values())
 
 
 async def score(run: RecipeRun, exports: Exports, file: Serialize.Outputs) -> ArtifactRef | None:
-    """The accuracy of the file, held against the recipe's gate, if it has one."""
+    """The accuracy of the file, which passes the recipe's gate, if it has one."""
     if run.plan.gate is None:
         return None
     bounds, scores = await make_scores(run, run.plan.gate, exports, file)
@@ -306,24 +297,19 @@ async def make_scores(
     run: RecipeRun, gate: AccuracyGate, exports: Exports, file: Serialize.Outputs
 ) -> tuple[Gate.Params, dict[str, ArtifactRef]]:
     """The bounds of a gate, and the scores of the file and, if they are compared, of eager."""
-    seed, host = run.model.seed, host_capability()
-    evaluator = fields_of(run, gate.evaluator)
-    params = Evaluate.Params(evaluator=evaluator, seed=seed, host=host)
+    scorer = {"evaluator": fields_of(run, gate.evaluator), "seed": run.model.seed, "host": host_capability()}
+    inputs = Evaluate.Inputs(file=file.file, data=file.data)
     scoring: dict[str, Awaitable[Evaluate.Outputs | Baseline.Outputs]] = {
-        "scores": run(Evaluate, params, Evaluate.Inputs(file=file.file, data=file.data))
+        "scores": run(Evaluate, Evaluate.Params(**scorer), inputs)
     }
     if gate.max_drop is not None:
-        eager = Baseline.Params(source=exports.source, evaluator=evaluator, seed=seed, host=host)
-        scoring["baseline"] = run(Baseline, eager)
+        scoring["baseline"] = run(Baseline, Baseline.Params(source=exports.source, **scorer))
     scores = {role: outputs.scores for role, outputs in (await together(scoring)).items()}
     return Gate.Params(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop), scores
 
 
 async def compare_programs(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> ArtifactRef | None:
-    """The ladder of numerics: how far each program on the way to the file is from eager.
-
-    Made where the recipe changes numerics on purpose, or asks for it. The file does not depend on it.
-    """
+    """The ladder of a recipe that changes numerics on purpose, or asks for it. The file does not depend on it."""
     recipe = run.plan
     changes = bool(recipe.recipe.transforms) or any(map(recipe.quantizes, exports.methods))
     if not (changes or recipe.recipe.verify.ladder):
@@ -337,40 +323,40 @@ async def compare_programs(run: RecipeRun, exports: Exports, so_far: ProgramsSoF
 
 
 async def ladder(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> Climbed:
-    """Compares the programs that were made with eager, one rung each."""
+    """Compares each program on the way to the file with eager, one rung each."""
     recipe, payloads = run.plan, so_far.payloads
-    rungs, compared = [], dict[str, ArtifactRef]()
-    for rung, programs in ladder_rungs(recipe, exports, so_far):
-        rungs.append(rung)
-        compared |= {rung.key(method): program for method, program in programs.items()}
+    rungs = list(ladder_rungs(recipe, exports, so_far))
     split = payloads.get(recipe.specializations[0].name) if recipe.recipe.output.split_weights else None
     params = Ladder.Params(
-        rungs=tuple(rungs),
+        rungs=tuple(rung for rung, _ in rungs),
         methods=tuple(exports.methods),
         drawn_inputs=0 if judged_on_examples(recipe, exports.methods) else recipe.bounds.drawn_inputs,
         host=host_capability(),
     )
-    data = split.compiled.data if split else None
-    inputs = Ladder.Inputs(examples=exports.examples, rung=compared, data=data)
+    inputs = Ladder.Inputs(
+        examples=exports.examples,
+        rung={rung.key(method): program for rung, programs in rungs for method, program in programs.items()},
+        data=split.compiled.data if split else None,
+    )
     return Climbed(params, inputs, await run(Ladder, params, inputs), payloads)
 
 
 def ladder_rungs(
     recipe: PlannedRecipe, exports: Exports, so_far: ProgramsSoFar
 ) -> Iterator[tuple[RungParams, Mapping[str, ArtifactRef]]]:
-    """Every rung of a recipe, with those of its programs by method that were made."""
+    """Every rung of a recipe, with its programs by method, as far as they were made."""
     yield RungParams(name="exported"), exports.programs
     if recipe.recipe.transforms:
         yield RungParams(name="transformed"), so_far.transformed
     if any(map(recipe.quantizes, exports.methods)):
         yield RungParams(name="quantized"), so_far.quantized
-    sharing: dict[str, list[str]] = {}  # specializations whose Edge programs are the same
+    sharing: dict[bytes, list[str]] = {}  # specializations whose Edge programs are the same
     for spec in recipe.specializations:
         params = [
             [edge_params(recipe, spec, method).model_dump(), recipe.edge_options(spec, method).model_dump(mode="json")]
             for method in exports.methods
         ]
-        sharing.setdefault(canonical_json(params).decode(), []).append(spec.name)
+        sharing.setdefault(canonical_json(params), []).append(spec.name)
     for names in sharing.values():
         edges = so_far.edges.get(names[0], {})
         rung = RungParams(name="edge", specializations=tuple(names) if recipe.fat else ())
@@ -379,54 +365,3 @@ def ladder_rungs(
         payload = so_far.payloads.get(spec.name)
         rung = RungParams(name="payload", specializations=(spec.name,) if recipe.fat else ())
         yield rung, dict.fromkeys(exports.methods, payload.compiled.payload) if payload else {}
-
-
-async def bisect_rung(
-    run: RecipeRun, climbed: Climbed, before: RungParams, after: RungParams, method: str
-) -> Bisect.Outputs:
-    """Compares the operators of `after`, a rung that is not a payload, with those of the rung `before`."""
-    programs = climbed.inputs.rung
-    exported_again = after.name == "transformed"
-    exported, transformed = (RungParams(name="exported").key(method), RungParams(name="transformed").key(method))
-    origin = transformed if transformed in programs and not exported_again else exported
-    return await run(
-        Bisect,
-        Bisect.Params(exported_anew=exported_again, host=host_capability()),
-        Bisect.Inputs(
-            before=programs[before.key(method)],
-            after=programs[after.key(method)],
-            origin=programs[origin],
-            examples=climbed.inputs.examples[method],
-        ),
-        method=method,
-        payload="+".join(after.specializations) or after.name,
-    )
-
-
-async def bisect_payload(
-    run: RecipeRun, climbed: Climbed, rung: RungParams, method: str, *, least_db: float, drop_db: float
-) -> BisectPayload.Outputs | None:
-    """Finds the delegates and operators of a payload that lose; None for one that was not made."""
-    (spec,) = [spec for spec in run.plan.specializations if not run.plan.fat or spec.name in rung.specializations]
-    payload = climbed.payloads.get(spec.name)
-    if payload is None:
-        return None
-    return await run(
-        BisectPayload,
-        BisectPayload.Params(
-            method=method,
-            target=params_of(spec.target_of(method)),
-            least_db=least_db,
-            drop_db=drop_db,
-            drawn_inputs=climbed.params.drawn_inputs,
-            host=host_capability(),
-        ),
-        BisectPayload.Inputs(
-            program=payload.linked[method],
-            payload=payload.compiled.payload,
-            examples=climbed.inputs.examples[method],
-            data=climbed.inputs.data,
-        ),
-        method=method,
-        payload=spec.name,
-    )

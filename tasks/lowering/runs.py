@@ -33,6 +33,9 @@ Outputs_co = TypeVar("Outputs_co", covariant=True)
 T = TypeVar("T")
 
 _GONE = "nothing changed, but its outputs were not in the store any more"
+_IDLE = "nothing of the model is delegated, so that every device would take it, and run the portable kernels"
+# set while a lowering runs in one thread, so that its branches run one after another
+_one_by_one: ContextVar[bool] = ContextVar("one_by_one", default=False)
 
 
 class _Returns(Protocol[Outputs_co]):
@@ -50,8 +53,7 @@ class StageCalls:
 
     runner: Runner
     model: PlannedModel
-    # finds modules of the user's code, for several models at once; None where stages run that may add some
-    search: ModuleSearch | None = None
+    search: ModuleSearch | None = None  # for the user's modules; None where stages run that may add some
     # digests of the user's code that stages run, by its source as JSON and the modules that were watched
     sources: dict[tuple[str, tuple[str, ...]], Digest] = field(default_factory=dict)
     done: dict[StageId, Done] = field(default_factory=dict)  # what was run or found
@@ -138,7 +140,7 @@ class StageCalls:
         return self.store.local.read_json(ref)
 
     def step_of(self, error: Exception) -> str:
-        """Name of the step that raised an error; empty where none did."""
+        """Name of the step that raised an error; empty if none did."""
         failed = (item for part in self.all() for item in part.failed.items())
         return next((str(step) for step, raised in failed if raised is error), "")
 
@@ -180,8 +182,8 @@ class RecipeRun(StageCalls):
     ) -> Outputs_co:
         """Calls a stage with the graph of its program, so that the result serves all weights of that graph.
 
-        The weights are bound to the result, here and now. Where the stage cannot do without them, for the reason `why`
-        or one that shows on the way, it takes the program itself, and its params say why.
+        Then binds the weights to the result. A stage that needs them, for the reason `why` or one that it finds itself,
+        takes the program instead, and its params say why.
         """
         step, program = self.step(stage.name, method, payload), inputs.program
         if not why and program.composite:
@@ -203,17 +205,17 @@ class RecipeRun(StageCalls):
         return outputs
 
     def why_left_out(self, names: Iterable[str]) -> dict[str, str]:
-        """Why specializations are not in the file that does not require them, by name."""
+        """Why optional specializations are not in the file, by name."""
         problems = {step.payload: f"{step}: {first_line(error)}" for step, error in self.failed.items() if step.payload}
         return {name: self.plan.unavailable.get(name) or problems.get(name, _IDLE) for name in names}
 
     def findings(self) -> dict[str, ArtifactRef]:
-        """Every finding of the recipe's stages, by ``ROLE/PAYLOAD/SUBJECT``; if two stages have it, the later one's."""
+        """Every finding of the recipe's stages, by ``ROLE/PAYLOAD/SUBJECT``; of two stages, the later one's."""
         roles = ((step, *item) for step, done in self.done.items() for item in done.roles.items())
         return {f"{role}/{step.payload}/{step.method}": ref for step, role, ref in roles if ref.kind == FINDING}
 
     def found_since(self) -> tuple[Finding, ...]:
-        """What stages after the report have found."""
+        """Findings of stages after the report."""
         known = reported.call.inputs if (reported := self.find("report")) else {}
         late = {key: ref for key, ref in self.findings().items() if f"findings/{key}" not in known}
         return read_findings(late, self.read_json)
@@ -223,11 +225,8 @@ class RecipeRun(StageCalls):
         return {str(step): first_line(error) for step, error in self.failed.items()}
 
 
-_IDLE = "nothing of the model is delegated, so that every device would take it, and run the portable kernels"
-
-
 def outcome_of(done: Done) -> StageOutcome:
-    """What is known of a stage as soon as it was run or found; `History` knows why it ran."""
+    """The outcome of a stage once it was run or found; `History` knows why it ran."""
     call = done.call
     return StageOutcome(
         slot=call.slot,
@@ -244,13 +243,12 @@ def outcome_of(done: Done) -> StageOutcome:
 
 
 def outcome_of_failure(model: str, step: StageId, recipes: tuple[str, ...], error: Exception) -> StageOutcome:
-    """The same of a stage that failed."""
-    method = step.method or None
-    return StageOutcome(step.slot(model), step.stage, method, recipes, "failed", key=None, message=str(error))
+    slot, method = step.slot(model), step.method or None
+    return StageOutcome(slot, step.stage, method, recipes, "failed", key=None, message=str(error))
 
 
 class History:
-    """What a run's record says of one model's stages: why each ran. Compares keys with those of the slots' last use."""
+    """Why each stage of a model ran, for a run's record. Compares keys with those of the slots' last use."""
 
     def __init__(self, run: ModelRun) -> None:
         """Reads the last keys of a model's slots; `remember` replaces them."""
@@ -260,7 +258,8 @@ class History:
         for part in run.all():
             for step, done in part.done.items():
                 steps = self._done.setdefault(done.key.digest(), [])
-                steps += [] if any(step == other for other, _ in steps) else [(step, done)]
+                if all(step != other for other, _ in steps):
+                    steps.append((step, done))
             for step, error in part.failed.items():
                 self._failed.setdefault(id(error), []).append((step, error))
         self._ledger = run.store.ledger
@@ -285,13 +284,11 @@ class History:
 
     def outcomes(self) -> tuple[StageOutcome, ...]:
         """Every stage that was run or found, or failed."""
-        return (
-            *(self._outcome(key, steps) for key, steps in self._done.items()),
-            *(
-                outcome_of_failure(self._model.name, steps[0][0], self._recipes(steps), steps[0][1])
-                for steps in self._failed.values()
-            ),
-        )
+        outcomes = [self._outcome(key, steps) for key, steps in self._done.items()]
+        for steps in self._failed.values():
+            step, error = steps[0]
+            outcomes.append(outcome_of_failure(self._model.name, step, self._recipes(steps), error))
+        return tuple(outcomes)
 
     def _reason(self, step: StageId, done: Done) -> tuple[tuple[FieldChange, ...], str]:
         last = self._ledger.last(step.slot(self._model.name))
@@ -315,7 +312,7 @@ class History:
         )
 
     def _recipes(self, steps: Iterable[tuple[StageId, Any]]) -> tuple[str, ...]:
-        """The recipes that need a stage; what is made for no recipe is needed by all."""
+        """The recipes that need a stage: all of them for a call that is no recipe's."""
         named = dict.fromkeys(step.recipe for step, _ in steps)
         return tuple(recipe.name for recipe in self._model.recipes) if "" in named else tuple(named)
 
@@ -329,7 +326,7 @@ class Exports:
 
     @property
     def first(self) -> Export.Outputs:
-        """The export of the first method, which is the one that constants, assets and metadata are taken from."""
+        """The export of the first method, which has the model's constants, assets and metadata."""
         return next(iter(self.methods.values()))
 
     @property
@@ -343,7 +340,7 @@ class Exports:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A method's ATen program as all specializations take it, and what was made on the way if a recipe asks for it."""
+    """A method's ATen program as all specializations take it, and what was made on the way."""
 
     program: ArtifactRef
     transformed: SourceTransform.Outputs | None
@@ -392,10 +389,10 @@ async def together(
 async def together(
     calls: Mapping[str, Awaitable[T]], *, into: dict[str, T] | None = None, return_exceptions: bool = False
 ) -> Any:
-    """All results, by name; raises the first failure, but only when all have come to their end.
+    """All results, by name; raises the first failure once all calls have ended.
 
-    With `return_exceptions`, what was raised is among the results, as for `asyncio.gather`. The results of calls that
-    did not fail are also added to `into`, whatever is raised.
+    With `return_exceptions`, exceptions are among the results, as for `asyncio.gather`. The results of calls that did
+    not fail are also added to `into`, whatever is raised.
     """
     outcomes: dict[str, Any] = {}
     if len(calls) < 2 or _one_by_one.get():
@@ -418,14 +415,14 @@ async def together(
 
 
 def first_of(failures: list[Exception]) -> Exception:
-    """The failure to raise where there are several: a real one rather than that a run was cut short."""
+    """The failure to raise if there are several: a real one rather than that a run was cut short."""
     return next((failure for failure in failures if not isinstance(failure, CutShort)), failures[0])
 
 
 def run_without_loop(lowering: Coroutine[Any, Any, T]) -> T:
     """Runs a lowering whose runner never waits (`LedgerRunner`, `PlanRunner`, `LiveRunner`) in this thread.
 
-    Works in a notebook, too, whose own event loop is running.
+    It needs no event loop, so it also works in a notebook, whose own loop is running.
     """
     token = _one_by_one.set(True)
     try:
@@ -436,7 +433,3 @@ def run_without_loop(lowering: Coroutine[Any, Any, T]) -> T:
     finally:
         _one_by_one.reset(token)
     raise RuntimeError("a runner that must not wait did")
-
-
-_one_by_one: ContextVar[bool] = ContextVar("one_by_one", default=False)
-"""Set while a lowering runs in one thread, so that its branches run one after another."""

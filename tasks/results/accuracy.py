@@ -1,17 +1,20 @@
-"""Scores of files, with their bounds."""
+"""Scores of files with their bounds, and the search for layers that have to stay in floating point to meet these."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from ...artifacts.records import Record
 from .finding import Fact, Finding
+from .numerics import NodeLosses
 
 if TYPE_CHECKING:
     from .delivered import Delivered
+
+FOUND = ".found.yaml"  # ending of the name of a recipe that a search has found
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,7 @@ class Score:
 class Scores(Record):
     """All scores of a file, or of eager."""
 
-    # one per payload that this machine can run, by preference; one for a plain file and for eager
-    scores: tuple[Score, ...]
+    scores: tuple[Score, ...]  # one per payload that this machine can run, by preference; of other models just one
     not_run: Mapping[str, str]  # name of a payload that this machine's runtime has no backend for -> reason
 
 
@@ -48,9 +50,9 @@ class AccuracyReport(Finding):
         return min(score.score for score in self.file.scores)
 
     @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
         """The lowest score of a file's payloads, with its difference from eager's, and that of each payload."""
-        for report in found:
+        for report in findings:
             drop = "" if report.eager is None else f" ({report.worst - report.eager:+.2g})"
             yield Fact("accuracy", "score", report.worst, words=f"{report.worst:.4g}{drop}", column=3)
             payloads = {f"{score.payload}: score": score.score for score in report.file.scores if score.payload}
@@ -73,3 +75,67 @@ class AccuracyReport(Finding):
                     f"that is {drop - self.max_drop:.3g} more than the {self.max_drop:g} allowed"
                 )
         return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Record):
+    """A file that was made and scored."""
+
+    layers: int  # how many of the ranked layers are in floating point
+    score: float  # the lowest of its payloads
+    passes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLayers(Finding):
+    """The layers that a quantizer has to leave out: as few as the accuracy gate lets it."""
+
+    role: ClassVar = "search"
+
+    layers: tuple[str, ...]  # module names, those that lose most first
+    exclude: tuple[str, ...]  # the recipe's own patterns, and then the layers
+    ranked: int  # how many layers lose something by quantization
+    attempts: tuple[Attempt, ...]
+    float_size: int  # bytes of the exported programs, of which nearly all are weights
+
+    @property
+    def label(self) -> str:
+        """The layers in words, for example ``3 of 12 layers (head, stem, blocks.0)``."""
+        names = f" ({', '.join(self.layers)})" if self.layers else ""
+        return f"{len(self.layers)} of {self.ranked} layers{names}" if self.ranked else "no layer"
+
+    @classmethod
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:
+        """The layers that stay in floating point, what that costs, and where the recipe is."""
+        for search in findings if file.path else ():
+            note = (
+                f"in floating point: {search.label}; {file.size / search.float_size:.2f} of the floating-point size; "
+                f"{len(search.attempts)} files were scored; the recipe is in {file.recipe}{FOUND}"
+            )
+            yield Fact("quantization", note=note)
+
+
+def next_count(attempts: Sequence[Attempt], ranked: int) -> int | None:
+    """The number of layers to leave out next; None if the search is over.
+
+    That is 0, 1, and then twice as many until a file passes; then the middle between the most that do not pass and the
+    fewest that do. One ranked layer is left to quantize.
+    """
+    fails = max((attempt.layers for attempt in attempts if not attempt.passes), default=-1)
+    passes = min((attempt.layers for attempt in attempts if attempt.passes), default=None)
+    if passes is not None:
+        return None if passes - fails <= 1 else (passes + fails) // 2
+    most = max(ranked - 1, 0)
+    return None if fails >= most else min(max(2 * fails, fails + 1), most)
+
+
+def rank_layers(losses: Iterable[NodeLosses]) -> tuple[str, ...]:
+    """Names of the modules whose operators lose something by themselves, the largest loss first.
+
+    Modules with such modules inside are left out: their patterns would take those with them.
+    """
+    worst: dict[str, float] = {}
+    for node in (node for method in losses for node in method.losing if node.module):
+        worst[node.module] = min(node.order, worst.get(node.module, node.order))
+    layers = [name for name in worst if not any(other.startswith(f"{name}.") for other in worst)]
+    return tuple(sorted(layers, key=lambda name: (worst[name], name)))

@@ -1,4 +1,4 @@
-"""What methods take: memory, with limits on it, and time."""
+"""Costs of methods: memory, with limits on it, and time."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ class MemoryUse(Finding):
     calls: int = 0
     buffer: int | None = None  # the smallest buffer that suffices for it: with what alignment leaves out
     temporary: int = 0  # the same of the temporary allocator, which is reset after each operator
-    # what backends and kernels have from the heap at most, while the method is loaded and called, and once it is
-    # loaded, with what a backend makes once for all methods, since each is measured in a process of its own; None if
-    # that is not known
+    # what backends and kernels take from the heap at most while the method is loaded and called, and once it is loaded,
+    # with what a backend makes once for all methods; None if that is not known
     heap: int | None = None
     heap_loaded: int | None = None
 
     @property
     def figures(self) -> dict[str, int | None]:
-        """What limits apply to, by their names; None for what is not known."""
+        """Bytes by the names of limits; None for those that are not known."""
         planned = sum(self.planned)
         known = self.buffer is not None and self.heap is not None
         total = planned + (self.buffer or 0) + self.temporary + (self.heap or 0)
@@ -52,23 +51,23 @@ class MemoryUse(Finding):
 
     def __str__(self) -> str:
         """One line, in bytes, since boards have few."""
-        said = [f"planned {' + '.join(f'{size:,}' for size in self.planned) or '0'}"]
+        planned = f"{self.where} takes bytes: planned {' + '.join(f'{size:,}' for size in self.planned) or '0'}"
         if self.buffer is None:
-            return f"{self.where} takes bytes: {said[0]}; no place has measured the rest"
-        said.append(f"method {self.asked:,} in {self.calls} calls (a buffer of {self.buffer:,})")
-        said.append(f"temporary {self.temporary:,}")
-        if self.heap is not None:
-            said.append(f"heap {self.heap:,} at most and {self.heap_loaded or 0:,} after loading")
+            return f"{planned}; no place has measured the rest"
+        method = f"method {self.asked:,} in {self.calls} calls (a buffer of {self.buffer:,})"
+        known = self.heap is not None
+        heap = f", heap {self.heap:,} at most and {self.heap_loaded or 0:,} after loading" if known else ""
         shapes = f" ({self.shapes})" if self.shapes else ""
-        return f"{self.where} takes bytes: {', '.join(said)}; on {self.place}, {self.inputs} inputs{shapes}"
+        inputs = f"on {self.place}, {self.inputs} inputs{shapes}"
+        return f"{planned}, {method}, temporary {self.temporary:,}{heap}; {inputs}"
 
     @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
         """The most that a method takes on a place; a line for each, and its buffer."""
-        totals = [total for use in found if (total := use.figures["total"]) is not None]
+        totals = [total for use in findings if (total := use.figures["total"]) is not None]
         if totals:
             yield Fact("memory", "memory", max(totals), "B", column=5, lower_is_better=True)
-        for use in found:
+        for use in findings:
             compared = use.buffer if use.inputs == "example" else None
             name = f"{use.payload}{use.payload and ': '}{use.method} on {use.place}"
             yield Fact("memory", name, compared, "B", note=str(use) if use.place else "", listed=True)
@@ -83,7 +82,7 @@ def exceeded(uses: Sequence[MemoryUse], limits: DeviceLimits) -> Iterator[str]:
             size = use.figures[name]
             if size is not None:
                 unknown.pop(use.method, None)
-                largest[use.where] = max(largest.get(use.where, (0, use)), (size, use), key=lambda found: found[0])
+                largest[use.where] = max(largest.get(use.where, (0, use)), (size, use), key=lambda entry: entry[0])
         for where, (size, use) in largest.items():
             if size > limit:
                 on = f" on {use.place}, {use.inputs} inputs ({use.shapes})" if name != "planned" else ""
@@ -135,18 +134,18 @@ class Timing(Finding):
     def __str__(self) -> str:
         """One line."""
         load, first, usual, p95 = map(format_seconds, (self.load, self.first, self.median, self.p95))
-        of_calls = f"{usual} (median of {self.calls}), p95 {p95}, first {first}, load {load}"
+        calls = f"{usual} (median of {self.calls}), p95 {p95}, first {first}, load {load}"
         memory = f", peak memory {format_size(self.peak_memory)}" if self.peak_memory else ""
         delegated = sum(share.share for share in self.shares if share.delegate)
         within = f", {delegated:.0%} of a call in delegates" if self.shares else ""
-        return f"{self.where} on {self.place}: {of_calls}{memory}{within}"
+        return f"{self.where} on {self.place}: {calls}{memory}{within}"
 
     @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
         """The latency of the first method of the first payload that was timed, and a line for each."""
-        for timing in found[:1]:
+        for timing in findings[:1]:
             yield Fact("times", "latency", timing.median, "s", column=4, lower_is_better=True)
-        for timing in found:
+        for timing in findings:
             name = f"latency of {timing.where} on {timing.place} ({timing.machine})"
             yield Fact("times", name, timing.median, "s", note=str(timing), listed=True)
 

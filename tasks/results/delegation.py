@@ -1,4 +1,4 @@
-"""How much of the work of methods their delegates do, and why each other call is outside of them."""
+"""The share of methods' work that delegates do, and why each other call is outside of delegates."""
 
 from __future__ import annotations
 
@@ -69,38 +69,32 @@ class MethodWork(Finding):
         """Operations inside of delegates and outside of them."""
         return self.delegated + sum(calls.operations for calls in self.outside)
 
-    @property
-    def share(self) -> str:
-        """The share of operations inside of delegates, in words."""
-        share = delegated_share([self])
-        return "nothing" if share is None else format_share(share)
-
     def to_json(self) -> dict[str, Any]:
         return {**Finding.to_json(self), "share": delegated_share([self])}
 
     @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:
         """The share of each payload; of each method, with reason and way out for each operator outside of delegates."""
-        payloads = dict.fromkeys(work.payload for work in found)
-        shares = {name: delegated_share(work for work in found if work.payload == name) for name in payloads}
+        payloads = dict.fromkeys(work.payload for work in findings)
+        shares = {name: delegated_share(work for work in findings if work.payload == name) for name in payloads}
         words = ", ".join(
             f"{name} {format_share(share)}".strip() for name, share in shares.items() if share is not None
         )
-        share = delegated_share(found)
-        whole = None if share is None else round(100 * share, 1)
-        yield Fact("delegation", "delegated", whole, "%", words=words, column=6)
+        yield Fact("delegation", "delegated", _percentage(delegated_share(findings)), "%", words=words, column=6)
         kept: dict[tuple[str, str], Counter[str]] = {}
-        for payload, calls in ((work.payload, calls) for work in found for calls in work.outside if calls.kept_on_cpu):
+        for payload, calls in (
+            (work.payload, calls) for work in findings for calls in work.outside if calls.kept_on_cpu
+        ):
             kept.setdefault((payload, calls.why), Counter())[calls.operator] += calls.calls
         for (payload, why), operators in kept.items():
             left = ", ".join(f"{number} {operator}" for operator, number in operators.items())
             yield Fact("delegation", note=f"{payload or ' '.join(file.targets)} leaves {left} to the CPU: {why}")
-        for work in found:
-            where = " of payload ".join(filter(None, (f"method {work.method}", work.payload)))
-            note = "\n  ".join([f"{where}: {work.share} of the operations are in delegates", *work.reasons()])
+        for work in findings:
             share = delegated_share([work])
-            value = None if share is None else round(100 * share, 1)
-            yield Fact("delegation", where, value, "%", note=note, listed=True)
+            part = "nothing" if share is None else format_share(share)
+            where = " of payload ".join(filter(None, (f"method {work.method}", work.payload)))
+            note = "\n  ".join([f"{where}: {part} of the operations are in delegates", *work.reasons()])
+            yield Fact("delegation", where, _percentage(share), "%", note=note, listed=True)
 
     def reasons(self) -> Iterator[str]:
         """A line for each operator outside of delegates: how much it is, why it is there, and the way out."""
@@ -117,7 +111,11 @@ def delegated_share(methods: Iterable[MethodWork]) -> float | None:
     return sum(work.delegated for work in methods) / total if total else None
 
 
+def _percentage(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 1)
+
+
 def format_share(share: float) -> str:
-    """A percentage that is 0 or 100 only where nothing is left or right of it."""
+    """A percentage that is rounded to 0 or 100 only where it is just that."""
     text = f"{100 * share:.0f}"
     return "below 1 %" if text == "0" and share else "above 99 %" if text == "100" and share < 1 else f"{text} %"

@@ -1,4 +1,4 @@
-"""What came of one model and recipe: one record, which `report`, or the failure, makes and everything else reads."""
+"""The result of one model and recipe: one record, which `report`, or the failure, makes and everything else reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ...artifacts.runs import RunRecord
 from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, is_bad_input
 from ...formats.contract import Contract
-from . import format_1
 from .diagnosis import Cause
 from .figures import WHOLE_FILE, Figures, Proof, Worst
 from .finding import AREAS, Fact, Finding, Findings, Value, from_json, to_json
@@ -31,28 +30,22 @@ Status = Literal["made", "cached", "failed", "not applicable"]
 _Finding = TypeVar("_Finding", bound=Finding)
 _Path = Annotated[Path, PlainSerializer(str)]
 
+# outputs of `compile` in debug mode, which are delivered by payload; that of a plain file has no name
 DEBUG_ROLES = ("etrecord", "debug_handles", "delegate_map", "debug_sources")
-"""Outputs of `compile` in debug mode, which are delivered by payload; that of a plain file has no name."""
-
-NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)
-"""What `Delivered.of_provenance` raises for JSON that is no provenance."""
-
+NO_PROVENANCE = (ValueError, TypeError, LookupError, AttributeError)  # of `of_provenance`, for other JSON
 _PARTS = ("file", "data", "assets", *DEBUG_ROLES)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure(Record):
-    """The step that failed, if one did, why, the end of its log, whether the user's input is the cause, the ways out.
+    """Why there is no file."""
 
-    `user_code` means that the user's code raised an exception.
-    """
-
-    step: str
+    step: str  # that failed; empty if none did
     problem: str
-    log_tail: str
-    bad_input: bool
-    findings: tuple[Cause, ...] = ()
-    user_code: bool = False
+    log_tail: str  # the end of its log
+    bad_input: bool  # whether the user's input is the cause
+    findings: tuple[Cause, ...] = ()  # with ways out
+    user_code: bool = False  # whether the user's code raised an exception
 
     @classmethod
     def of(cls, step: str, error: Exception) -> Failure:
@@ -69,18 +62,18 @@ class Failure(Record):
 
     @property
     def log(self) -> str:
-        """The end of the log, without the traceback where the message says what that does."""
+        """The end of the log, without a traceback that says the same as the message."""
         log = self.log_tail.partition("Traceback (most recent call last)")[0] if self.bad_input else self.log_tail
         return log.strip("\n")
 
     def error(self, what: str) -> InputError | StageFailed:
-        """The same as an exception about a model or file."""
+        """An exception about a model or file."""
         problem = f"{self.named(what)}: {self.problem}"
         return InputError(problem) if self.unusable else StageFailed(f"{problem}\n{self.log_tail}".rstrip())
 
     @property
     def stage(self) -> str:
-        """Name of the stage that failed; empty where none did, as where a method needs too much memory."""
+        """Name of the stage that failed; empty if none did, for example if a method needs too much memory."""
         return self.step.partition("/")[0]
 
     def named(self, model: str) -> str:
@@ -95,12 +88,9 @@ class Failure(Record):
 
 @dataclass(frozen=True, slots=True)
 class MethodCalls:
-    """The calls of a method: of delegates, and of kernels, which run what no delegate took.
+    """The calls of a method: of delegates, and of kernels, which run what no delegate took."""
 
-    `payload` is empty for a plain file.
-    """
-
-    payload: str
+    payload: str  # empty for a plain file
     method: str
     delegate_calls: int
     kernel_calls: int
@@ -112,28 +102,24 @@ class MethodCalls:
 
 @dataclass(frozen=True, slots=True)
 class Delivered(Record):
-    """What came of a model and a recipe."""
+    """The result of a model and a recipe."""
 
     model: str
     recipe: str
-    # ``made`` if any of its stages ran, ``cached`` if none did; ``not applicable`` if the recipe says so
-    status: Status
+    status: Status  # ``made`` if any of its stages ran, ``cached`` if none did
     path: _Path | None = None  # the `.pte`, if there is one: verified, unless the recipe does not ask for it
     size: int = 0  # bytes of the `.pte` and its `.ptd`
     # SHA-256 of the files by the ending of their names; of the provenance without the run that wrote it
     digests: Mapping[str, Digest] = field(default_factory=dict)
-    # SHA-256 of files that are delivered with it, such as a tokenizer, by name
-    assets: Mapping[str, Digest] = field(default_factory=dict)
-    # the same in the store, and the provenance, by role of the stage `report`
-    parts: Mapping[str, ArtifactRef] = field(default_factory=dict)
+    assets: Mapping[str, Digest] = field(default_factory=dict)  # SHA-256 of other files, such as a tokenizer, by name
+    parts: Mapping[str, ArtifactRef] = field(default_factory=dict)  # all in the store, by role of the stage `report`
     backends: tuple[str, ...] = ()  # those that the file needs
     methods: tuple[str, ...] = ()  # its methods, sorted
     payload_sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of each payload of a fat file, by name
     targets: tuple[str, ...] = ()  # of its specializations
     toolchain: Mapping[str, str] = field(default_factory=dict)  # distribution to version
-    # methods of a plain file, or of all payloads of a fat one, where the file has been read
-    delegated: tuple[MethodCalls, ...] = ()
-    findings: Findings = ()  # what stages have found out about it
+    delegated: tuple[MethodCalls, ...] = ()  # of a plain file, or of all payloads of a fat one, if it has been read
+    findings: Findings = ()
     contract: Contract | None = None  # what a runtime must have to load the file
     left_out: Mapping[str, str] = field(default_factory=dict)  # name of a specialization that the file lacks -> reason
     seconds: float = 0.0  # of all its stages, including those found in the store
@@ -145,16 +131,16 @@ class Delivered(Record):
     @classmethod
     def of_provenance(cls, provenance: Mapping[str, Any]) -> Self:
         """What the stage `report` says of a file; raises `NO_PROVENANCE` for anything else."""
-        provenance = format_1.upgraded(provenance)
+        provenance = upgraded(provenance)
         file, data = provenance["file"], provenance["data"]
         files = {"pte": file, **({"ptd": data} if data else {})}
         fields = {
             "model": provenance["model"],
             "recipe": provenance["recipe"],
             "status": "made",
-            "size": sum(each["size"] for each in files.values()),
-            "digests": {ending: each["sha256"] for ending, each in files.items()},
-            "assets": {name: each["sha256"] for name, each in provenance.get("assets", {}).items()},
+            "size": sum(written["size"] for written in files.values()),
+            "digests": {ending: written["sha256"] for ending, written in files.items()},
+            "assets": {name: asset["sha256"] for name, asset in provenance.get("assets", {}).items()},
             "parts": {
                 role: ref for role, ref in provenance.get("artifacts", {}).items() if role.partition("/")[0] in _PARTS
             },
@@ -165,25 +151,25 @@ class Delivered(Record):
             **{name: provenance[name] for name in ("toolchain", "contract") if name in provenance},
         }
         findings = provenance.get("findings", {}) | provenance.get("run", {}).get("findings", {})
-        return replace(cls.from_json(fields), findings=tuple(each.brief() for each in from_json(findings)))
+        return replace(cls.from_json(fields), findings=tuple(finding.brief() for finding in from_json(findings)))
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        return cls.decode(canonical_json(format_1.upgraded_record(value)))
+        return cls.decode(canonical_json(_upgraded_record(value)))
 
     @classmethod
     def of_run(cls, run: RunRecord, model: str, recipe: str) -> Self | None:
-        """What a run recorded; None if it recorded nothing, or something that cannot be understood."""
+        """The record of a run; None if there is none, or none that can be read."""
         with suppress(*NO_PROVENANCE):
             return cls.from_json(run.files[model][recipe])
         return None
 
     @classmethod
     def next_to(cls, path: Path, sha256: str = "") -> Self | None:
-        """What the provenance next to a `.pte` says; None if there is none, or it is another file's, by its SHA-256."""
+        """The provenance next to a `.pte`; None if there is none, or it is another file's, by its SHA-256."""
         try:
-            made = cls.of_provenance(json.loads(read_sidecar(path.with_suffix(".json"))))
-            return made if made.sha256 == (sha256 or digest_file(path)) else None
+            delivered = cls.of_provenance(json.loads(read_sidecar(path.with_suffix(".json"))))
+            return delivered if delivered.sha256 == (sha256 or digest_file(path)) else None
         except (OSError, *NO_PROVENANCE):
             return None
 
@@ -198,8 +184,8 @@ class Delivered(Record):
     def facts(self) -> Iterator[Fact]:
         """Everything that is known of it, by area."""
         kinds = dict.fromkeys(type(finding) for finding in self.findings)
-        every = [*self._own_facts(), *(fact for kind in kinds for fact in kind.facts(self.every(kind), self))]
-        yield from sorted(filter(str, every), key=lambda fact: AREAS.index(fact.area))
+        facts = [*self._own_facts(), *(fact for kind in kinds for fact in kind.facts(self.every(kind), self))]
+        yield from sorted(filter(str, facts), key=lambda fact: AREAS.index(fact.area))
 
     def _own_facts(self) -> Iterator[Fact]:
         """What the record says besides findings."""
@@ -245,13 +231,13 @@ class Delivered(Record):
 
     @property
     def debugging(self) -> dict[str, dict[str, ArtifactRef]]:
-        """What debug mode made, by payload and role; the payload of a plain file has no name."""
-        found: dict[str, dict[str, ArtifactRef]] = {}
+        """The outputs of debug mode, by payload and role; the payload of a plain file has no name."""
+        outputs: dict[str, dict[str, ArtifactRef]] = {}
         for role, ref in self.parts.items():
             name, _, payload = role.partition("/")
             if name in DEBUG_ROLES:
-                found.setdefault(payload, {})[name] = ref
-        return found
+                outputs.setdefault(payload, {})[name] = ref
+        return outputs
 
     @property
     def sha256(self) -> str:
@@ -272,7 +258,7 @@ class Delivered(Record):
         return tuple(dict.fromkeys(of_fat)) or ("",)
 
     def proven_on(self, payload: str) -> tuple[str, ...]:
-        """The places that have run a payload, and found it to compute what eager computes: ``host`` and others."""
+        """The places on which a payload computes what eager computes: ``host`` and others."""
         here = self.figures and (payload in self.figures.payloads if payload else self.figures.of_file)
         there = [proof.place for proof in self.every(Proof) if proof.payload == payload and proof.figures]
         return (*([HOST] if here else []), *there)
@@ -280,7 +266,8 @@ class Delivered(Record):
     def why_not_run(self, payload: str) -> dict[str, str]:
         """Why places have not run a payload, by place."""
         here = self.figures.not_run.get(payload or WHOLE_FILE, "") if self.figures else ""
-        reasons = {made.place: made.not_run for made in self.every(Proof) if made.payload == payload and made.not_run}
+        proofs = (proof for proof in self.every(Proof) if proof.payload == payload)
+        reasons = {proof.place: proof.not_run for proof in proofs if proof.not_run}
         return {**({HOST: here} if here else {}), **reasons}
 
     @property
@@ -308,10 +295,7 @@ class Delivered(Record):
 
     @property
     def measured(self) -> Worst | None:
-        """The figures of the file: here, or on the first place that ran it where nothing here could.
-
-        None if nothing has run it: those of its edge programs say nothing of what a backend computes.
-        """
+        """The figures of the file: here, or else on the first place that ran it; None if only edge programs ran."""
         if self.figures and self.figures.of_file:
             return self.figures.overall
         return next((proof.figures.overall for proof in self.every(Proof) if proof.figures), None)
@@ -326,7 +310,7 @@ class Delivered(Record):
         return self.columns[column].value if column in self.columns else None
 
     def described(self) -> dict[str, Any]:
-        """JSON for users: what ``pteforge export --json`` says of the file, or of why there is none."""
+        """JSON for users of the file, or of why there is none: the output of ``pteforge export --json``."""
         if self.failure:
             rejected = self.rejected and str(self.rejected)
             return {"status": self.status, **self.failure.to_json(), "rejected": rejected, **to_json(self.findings)}
@@ -353,13 +337,52 @@ class Delivered(Record):
 
 def columns_of(results: Iterable[Delivered]) -> dict[str, Fact]:
     """The columns of a table of files, by name and in order, each with a fact that is in it."""
-    found = {name: fact for result in results for name, fact in result.columns.items()}
-    return dict(sorted(found.items(), key=lambda item: AREAS.index(item[1].area)))
+    columns = {name: fact for result in results for name, fact in result.columns.items()}
+    return dict(sorted(columns.items(), key=lambda item: AREAS.index(item[1].area)))
 
 
 def delivered_by(run: RunRecord) -> dict[str, dict[str, Delivered]]:
-    """What a run recorded of each model and recipe, by their names; without what cannot be understood."""
-    every = {
-        model: {recipe: Delivered.of_run(run, model, recipe) for recipe in run.files[model]} for model in run.files
+    """The record of each model and recipe of a run, by their names; without those that cannot be read."""
+    return {
+        model: {recipe: result for recipe in recipes if (result := Delivered.of_run(run, model, recipe))}
+        for model, recipes in run.files.items()
     }
-    return {model: {name: made for name, made in recipes.items() if made} for model, recipes in every.items()}
+
+
+# Versions before findings wrote provenance of format 1, and records of runs without findings.
+_RENAMED = {"places": "proofs", "ladder": "numerics"}
+_FIELDS = (
+    *("delegation", "memory", "timings", "proofs", "numerics"),
+    *("figures", "accuracy", "search", "searched", "quantization"),
+)
+
+
+def upgraded(provenance: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Provenance in today's format."""
+    if provenance.get("format") != 1:
+        return provenance
+    verification, timings = provenance.get("verification", {}), provenance.get("run", {}).get("timings")
+    findings = _findings({**provenance, "figures": verification.get("figures"), "timings": timings})
+    return {**provenance, "bounds": verification.get("bounds"), "findings": findings}
+
+
+def _upgraded_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON of a `Delivered` in today's format."""
+    if "findings" in record:
+        return record
+    ladder = record.get("ladder") or {}
+    return {**record, "findings": _findings({**record, "ladder": ladder.get("rungs")})}
+
+
+def _findings(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Findings by name, which were fields: absent, null or empty without a finding."""
+    fields = {_RENAMED.get(name, name): value for name, value in written.items() if value}
+    findings = {name: fields[name] for name in _FIELDS if name in fields}
+    kept = [(row["payload"], row["method"], row["operator"], row["why"]) for row in written.get("kept_on_cpu", ())]
+    for work in findings.get("delegation", ()):
+        for calls in work["outside"]:
+            calls["kept_on_cpu"] = (work["payload"], work["method"], calls["operator"], calls["why"]) in kept
+    if "quantization" in findings:
+        by_method = findings["quantization"].items()
+        findings["quantization"] = [{**reached, "method": method} for method, reached in by_method]
+    return findings

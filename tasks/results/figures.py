@@ -12,7 +12,7 @@ from ...artifacts.records import Record
 from ...configs.places import HOST
 from ...configs.verification import VerifyBounds
 from .finding import Fact, Finding, of_method
-from .tables import format_error, format_sqnr
+from .tables import format_db, format_error, format_sqnr
 
 if TYPE_CHECKING:
     from .delivered import Delivered
@@ -27,9 +27,10 @@ the way, by scales that are computed there, a few are rounded to the neighbour o
 reaches some 60 dB.
 """
 
-
-WHOLE_FILE = "the file"
-"""In place of a payload's name, which has no spaces."""
+WHOLE_FILE = "the file"  # in place of a payload's name, which has no spaces
+_RUNS = 4  # of entries that a text names
+_ABOUT = 100  # characters of what a place says of itself
+_MOST_LOST_DB = 3.0  # kernels round elsewhere than eager: noise may be twice that of eager's
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +42,15 @@ class Case:
     output: int  # position among the flat outputs
     max_abs_error: float  # largest absolute difference
     max_relative_error: float  # `max_abs_error` divided by the largest magnitude of eager's output
-    # signal to quantization noise ratio, 10 log10(sum of squares of eager / sum of squares of the difference), in dB;
-    # None if the outputs are equal
-    sqnr_db: float | None
+    sqnr_db: float | None  # 10 log10(sum of squares of eager / of the difference); None if the outputs are equal
     payload: str = ""  # the payload of a fat file that ran; empty for a plain file
     classified: int = 0  # rows of an output of shape (rows, classes >= 2) of a floating type; 0 for other outputs
     agreeing: int = 0  # how many of those rows have their largest element in the same place as eager's
-    # ``float16`` or ``bfloat16`` if that is the dtype of the output, or of a value that the method computes on the way;
-    # ``int8`` if it quantizes some on the way; else empty
-    rounded_to: str = ""
-    # elements of an output of integers or booleans; 0 for other outputs. Its SQNR is None, except for integers of 8
-    # bits, which may be amounts, such as pixels.
-    counted: int = 0
+    rounded_to: str = ""  # coarsest dtype of the output or on the way: ``bfloat16``, ``int8``, ``float16``; else empty
+    counted: int = 0  # elements of integers or booleans, without SQNR, unless they have 8 bits: these may be pixels
     equal: int = 0  # how many of those equal eager's
-    # by how much its noise is above that of eager's own output, both against eager in float32, in dB; None if that is
-    # not known or there is none
-    lost_db: float | None = None
-    # sums over its slices, `tasks.verify.parts.Slices`, for the figures of parts; not stored
+    lost_db: float | None = None  # of its noise above that of eager's, both against eager in float32, if it is known
+    # sums over its slices, `tasks.verify.compare.Slices`, for the figures of parts; not stored
     slices: Annotated[tuple[Any, ...], Field(exclude=True)] = field(default=(), compare=False, repr=False)
 
     @property
@@ -84,16 +77,10 @@ class Worst:
     agreement: float | None = None  # the share of integers and booleans that equal eager's; None if there are none
 
     def facts(self, where: str = "", *, columns: bool = False) -> Iterator[Fact]:
-        """What tables and comparisons say of a file, a payload or a method; `where` names those."""
-        noise: str | float = "exact" if self.sqnr_db is None else self.sqnr_db
-        yield Fact(
-            "numerics",
-            f"{where}max abs error",
-            self.max_abs_error,
-            words=format_error(self.max_abs_error),
-            column=7 * columns,
-            lower_is_better=True,
-        )
+        """The figures of a file, a payload or a method for tables and comparisons; `where` names the last two."""
+        error, noise = self.max_abs_error, "exact" if self.sqnr_db is None else self.sqnr_db
+        words = format_error(error)
+        yield Fact("numerics", f"{where}max abs error", error, words=words, column=7 * columns, lower_is_better=True)
         yield Fact("numerics", f"{where}SQNR", noise, "dB", words=format_sqnr(self), column=2 * columns)
 
 
@@ -125,12 +112,9 @@ class Part(Record):
         )
 
 
-_RUNS = 4  # of entries that a text names
-
-
 @dataclass(frozen=True, slots=True)
 class Figures(Finding):
-    """All cases of a file and the worst of them: overall, by method, and by payload of a fat file."""
+    """The cases of a file and the worst of them: overall, by method, and by payload of a fat file."""
 
     role: ClassVar = "figures"
 
@@ -173,9 +157,9 @@ class Figures(Finding):
         return replace(self, cases=())
 
     @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:
         """The worst of the file, its methods, payloads and parts; where it was run; what quantizers observed."""
-        for figures in found:
+        for figures in findings:
             if file.measured:
                 yield from file.measured.facts(columns=True)
                 yield Fact("numerics", "cases", words=str(file.measured.cases), column=8)
@@ -201,7 +185,7 @@ class Figures(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Proof(Finding):
-    """What came of a payload on a place, a runtime besides that of the process that made it."""
+    """The result of a payload on a place, a runtime besides that of the process that made it."""
 
     role: ClassVar = "proofs"
     of: ClassVar = "place"
@@ -214,10 +198,10 @@ class Proof(Finding):
     no_device: bool = False  # whether that is since a backend of the place finds no device or driver
 
     @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:
-        """What came of each place, and why it did not run other payloads."""
-        for place in dict.fromkeys(proof.place for proof in found):
-            proofs = [proof for proof in found if proof.place == place]
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:
+        """The figures on each place, and why it did not run other payloads."""
+        for place in dict.fromkeys(proof.place for proof in findings):
+            proofs = [proof for proof in findings if proof.place == place]
             about = f" ({one_line(proofs[0].about)})" if proofs[0].about else ""
             ran = [f"{proof.named(file)}{format_sqnr(proof.figures.overall)}" for proof in proofs if proof.figures]
             if ran:
@@ -240,9 +224,6 @@ def one_line(about: str) -> str:
     return line if len(line) <= _ABOUT else f"{line[: _ABOUT - 1]}…"
 
 
-_ABOUT = 100
-
-
 def _places(figures: Figures, payload: str, file: Delivered) -> Iterator[Fact]:
     """Names the places where a payload was run, and why this machine has not run it."""
     places, where, what = file.proven_on(payload), payload and f"{payload}: ", payload or WHOLE_FILE
@@ -258,6 +239,36 @@ def _places(figures: Figures, payload: str, file: Delivered) -> Iterator[Fact]:
         yield Fact("places", note=f"{what} was not run: it {reason}{instead}", telling=not payload)
 
 
+@dataclass(frozen=True, slots=True)
+class Searched(Finding):
+    """The result of a search for inputs on which a file is wrong."""
+
+    role: ClassVar = "searched"
+
+    seconds: float  # that it was allowed
+    cases: int  # inputs on which the file was compared with its program
+    refused: int  # inputs that the program refuses, or for which it returns NaN or infinity
+    differing: int  # inputs for which a second call returned other bits
+    worst: Case | None  # against the program, not against eager; None if all outputs were equal
+    problem: str = ""  # how the worst is out of bounds; empty if it is not
+    unsteady: bool = False  # whether the problem comes and goes
+
+    @classmethod
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
+        """The number of inputs, the seconds, and the worst input; it stands out where outputs differ."""
+        for searched in findings:
+            worst = searched.worst
+            figure = format_db(worst.sqnr_db if worst else None)
+            if worst and worst.counted:
+                figure = f"{worst.equal} of {worst.counted} equal"
+            text = f"searched {searched.cases} inputs in {searched.seconds:g} s, worst {figure}"
+            text += f" at {worst.label.removeprefix('searched ')}" if worst else ""
+            if searched.differing:
+                text += f"; {searched.differing} returned other bits when they were repeated"
+            if searched.cases:
+                yield Fact("numerics", note=text, telling=bool(searched.differing))
+
+
 def summarize(
     cases: Sequence[Case],
     not_run: Mapping[str, str] | None = None,
@@ -266,31 +277,28 @@ def summarize(
     parts: Iterable[Part] = (),
 ) -> Figures:
     """Figures of at least one case; random inputs of the methods `on_examples` count apart from the others."""
-    every, cases = tuple(cases), judged(cases, on_examples)
-    apart = [case for case in every if case not in cases]
-    methods = dict.fromkeys(case.method for case in cases)
-    payloads = dict.fromkeys(case.payload for case in cases if case.payload)
+    bounded = judged(cases, on_examples)
+    drawn = [case for case in cases if case not in bounded]
+    methods = dict.fromkeys(case.method for case in bounded)
+    payloads = dict.fromkeys(case.payload for case in bounded if case.payload)
     return Figures(
-        worst_of(cases),
-        {name: worst_of([case for case in cases if case.method == name]) for name in methods},
-        {name: worst_of([case for case in cases if case.payload == name]) for name in payloads},
+        worst_of(bounded),
+        {name: worst_of([case for case in bounded if case.method == name]) for name in methods},
+        {name: worst_of([case for case in bounded if case.payload == name]) for name in payloads},
         dict(not_run or {}),
-        every,
-        worst_of(apart) if apart else None,
+        tuple(cases),
+        worst_of(drawn) if drawn else None,
         parts=tuple(parts),
     )
 
 
 def judged(cases: Iterable[Case], on_examples: Collection[str]) -> list[Case]:
-    """The cases that bounds apply to: all but random inputs of the methods `on_examples`."""
+    """Cases that bounds apply to: all but random inputs of the methods `on_examples`."""
     return [case for case in cases if case.method not in on_examples or not case.is_drawn]
 
 
 def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:
-    """Yields a message for each figure out of bounds, but for agreement.
-
-    Low-precision dtypes get relaxed bounds, and outputs that lose no more than eager's of 16 bits pass any SQNR.
-    """
+    """Yields a message for each figure out of bounds, except for agreement; low-precision dtypes get relaxed bounds."""
     if bounds.max_abs_error is not None and figures.max_abs_error > bounds.max_abs_error:
         yield f"max abs error {figures.max_abs_error:.3g} > {bounds.max_abs_error:.3g}"
     if bounds.max_relative_error is not None and figures.max_relative_error > bounds.max_relative_error:
@@ -306,12 +314,8 @@ def least_sqnr(bound: float, rounded_to: str) -> float:
     return min(bound, _MOST_DB.get(rounded_to, bound))
 
 
-_MOST_LOST_DB = 3.0
-"""Kernels round elsewhere than eager: noise may be twice that of eager's."""
-
-
 def is_as_good(case: Case, bounds: VerifyBounds) -> bool:
-    """Whether an output is right whatever its SQNR."""
+    """Whether an output is right whatever its SQNR: it loses no more than eager's of 16 bits, or enough are equal."""
     if case.lost_db is not None and case.lost_db <= _MOST_LOST_DB:
         return True
     return bool(case.counted) and case.equal / case.counted >= (bounds.least_agreement or 0.0)
@@ -326,15 +330,15 @@ def lost_parts(parts: Iterable[Part], bounds: VerifyBounds) -> Iterator[str]:
 def disagreements(cases: Sequence[Case], bounds: VerifyBounds) -> Iterator[str]:
     """Yields a message for each output of integers or booleans of which too few equal eager's, over all its cases.
 
-    One case may have a single index, which two almost equal values decide.
+    One case would not do: it may have a single index, which two almost equal values decide.
     """
     outputs: dict[tuple[str, int], list[Case]] = {}
     for case in cases:
         if case.counted and case.sqnr_db is None:
             outputs.setdefault((case.method, case.output), []).append(case)
     least = bounds.least_agreement
-    for (method, output), found in outputs.items():
-        share = sum(case.equal for case in found) / sum(case.counted for case in found)
+    for (method, output), of_output in outputs.items():
+        share = sum(case.equal for case in of_output) / sum(case.counted for case in of_output)
         if least is not None and share < least:
             yield f"method {method!r}, output {output}: {100 * share:.1f} % equal eager's < {100 * least:g} %"
 

@@ -1,7 +1,4 @@
-"""Findings: what stages find out about a file. Each has one name from the stage's output to every page.
-
-It is the role of the stage's output, and the key in provenance and JSON.
-"""
+"""Findings: what stages find out about a file. The name of each is the output's role, and the key in all JSON."""
 
 from __future__ import annotations
 
@@ -27,41 +24,26 @@ AREAS = (
     *("file", "payloads", "methods", "operators", "delegates", "constants", "metadata", "numerics", "accuracy"),
     *("quantization", "delegation", "memory", "toolchain", "times", "places"),
 )
-"""What facts are about, in the order in which they are shown. Of times and places, equal files may have others."""
+"""What facts are about, in the order in which they are shown. Equal files may differ in times and places."""
 
-FINDING = "finding"
-"""The kind of artifacts that are findings: JSON of one, or of a list where a file may have several."""
-
+FINDING = "finding"  # kind of artifacts that are findings: JSON of one, or of a list if a file may have several
 Value = str | int | float
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that is known of a file, as tables, notes and comparisons show it.
+    """One thing that is known of a file, as tables, notes and comparisons show it."""
 
-    Attributes:
-        area: what it is about, one of `AREAS`.
-        name: unique in its area, such as ``SQNR``; empty for a note that is nothing to compare.
-        value: what is compared and sorted by.
-        unit: of the value: ``B``, ``s``, ``dB`` or none.
-        words: the value for people, where it is more than the value in its unit.
-        note: a line about the file.
-        telling: whether it asks for something to be done.
-        listed: whether the note stands only where everything about the file does.
-        column: rank among the columns of tables of files, from 1 on; 0 for none. Narrow tables leave out high ranks.
-        lower_is_better: which of two files of a column is the worse one.
-    """
-
-    area: str
-    name: str = ""
-    value: Value | None = None
-    unit: str = ""
-    words: str = ""
-    note: str = ""
-    telling: bool = False
-    listed: bool = False
-    column: int = 0
-    lower_is_better: bool = False
+    area: str  # one of `AREAS`
+    name: str = ""  # unique in its area, such as ``SQNR``; empty for a note without a value
+    value: Value | None = None  # what is compared and sorted by
+    unit: str = ""  # of the value: ``B``, ``s``, ``dB``, ``%`` or none
+    words: str = ""  # the value for people, unless that is the value in its unit
+    note: str = ""  # a line about the file
+    telling: bool = False  # whether it asks for something to be done
+    listed: bool = False  # whether only complete lists have the note
+    column: int = 0  # rank among the columns of tables of files, or 0 for none; narrow tables leave out high ranks
+    lower_is_better: bool = False  # of two files in a column
 
     def __str__(self) -> str:
         return self.text or self.note
@@ -84,28 +66,23 @@ _FORMATS = {"B": format_size, "s": format_seconds, "dB": format_db, "%": "{:.0f}
 
 
 class Finding(Record):
-    """Base of findings, which are frozen dataclasses.
-
-    Attributes:
-        role: its name.
-        of: what of a file it is about: ``method`` or ``place``, each with the payload; empty if the file has only one.
-    """
+    """Base of findings, which are frozen dataclasses."""
 
     __slots__ = ()
 
-    role: ClassVar[str]
-    of: ClassVar[str] = ""
+    role: ClassVar[str]  # its name
+    of: ClassVar[str] = ""  # ``method`` or ``place``, each with the payload; empty if the file has one finding only
 
     @classmethod
     def found(cls, values: Any, payload: str = "", subject: str = "") -> tuple[Self, ...]:
-        """The findings of a stage's output, which are about a payload, and a method of it or a place."""
+        """Findings from a stage's output about a payload, and a method of it or a place."""
         names = {field.name for field in fields(cls)}  # type: ignore[arg-type] # a dataclass
         where = {name: text for name, text in (("payload", payload), (cls.of, subject)) if name in names}
         known = {name: text for name, text in where.items() if text}
         return tuple(cls.from_json({**where, **value, **known}) for value in (values if cls.of else [values]))
 
     @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - for those that use it
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - for those that use it
         """What all findings of this kind say of a file."""
         return iter(())
 
@@ -116,7 +93,7 @@ class Finding(Record):
 
 @cache
 def _kinds() -> dict[str, type[Finding]]:
-    """All findings by role: those of the modules of this package."""
+    """All findings by role, of all modules of this package."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f".{module.name}", __package__)
     return {kind.role: kind for kind in Finding.__subclasses__()}
@@ -124,30 +101,31 @@ def _kinds() -> dict[str, type[Finding]]:
 
 def read_findings(refs: Mapping[str, ArtifactRef], read_json: Callable[[ArtifactRef], Any]) -> tuple[Finding, ...]:
     """Findings of stages, by ``ROLE/PAYLOAD/SUBJECT``."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for key, ref in refs.items():
         role, payload, subject = key.split("/", 2)
         if kind := _kinds().get(role):  # a later version may have others
-            found += kind.found(read_json(ref), payload, subject)
-    return tuple(found)
+            findings += kind.found(read_json(ref), payload, subject)
+    return tuple(findings)
 
 
 def to_json(findings: Iterable[Finding]) -> dict[str, Any]:
     """JSON by name: an object, or a list of objects where a file may have several."""
-    made: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for finding in findings:
         if finding.of:
-            made.setdefault(finding.role, []).append(finding.to_json())
+            by_name.setdefault(finding.role, []).append(finding.to_json())
         else:
-            made[finding.role] = finding.to_json()
-    return made
+            by_name[finding.role] = finding.to_json()
+    return by_name
 
 
 def from_json(values: Mapping[str, Any]) -> tuple[Finding, ...]:
     """The findings that this version knows; raises ValueError for what is not their JSON."""
     try:
-        known = ((_kinds().get(role), value) for role, value in values.items())
-        return tuple(each for kind, value in known if kind for each in kind.found(value))
+        kinds = _kinds()
+        known = [(kinds[role], value) for role, value in values.items() if role in kinds]
+        return tuple(finding for kind, value in known for finding in kind.found(value))
     except (TypeError, AttributeError) as error:  # not objects, or lists of them
         raise ValueError(f"not findings: {error}") from error
 

@@ -13,11 +13,8 @@ from .finding import Finding
 
 RungName = Literal["exported", "transformed", "quantized", "edge", "payload"]
 
-CLEAN_DB = 90.0
-"""SQNR above this counts as this: fp32 stays above whatever the order of its sums, so differences mean nothing."""
-
-DROP_DB = 6.0
-"""A rung whose SQNR drops by more than this loses quality: the amplitude of its noise more than doubles."""
+CLEAN_DB = 90.0  # SQNR above this counts as this: fp32 stays above it, whatever the order of its sums
+DROP_DB = 6.0  # a rung whose SQNR drops by more loses quality: the amplitude of its noise more than doubles
 
 
 def rung_label(name: str, specializations: Sequence[str]) -> str:
@@ -27,13 +24,13 @@ def rung_label(name: str, specializations: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rung(Finding):
-    """One method of one of the programs that lowering makes, against eager on real inputs."""
+    """One method of a program that lowering makes, against eager on real inputs."""
 
     role: ClassVar = "numerics"
     of: ClassVar = "method"
 
     name: RungName
-    specializations: tuple[str, ...]  # the specializations of a fat file that it belongs to; empty for all
+    specializations: tuple[str, ...]  # of a fat file, that it belongs to; empty for all
     method: str
     figures: Worst | None  # the worst over all outputs; None if it could not be run
     problem: str = ""  # why it could not be run; empty otherwise
@@ -103,10 +100,6 @@ class NodeLosses(Record):
     def losing(self) -> tuple[NodeLoss, ...]:
         return tuple(node for node in self.nodes if node.loses)
 
-    @property
-    def compared(self) -> int:
-        return len(self.nodes)
-
 
 @dataclass(frozen=True, slots=True)
 class Operator(Record):
@@ -170,26 +163,24 @@ class PayloadLosses(Record):
         """Says where quality is lost."""
         if self.losing:
             numbers = ", ".join(str(delegate.position) for delegate in self.losing)
-            said = f"It is lost in {len(self.losing)} of {len(self.delegates)} delegates ({numbers})"
+            text = f"It is lost in {len(self.losing)} of {len(self.delegates)} delegates ({numbers})"
             undivided = [
                 str(loss.position)
                 for loss in self.losing
                 if loss.operators > 1 and [len(part.operators) for part in loss.parts] == [loss.operators]
             ]
             if undivided:
-                said += f"; in {' and '.join(undivided)}, fewer operators than all lose nothing by themselves"
+                text += f"; in {' and '.join(undivided)}, fewer operators than all lose nothing by themselves"
         elif self.outside:
-            said = "It is lost outside of delegates"
+            text = "It is lost outside of delegates"
         elif self.delegates and not self.searched_outside:
-            said = "No delegate loses that much by itself, but all of them together do: what each loses adds up"
+            text = "No delegate loses that much by itself, but all of them together do: what each loses adds up"
         else:
-            said = (
-                "Neither a delegate nor an operator outside of delegates loses it by itself: it is lost where they "
-                "meet, as in memory planning, or in state that the method writes"
-            )
+            text = "Neither a delegate nor an operator outside of delegates loses it by itself: it is lost where they "
+            text += "meet, as in memory planning, or in state that the method writes"
         unknown = [str(delegate.position) for delegate in self.delegates if delegate.problem and not delegate.loses]
-        said += f"; delegates that do not run by themselves: {', '.join(unknown)}" if unknown else ""
-        return f"{said}; the search stopped before it was done." if self.unfinished else f"{said}."
+        text += f"; delegates that do not run by themselves: {', '.join(unknown)}" if unknown else ""
+        return f"{text}; the search stopped before it was done." if self.unfinished else f"{text}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +193,9 @@ class Loss:
 
 
 def find_loss(ladder: Ladder, bounds: VerifyBounds, drop_db: float = DROP_DB) -> Loss | None:
-    """The first rung that loses quality, if any.
+    """The first rung that loses quality, if any: the first one outside the verification bounds.
 
-    That is the first rung outside the verification bounds. If all are inside, it is the first one whose SQNR is more
-    than `drop_db` below that of the rung before; ratios above `CLEAN_DB` count as `CLEAN_DB`.
+    If all are inside, it is the first one whose SQNR is more than `drop_db` below that of the rung before.
     """
     measured = [(rung, rung.figures) for rung in ladder.rungs if rung.figures]
     for rung, figures in measured:
@@ -213,7 +203,7 @@ def find_loss(ladder: Ladder, bounds: VerifyBounds, drop_db: float = DROP_DB) ->
             return Loss(rung, _before(ladder, rung), f"is outside of the recipe's bounds: {'; '.join(violated)}")
     for rung, figures in measured:
         before = _before(ladder, rung)
-        drop = _clipped(before.figures if before else None) - _clipped(figures)
+        drop = clipped_db(before.figures if before else None) - clipped_db(figures)
         if drop > drop_db:
             than = before.label if before else "eager"
             return Loss(rung, before, f"is {drop:.1f} dB worse than {than} ({drop_db:g} dB are allowed)")
@@ -227,5 +217,6 @@ def _before(ladder: Ladder, rung: Rung) -> Rung | None:
     return before
 
 
-def _clipped(figures: Worst | None) -> float:
+def clipped_db(figures: Worst | None) -> float:
+    """The SQNR, but at most `CLEAN_DB`, which is also that of equal outputs and of eager itself."""
     return CLEAN_DB if figures is None or figures.sqnr_db is None else min(figures.sqnr_db, CLEAN_DB)

@@ -1,9 +1,9 @@
-"""What quantization reached of a method's weights."""
+"""The result of quantization for a method's weights."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from .delivered import Delivered
 
 _NAMED = 3  # reasons, and weights of each, that a message names
-LITTLE = 0.5
-"""Share of the weights below which a run warns."""
+_LITTLE = 0.5  # share of the weights below which a run warns
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +49,39 @@ class Quantization(Finding):
         return {**Record.to_json(self), "share": round(self.share, 6)}
 
     def after(self, transformed: Quantization) -> Quantization:
-        """Adds the reasons of transforms before quantizers, for weights of operators that only those take."""
-        reasons = {weight.name: weight.why for weight in transformed.left if _is_lookup(weight)}
-        return replace(
-            self, left=tuple(replace(weight, why=reasons.get(weight.name, weight.why)) for weight in self.left)
-        )
+        """Adds the reasons of transforms before quantizers, for weights of lookups, which only those take."""
+        lookups = [weight for weight in transformed.left if all(map(_is_lookup, weight.operators))]
+        reasons = {weight.name: weight.why for weight in lookups}
+        left = (replace(weight, why=reasons.get(weight.name, weight.why)) for weight in self.left)
+        return replace(self, left=tuple(left))
 
     def check(self, at_least: float | None, field: str) -> None:
-        """Raises TargetError if less was reached than the recipe asks for, in a field."""
+        """Raises TargetError if the share is below what a field of the recipe asks for."""
         if at_least is not None and self.share < at_least:
             raise TargetError(
                 f"the recipe asks for {at_least:.0%} (`{field}`), and {self}; write these layers with others that are "
                 "quantized, or ask for less"
             )
 
-    @property
-    def is_little(self) -> bool:
-        return self.share < LITTLE
-
     @classmethod
-    def facts(cls, found: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
         """The share of each method, what is left and why."""
-        for reached in found:
-            where = f"method {reached.method}: " if len(found) > 1 else ""
+        for reached in findings:
+            where = f"method {reached.method}: " if len(findings) > 1 else ""
             share, note = round(100 * reached.share, 1), f"{where}{reached}"
-            yield Fact("quantization", f"{where}integers", share, "%", note=note, telling=reached.is_little)
+            yield Fact("quantization", f"{where}integers", share, "%", note=note, telling=reached.share < _LITTLE)
 
     def __str__(self) -> str:
         text = f"{self.share:.0%} of the weights are integers"
         return f"{text}; in floating point: {_describe(self.left)}" if self.left else text
 
 
-def _is_lookup(weight: LeftWeight) -> bool:
-    return all(operator.startswith("aten.embedding") for operator in weight.operators)
+def _is_lookup(operator: str) -> bool:
+    return operator.startswith("aten.embedding")
 
 
-def _describe(left: Iterable[LeftWeight]) -> str:
+def _describe(weights: Sequence[LeftWeight]) -> str:
     """The reasons, with names of weights, those with most elements first."""
-    weights = list(left)
     sizes = Counter[str]()
     for weight in weights:
         sizes[weight.why] += weight.elements

@@ -12,21 +12,17 @@ if TYPE_CHECKING:
     from .numerics import Ladder
 
 FIGURES = ("max abs error", "relative", "SQNR", "top-1")
+_DEAR = 1.5  # times its largest payload, from which on a fat file costs more than it may be worth
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text. Its own text is the table in columns; a notebook shows it as HTML.
-
-    Attributes:
-        numbers: titles of the columns that are aligned to the right.
-        caption: a line above it, if there is something to say.
-    """
+    """Rows of text. Its own text is the table in columns; a notebook shows it as HTML."""
 
     titles: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    numbers: tuple[str, ...] = ()
-    caption: str = ""
+    numbers: tuple[str, ...] = ()  # titles of the columns that are aligned to the right
+    caption: str = ""  # a line above it
 
     def __str__(self) -> str:
         lines = [self.titles, *self.rows] if any(self.titles) else self.rows
@@ -45,31 +41,27 @@ class Table:
             text = (f'<{tag} style="text-align: {end}">{html.escape(cell)}</{tag}>' for cell, end in shown)
             return f"<tr>{''.join(text)}</tr>"
 
-        caption = (
-            f"<caption style='text-align: left'><b>{html.escape(self.caption)}</b></caption>" if self.caption else ""
-        )
+        bold = f"<b>{html.escape(self.caption)}</b>"
+        caption = f"<caption style='text-align: left'>{bold}</caption>" if self.caption else ""
         head = f"<thead>{row(self.titles, 'th')}</thead>" if any(self.titles) else ""
         return f"<table>{caption}{head}<tbody>{''.join(row(cells, 'td') for cells in self.rows)}</tbody></table>"
 
 
 def in_html(part: Table | str) -> str:
     """A table or a paragraph, for a notebook."""
-    return (
-        part._repr_html_() if isinstance(part, Table) else f"<p style='white-space: pre-wrap'>{html.escape(part)}</p>"
-    )
+    if isinstance(part, Table):
+        return part._repr_html_()
+    return f"<p style='white-space: pre-wrap'>{html.escape(part)}</p>"
 
 
 def rungs_of(ladder: Ladder) -> Table:
     """All figures of a ladder, one row per rung and method."""
     several = len({rung.method for rung in ladder.rungs}) > 1
-    rows = (
-        (
-            *((rung.label, rung.method) if several else (rung.label,)),
-            *(format_figures(rung.figures) if rung.figures else ("", "", f"not run: {rung.problem}", "")),
-        )
-        for rung in ladder.rungs
-    )
-    return Table((*(("rung", "method") if several else ("rung",)), *FIGURES), tuple(rows), FIGURES)
+    rows: list[tuple[str, ...]] = []
+    for rung in ladder.rungs:
+        figures = format_figures(rung.figures) if rung.figures else ("", "", f"not run: {rung.problem}", "")
+        rows.append((rung.label, *([rung.method] if several else []), *figures))
+    return Table(("rung", *(["method"] if several else []), *FIGURES), tuple(rows), FIGURES)
 
 
 def format_size(size: float) -> str:
@@ -79,12 +71,9 @@ def format_size(size: float) -> str:
     return ByteSize(size).human_readable(separator=" ")
 
 
-_DEAR = 1.5  # times its largest payload, from which on a fat file costs more than it may be worth
-
-
 def fat_cost(size: int, payloads: Mapping[str, int]) -> str:
-    """What a fat file costs by its largest payload, and advice where that is much."""
-    largest = max(payloads, key=lambda name: payloads[name])
+    """The size of a fat file compared with its largest payload, and advice if that is much."""
+    largest = max(payloads, key=payloads.__getitem__)
     ratio = size / max(payloads[largest], 1)
     advice = "; payloads share weights, and these are few or differ: ship plain files, or what `pteforge thin` keeps"
     cost = f"{ratio:.2f} times its largest payload ({largest}, {format_size(payloads[largest])})"

@@ -1,4 +1,4 @@
-"""Adversarial inputs: a search over all that a file takes for what it computes worst, and what was found, run again."""
+"""Adversarial inputs: a search for those that a file computes worst, which are run again on later files."""
 
 from __future__ import annotations
 
@@ -20,27 +20,25 @@ from ...configs.verification import InputSearch, VerifyBounds
 from ...errors import SourceError, VerificationFailed
 from ...formats.pte.contents import Method, TensorSpec, shape_problem
 from ..engine.stage import Progressed
-from ..results.figures import Case, disagreements, violations
-from ..results.searches import Searched
+from ..results.figures import Case, Searched, disagreements, violations
 from ..usercode import inputs as drawing
 from ..usercode.inputs import StoredCase, same_shapes
 from .compare import compare_all
 from .running import ExpectedCall, Loadable, TorchProgram
 
 KINDS = ("shuffled", "zeros", "ones", "constant", "one-hot", "negative", "large", "mixed", "small", "denormal")
-"""Values of inputs: those of the examples, and others. The last two are less than a quantized program distinguishes."""
+"""Values of inputs: the examples', and others. A quantized program cannot distinguish the last two from zeros."""
 
-_LEAST = 24  # inputs that are tried on a slow machine, too, unless that takes four times as long as was asked for
+_LEAST = 24  # inputs that are tried even on a slow machine, unless that takes four times as long as the recipe allows
 _SHRINKS = 64  # smaller inputs that are tried
 _ROUNDINGS = 3  # runs of a program with errors of rounding
 _ROUNDING = 8.0  # by this factor, an output may be further off than in those
 
-Calls = list[list[Any]]
-"""Flat inputs of each call."""
+Calls = list[list[Any]]  # flat inputs of each call
 
 
 class Found(NamedTuple):
-    """Inputs that were found: calls of a method on one loaded program, of which the last one is compared."""
+    """The result of a search: calls of a method on one loaded program, of which the last one is compared."""
 
     method: str
     calls: Calls
@@ -49,11 +47,11 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Judge:
-    """Compares what a file makes of a method's inputs with what a program makes of them, up to what rounding decides.
+    """Compares a file's outputs with a program's, unless rounding decides them.
 
-    Zeros, constants and large numbers cancel each other, or lie on the edge of a step, so that programs which are
-    equally right return different things. So an output that is out of bounds counts only if it is much further off
-    than the program's own, once each of its operators has rounded in another way (Monte Carlo arithmetic).
+    Zeros, constants and large numbers cancel each other, or lie on the edge of a step, so that equally right programs
+    differ. An output that is out of bounds therefore counts only if it is much further off than the program's own, once
+    each of its operators has rounded in another way (Monte Carlo arithmetic).
     """
 
     method: str
@@ -62,7 +60,7 @@ class Judge:
     rounding: str = ""  # that of the method's stored examples
 
     def expected(self, flat: Sequence[Any]) -> list[Any] | None:
-        """What the program makes of inputs; None if it refuses them, or makes NaN or infinity of them."""
+        """The program's outputs; None if it refuses the inputs, or returns NaN or infinity."""
         try:
             outputs = self.program.run(flat)
         except Exception:  # noqa: BLE001 - whatever an operator or an assertion raises
@@ -71,7 +69,7 @@ class Judge:
         return outputs if all(finite) else None
 
     def compare(self, outputs: Sequence[Any], stored: StoredCase) -> tuple[Case | None, str]:
-        """The worst output, and why it is wrong, if it is; None where it cannot be compared, or rounding decides."""
+        """The worst output, and why it is wrong, if it is; None if it cannot be compared, or rounding decides it."""
         try:
             cases = list(compare_all(outputs, stored, method=self.method, rounding=self.rounding))
         except VerificationFailed as error:
@@ -86,7 +84,7 @@ class Judge:
         return min(outside or cases, key=decibels, default=None), "; ".join(outside.values())
 
     def run_calls(self, program: Loadable, found: Found, expected: Sequence[Any]) -> tuple[Case | None, str]:
-        """Makes calls on a program that is loaded for them, and compares the outputs of the last one."""
+        """Makes calls on a freshly loaded program, and compares the outputs of the last one."""
         try:
             *_, outputs = program.run([ExpectedCall(found.method, flat, (), found.label) for flat in found.calls])
         except VerificationFailed as error:
@@ -94,7 +92,7 @@ class Judge:
         return self.compare(outputs, StoredCase(found.label, found.calls[-1], expected))
 
     def run_again(self, program: Loadable, found: Found, exported: ExportedProgram) -> str:
-        """Why a file is wrong on what was found for another one; the model may not take the inputs any more."""
+        """Why a file is wrong on inputs that were found for another one; empty if the model no longer takes them."""
         with suppress(SourceError):
             for flat in found.calls:
                 drawing.check_fits(exported, flat, found.label)
@@ -115,7 +113,7 @@ class Judge:
                 except VerificationFailed:
                     return True
         return bool(noisy and outside) and all(
-            _is_within(case, [own for own in noisy if own.output == case.output]) for case in outside
+            _is_within(case, [other for other in noisy if other.output == case.output]) for case in outside
         )
 
 
@@ -127,17 +125,17 @@ def decibels(case: Case) -> float:
 
 
 def _is_within(case: Case, noisy: Sequence[Case]) -> bool:
-    """Whether an output is not much worse than some are. Silence has no SQNR, and indices no largest error."""
+    """Whether an output is not much worse than the worst of some. Silence has no SQNR, and indices no largest error."""
     if case.counted and case.sqnr_db is None:
-        return case.counted - case.equal <= _ROUNDING * max(own.counted - own.equal for own in noisy)
-    ratio, error = min(map(decibels, noisy)), max(own.max_abs_error for own in noisy)
+        return case.counted - case.equal <= _ROUNDING * max(other.counted - other.equal for other in noisy)
+    ratio, error = min(map(decibels, noisy)), max(other.max_abs_error for other in noisy)
     return decibels(case) >= ratio - 20 * math.log10(_ROUNDING) and case.max_abs_error <= _ROUNDING * error
 
 
 def _rounded(dice: torch.Generator, node: Node | None, value: Any) -> Any:
     """A value with errors of rounding: up to two units in the last place, and denormal numbers that become zero.
 
-    Of integers that a program quantizes to, one in ten is its neighbour. Inputs of a program, which it may write to,
+    One in ten integers that a program quantizes to becomes its neighbour. Inputs of a program, which it may write to,
     stay as they are.
     """
     if isinstance(value, list | tuple):
@@ -155,7 +153,7 @@ def _rounded(dice: torch.Generator, node: Node | None, value: Any) -> Any:
 
 
 class Probe(NamedTuple):
-    """What to try."""
+    """Inputs to try."""
 
     sizes: tuple[int, ...]  # of the symbols
     kinds: tuple[str, ...]  # by input
@@ -165,11 +163,11 @@ class Probe(NamedTuple):
 class Box:
     """All inputs that a method takes: of each size within its dynamic shapes, with values like those of its examples.
 
-    Integers lie between the least and the largest of the examples; if none is negative, their negatives are tried, too.
+    Integers lie between the smallest and the largest of the examples, or are the negatives of positive ones.
     """
 
     def __init__(self, method: Method, program: ExportedProgram, stored: Mapping[str, Any], judge: Judge) -> None:
-        """Takes the shapes from the exported program, and values from the examples that were stored with it."""
+        """Takes shapes from the exported program, and values from the examples that were stored with it."""
         self._specs, self._shapes = method.inputs, drawing.input_shapes(program)
         self._examples = stored["inputs"][: len(stored["inputs"]) - stored["drawn"]]
         self._ends = [_ends(pool) for pool in zip(*self._examples, strict=True)]
@@ -189,8 +187,8 @@ class Box:
     def probe(self, number: int, seed: int, worst: Probe | None) -> Probe:
         """Number 0 has the examples' sizes. The corners follow: both ends of every size, every kind of values.
 
-        Then sizes go through their ranges, each in an order of its own, so that they meet in other pairs each time.
-        Every third probe is a neighbour of the worst one.
+        Then sizes go through their ranges, each in its own order, so that other pairs meet each time. Every third probe
+        is a neighbour of the worst one.
         """
         if number < len(self._corners):
             return self._corners[number]._replace(number=number)
@@ -207,7 +205,7 @@ class Box:
         return Probe(tuple(sizes), tuple(kinds if number % 2 else kinds[:1] * len(kinds)), number)
 
     def draw(self, probe: Probe, seed: int) -> Iterator[list[Any]]:
-        """Flat inputs, the most different ones first; none where the file says that it does not take the sizes."""
+        """Flat inputs, the most different ones first; none if the file does not take the sizes."""
         shapes = self._sized(probe.sizes)
         for shape, spec in zip(shapes, self._specs, strict=False):
             if shape is not None and isinstance(spec, TensorSpec) and shape_problem(spec, shape):
@@ -223,7 +221,7 @@ class Box:
             ]
 
     def smaller(self, sizes: tuple[int, ...], calls: Calls) -> Iterator[tuple[tuple[int, ...], Calls]]:
-        """The inputs of calls with one size less, and with some numbers replaced by zeros; the largest steps first."""
+        """The inputs of calls with one smaller size, or with zeros for some numbers; the largest steps first."""
         for at, size in enumerate(sizes):
             least = self._ranges[at].start
             for less in dict.fromkeys((least, (least + size) // 2, size - 1)):
@@ -232,9 +230,8 @@ class Box:
                     yield fewer, [list(map(_cut, flat, self._sized(fewer))) for flat in calls]
         for parts, at in itertools.product((1, 2, 4, 8), range(len(self._ends))):
             for part in range(parts if self._ends[at] else 0):
-                emptied = [
-                    [*flat[:at], _emptied(flat[at], self._ends[at], part, parts), *flat[at + 1 :]] for flat in calls
-                ]
+                ends = self._ends[at]
+                emptied = [[*flat[:at], _emptied(flat[at], ends, part, parts), *flat[at + 1 :]] for flat in calls]
                 if not all(map(_same_bits, emptied, calls)):
                     yield sizes, emptied
 
@@ -243,12 +240,11 @@ class Box:
 
 
 def _ends(values: Sequence[Any]) -> tuple[float, float] | None:
-    """The least and the largest value that an input has in the examples; None if it cannot have others."""
+    """The smallest and the largest value of an input in the examples; None if it cannot have others."""
     tensors = [value for value in values if isinstance(value, torch.Tensor) and value.numel()]
-    kept = (each.is_complex() or drawing.are_offsets(each) or not bool(each.isfinite().all()) for each in tensors)
-    if not tensors or any(kept):
+    if not tensors or any(x.is_complex() or drawing.are_offsets(x) or not bool(x.isfinite().all()) for x in tensors):
         return None
-    return min(each.min().item() for each in tensors), max(each.max().item() for each in tensors)
+    return min(x.min().item() for x in tensors), max(x.max().item() for x in tensors)
 
 
 def _valued(base: torch.Tensor, ends: tuple[float, float], kind: str, dice: torch.Generator) -> torch.Tensor:
@@ -257,12 +253,11 @@ def _valued(base: torch.Tensor, ends: tuple[float, float], kind: str, dice: torc
     peak = max(-least, most) or 1.0
     if kind in ("zeros", "ones", "constant", "one-hot"):
         number = base.flatten()[0].item() if kind == "constant" else int(kind == "ones")
-        made = torch.full_like(base, number if floating else min(max(number, least), most))
+        filled = torch.full_like(base, number if floating else min(max(number, least), most))
         if kind == "one-hot":
-            made[torch.unravel_index(torch.randint(base.numel(), (), generator=dice), base.shape)] = (
-                peak if floating else most
-            )
-        return made
+            hot = torch.unravel_index(torch.randint(base.numel(), (), generator=dice), base.shape)
+            filled[hot] = peak if floating else most
+        return filled
     if floating:
         tiny = torch.finfo(base.dtype).tiny / 8 / peak
         negative = -base.abs() if kind == "negative" else -16 * base
@@ -277,7 +272,7 @@ def _valued(base: torch.Tensor, ends: tuple[float, float], kind: str, dice: torc
 
 
 def _walk(sizes: range, number: int, turn: int) -> int:
-    """One of the sizes: any `len(sizes)` numbers in a row have all of them, and consecutive ones are far apart."""
+    """One of the sizes: `len(sizes)` consecutive numbers have all of them, and neighbours are far apart."""
     stride = next(step for step in range(int(0.618 * len(sizes)) or 1, 0, -1) if math.gcd(step, len(sizes)) == 1)
     return sizes[(number * stride + turn * (number // len(sizes))) % len(sizes)]
 
@@ -308,14 +303,14 @@ def _same_bits(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Hit:
-    """What a probe came to."""
+    """The result of a probe."""
 
     probe: Probe
     payload: str
     found: Found
     case: Case | None  # the worst output; None where outputs cannot be compared
     problem: str = ""  # why it is wrong, if it is
-    unsteady: bool = False  # whether it is not always so
+    unsteady: bool = False  # whether the problem comes and goes
 
     @property
     def rank(self) -> float:
@@ -326,7 +321,7 @@ class _Hit:
 class Search:
     """A search over the inputs of a file's methods. The order is always the same; time decides where it ends."""
 
-    payloads: Mapping[str, Loadable]  # what can run here, by name
+    payloads: Mapping[str, Loadable]  # that can run here, by name
     boxes: Mapping[str, Box]  # by method
     judges: Mapping[str, Judge]  # by method
     asked: InputSearch
@@ -339,7 +334,7 @@ class Search:
     _differing: int = 0
 
     def run(self) -> tuple[Searched, Found | None]:
-        """What was found: the first inputs that the file computes wrong, or else those that it computes worst."""
+        """Finds the first inputs that the file computes wrong, or else those that it computes worst."""
         hit = self._search(time.monotonic())
         if hit and not hit.unsteady:
             hit = self._shrunk(hit, time.monotonic() + self.asked.seconds / 2)
@@ -380,13 +375,13 @@ class Search:
         return None
 
     def _called(self, payload: str, method: str, probe: Probe, stored: StoredCase) -> _Hit:
-        """What comes of two calls on a program that stays loaded; of a wrong one, the fewest calls that are."""
-        judge, place, same = self.judges[method], (payload, method), list(stored.inputs)
-        before, self._before[place] = self._before.get(place, same), same
-        asked = ExpectedCall(method, same, stored.expected, stored.label)
+        """The result of two calls on a program that stays loaded; of the fewest wrong calls, if it is wrong."""
+        judge, key, same = self.judges[method], (payload, method), list(stored.inputs)
+        before, self._before[key] = self._before.get(key, same), same
+        call = ExpectedCall(method, same, stored.expected, stored.label)
         case, problem = None, ""
         try:
-            first, second = self._call(place, asked), self._call(place, asked)
+            first, second = self._call(key, call), self._call(key, call)
             case, problem = judge.compare(first, stored)
             if not _same_bits(first, second):
                 self._differing += 1
@@ -402,15 +397,15 @@ class Search:
                 return _Hit(probe, payload, found._replace(calls=calls), again, reason)
         return _Hit(probe, payload, found, case, f"not every time, {problem}", unsteady=True)
 
-    def _call(self, place: tuple[str, str], call: ExpectedCall) -> Sequence[Any]:
-        """Each call of a method with state of its own is the first; others are on a program that stays loaded."""
-        payload, method = place
-        if place not in self._loaded or self.judges[method].program.stateful:
-            self._loaded[place] = self.payloads[payload].open([method])
-        return self._loaded[place](call)
+    def _call(self, key: tuple[str, str], call: ExpectedCall) -> Sequence[Any]:
+        """Calls a program that stays loaded, unless the method has state."""
+        payload, method = key
+        if key not in self._loaded or self.judges[method].program.stateful:
+            self._loaded[key] = self.payloads[payload].open([method])
+        return self._loaded[key](call)
 
     def _shrunk(self, hit: _Hit, deadline: float) -> _Hit:
-        """Smaller inputs that are as bad, as far as they are found in time."""
+        """Smaller inputs that are as bad, if they are found in time."""
         box, judge = self.boxes[hit.found.method], self.judges[hit.found.method]
         candidates = box.smaller(hit.probe.sizes, hit.found.calls)
         for _ in range(_SHRINKS):

@@ -20,22 +20,21 @@ import torch
 from ...configs.verification import VerifyBounds
 from ...errors import InputError, PteforgeError, VerificationFailed, printable
 from ..results.figures import Figures, summarize
+from .compare import worst_parts
 from .measure import Sample
-from .parts import worst_parts
 from .running import ExpectedCall, Loadable
 from .verification import run_cases
 
 _CHOSEN = re.compile(r"^(\S+): chosen: ", re.MULTILINE)
 _LINES = 5  # of the command's messages
 _COUNTED = 2  # calls: what a backend makes in the first one may stay
+_FORMATS: Mapping[type, str] = {bool: "<?", int: "<q", float: "<d"}
 
 
 def verify_program(program: DeviceProgram, examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> Figures:
     """Runs a program on the examples that `export` stored; a fat file runs the payload chosen there.
 
-    Raises:
-        VerificationFailed: the command fails, or outputs are outside the bounds.
-        InputError: there is no such command.
+    Raises VerificationFailed if the command fails or outputs are outside the bounds, InputError without the command.
     """
     cases = [replace(case, payload=program.payload) for case in run_cases(program, examples, bounds)]
     return summarize(cases, parts=worst_parts(cases, bounds))
@@ -45,27 +44,23 @@ def verify_program(program: DeviceProgram, examples: Mapping[str, Mapping[str, A
 def device_program(
     command: Sequence[str], path: Path, data_files: Sequence[Path], env: Mapping[str, str]
 ) -> Iterator[DeviceProgram]:
-    """A file that a command runs, while the context lasts.
+    """A file that a command runs in a temporary folder with all files that its arguments name.
 
-    The command is run in a folder that holds all files that its arguments name. Words of it that are paths of existing
-    files may be relative to the current folder. `env` is added to its environment.
+    Words of the command that are paths of existing files may be relative to the current folder. `env` is added to its
+    environment.
     """
     with TemporaryDirectory(prefix="pteforge-device-") as folder:
         yield DeviceProgram(command, Path(folder), path, next(iter(data_files), None), env)
 
 
 class DeviceProgram:
-    """A program to run by a command, as `Runnable` and `Measurable`.
-
-    Attributes:
-        path: of the program.
-        payload: the one that the last call chose; empty for a plain file.
-    """
+    """A program that a command runs, as `Runnable` and `Measurable`."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, path: Path, data: Path | None, env: Mapping[str, str]
     ) -> None:
         self.path = path
+        self.payload = ""  # that the last call chose; empty for a plain file
         words = (str(Path(word).absolute()) if "/" in word and Path(word).exists() else word for word in command)
         shutil.copyfile(path, folder / "model.pte")
         if data:
@@ -74,7 +69,6 @@ class DeviceProgram:
         self._folder = folder
         self._env = {**os.environ, **env}
         self._signatures = Loadable(path, data).signatures()
-        self.payload = ""
 
     def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
         arguments: list[str] = []
@@ -101,9 +95,9 @@ class DeviceProgram:
     def sample(self, method: str, inputs: Sequence[Any], calls: int) -> Sample:
         content = self._measure("--bench", method, inputs, calls)
         try:
-            found = json.loads(content)
-            peak = max(0, found.get("resident_peak", 0) - found.get("resident_before", 0))
-            return Sample(found["load"], found["calls"], peak)
+            measured = json.loads(content)
+            peak = max(0, measured.get("resident_peak", 0) - measured.get("resident_before", 0))
+            return Sample(measured["load"], measured["calls"], peak)
         except (ValueError, LookupError, TypeError) as error:
             raise PteforgeError(f"the command does not understand --bench of nfat_run: {error}") from error
 
@@ -115,8 +109,8 @@ class DeviceProgram:
 
     def _measure(self, option: str, method: str, inputs: Sequence[Any], calls: int) -> bytes:
         arguments = [self._argument(value, number) for number, value in enumerate(inputs)]
-        made = ["--repeat", str(calls), option, "model.pte", method, *arguments]
-        return self._output(made, f"method {method!r} with {option}")
+        words = ["--repeat", str(calls), option, "model.pte", method, *arguments]
+        return self._output(words, f"method {method!r} with {option}")
 
     def _argument(self, value: Any, number: int) -> str:
         if not isinstance(value, torch.Tensor):
@@ -142,11 +136,8 @@ class DeviceProgram:
         return done.stdout
 
 
-_FORMATS: Mapping[type, str] = {bool: "<?", int: "<q", float: "<d"}
-
-
 def _size(expected: Any) -> int:
-    """How many bytes an output takes."""
+    """The bytes of an output."""
     if isinstance(expected, torch.Tensor):
         return int(expected.nbytes)
     return struct.calcsize(_FORMATS[type(expected)]) if type(expected) in _FORMATS else 0

@@ -1,9 +1,10 @@
-"""Measures what methods of a payload take on a place: time, with an ETDump's shares of it, and memory."""
+"""Measures the time of methods of a payload on a place, with an ETDump's shares of it, and their memory."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -35,7 +36,7 @@ _ROUNDS = 9
 
 
 class Sample(NamedTuple):
-    """Seconds of loading a method and of each call after that, and resident bytes that this took at most."""
+    """Seconds of loading a method and of each call after that, and resident bytes at most."""
 
     load: float
     calls: Sequence[float]
@@ -98,7 +99,7 @@ def programs_on(
 ) -> Iterator[tuple[str, Measurable]]:
     """Name and program of all that a place can run, as `runnable_payloads`; None is this process's runtime.
 
-    A command runs a fat file as it is. Fills `not_run` with the reason for what cannot be run, or has no times.
+    A command runs a whole fat file. Fills `not_run` with the reason for what cannot be run, or has no times.
     """
     pte = open_pte(path)
     if place and place.command:
@@ -123,9 +124,14 @@ def time_methods(program: Measurable, inputs: Mapping[str, Sequence[Any]], secon
     """Times calls of methods on their flat inputs, each for about that number of seconds. Raises PteforgeError."""
     for method in open_pte(program.path).methods:
         if method.name in inputs:
-            given = method.lay_out(inputs[method.name])
-            sample = _repeated(program, method.name, given, seconds)
-            shares, untraced = _traced(program, method, given)
+            flat = method.lay_out(inputs[method.name])
+            sample = _repeated(program, method.name, flat, seconds)
+            shares: tuple[TimeShare, ...] = ()
+            untraced = ""
+            try:
+                shares = shares_of(program.trace(method.name, flat, _TRACED), method)
+            except (PteforgeError, RuntimeError) as error:
+                untraced = f"there is no trace: {first_line(error)}"
             rest = sample.calls[1:]
             of_calls = sample.calls[0], median(rest), percentile(rest, 0.95), len(rest)
             yield Timing("", method.name, "", "", sample.load, *of_calls, sample.peak_memory, shares, untraced)
@@ -138,21 +144,19 @@ def compare_times(
 
     Yields the medians of calls of the new one, divided by those of the old one in the same round: median and extremes.
     """
-    sides = [
-        (program, {method.name: method.lay_out(given[method.name]) for method in methods if method.name in given})
-        for program, given in zip((new, old), inputs, strict=True)
-        for methods in [open_pte(program.path).methods]
-    ]
-    for method in sides[0][1]:
+    sides = []
+    for program, by_method in zip((new, old), inputs, strict=True):
+        methods = [method for method in open_pte(program.path).methods if method.name in by_method]
+        sides.append((program, {method.name: method.lay_out(by_method[method.name]) for method in methods}))
+    for method in (method for method in sides[0][1] if method in sides[1][1]):
         ratios = []
-        for turn in range(_ROUNDS) if method in sides[1][1] else ():
+        for turn in range(_ROUNDS):
             ordered = sides if turn % 2 else sides[::-1]
-            calls = [_repeated(program, method, given[method], seconds / _ROUNDS).calls for program, given in ordered]
-            first, second = (median(made[1:]) for made in calls)
+            calls = [_repeated(program, method, flat[method], seconds / _ROUNDS).calls for program, flat in ordered]
+            first, second = (median(taken[1:]) for taken in calls)
             ratios.append(first / second if turn % 2 else second / first)
-        if ratios:
-            spread = {"min": min(ratios), "median": median(ratios), "max": max(ratios), "rounds": _ROUNDS}
-            yield {"method": method, "where": f"method {method!r}", **spread}
+        spread = {"min": min(ratios), "median": median(ratios), "max": max(ratios), "rounds": _ROUNDS}
+        yield {"method": method, "where": f"method {method!r}", **spread}
 
 
 def _repeated(program: Measurable, method: str, inputs: Sequence[Any], seconds: float) -> Sample:
@@ -164,46 +168,34 @@ def _repeated(program: Measurable, method: str, inputs: Sequence[Any], seconds: 
         raise PteforgeError(f"method {method!r} cannot be timed: {first_line(error)}") from error
 
 
-def _traced(program: Measurable, method: Method, inputs: Sequence[Any]) -> tuple[tuple[TimeShare, ...], str]:
-    try:
-        return shares_of(program.trace(method.name, inputs, _TRACED), method), ""
-    except (PteforgeError, RuntimeError) as error:
-        return (), f"there is no trace: {first_line(error)}"
-
-
 # slots of the tables of an ETDump: devtools/etdump/etdump_schema_flatcc.fbs of executorch 1.5.1
 _Dump = IntEnum("_Dump", {"RUNS": 1})
 _Run = IntEnum("_Run", {"EVENTS": 3})
 _Event = IntEnum("_Event", {"PROFILE": 0})
 _Profile = IntEnum("_Profile", {"NAME": 0, "INSTRUCTION": 2, "START": 6, "END": 7})
-_CALLS = ("OPERATOR_CALL", "DELEGATE_CALL")
 
 
 def shares_of(dump: bytes, method: Method) -> tuple[TimeShare, ...]:
-    """The shares of delegates and of operators outside of them in the calls of an ETDump, largest first.
-
-    Raises FileFormatError for bytes that are no ETDump of the method.
-    """
+    """The shares of delegates and other operators in the calls of an ETDump, largest first; raises FileFormatError."""
     whole, runs = 0, 0
-    spent: dict[str, int] = {}
-    called: dict[str, set[int]] = {}
-    made: dict[str, int] = {}
+    spent, calls = Counter[str](), Counter[str]()
+    instructions: dict[str, set[int]] = {}
     for name, instruction, taken in _events(dump):
         if name == "Method::execute":
             whole, runs = whole + taken, runs + 1
-        elif name in _CALLS:
+        elif name in ("OPERATOR_CALL", "DELEGATE_CALL"):
             if not 0 <= instruction < len(method.called):
                 raise FileFormatError(f"the ETDump has instruction {instruction}, the method {len(method.called)}")
-            what = method.called[instruction]
-            spent[what] = spent.get(what, 0) + taken
-            made[what] = made.get(what, 0) + 1
-            called.setdefault(what, set()).add(instruction)
+            called = method.called[instruction]
+            spent[called] += taken
+            calls[called] += 1
+            instructions.setdefault(called, set()).add(instruction)
     if not (runs and whole):
         raise FileFormatError("the ETDump has no calls")
     backends = {delegate.id for delegate in method.delegates}
     return tuple(
-        TimeShare(what, taken / whole, round(made[what] / runs), what in backends, tuple(sorted(called[what])))
-        for what, taken in sorted(spent.items(), key=lambda item: -item[1])
+        TimeShare(name, taken / whole, round(calls[name] / runs), name in backends, tuple(sorted(instructions[name])))
+        for name, taken in spent.most_common()
     )
 
 
@@ -220,32 +212,31 @@ def _events(dump: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def measure_memory(program: DeviceProgram, examples: Mapping[str, Mapping[str, Any]]) -> list[MemoryUse]:
-    """What methods take with the smallest and the largest of their stored inputs, and with the first example.
+    """The memory of methods for the smallest and the largest of their stored inputs, and for the first example.
 
-    Nothing where the command cannot say: one of the user's need not have the option ``--memory``.
+    None of it if the command does not measure it: the user's own need not have the option ``--memory``.
     """
     uses = []
     for method in open_pte(program.path).methods:
         for label, inputs in _of_sizes(examples.get(method.name)).items():
             shapes = ", ".join("x".join(map(str, value.shape)) for value in inputs if isinstance(value, torch.Tensor))
-            named = {"payload": "", "method": method.name, "inputs": label, "shapes": shapes}
+            known = {"payload": "", "method": method.name, "inputs": label, "shapes": shapes}
             try:
-                found = json.loads(program.count(method.name, method.lay_out(inputs)))
-                uses.append(MemoryUse.from_json({**found, **named}))
+                measured = json.loads(program.count(method.name, method.lay_out(inputs)))
+                uses.append(MemoryUse.from_json({**measured, **known}))
             except (PteforgeError, ValueError, TypeError):
                 return []
     return uses
 
 
 def _of_sizes(stored: Mapping[str, Any] | None) -> dict[str, Sequence[Any]]:
-    """The first example and, where others are smaller or larger, the extremes; by what they are called."""
+    """The first example, and the smallest and the largest if they differ from it in size, by name."""
     if not stored:
         return {}
-    first, *others = stored["inputs"]
-    smallest, largest = min((first, *others), key=_elements), max((first, *others), key=_elements)
-    found = {"example": first}
-    found |= {"smallest": smallest} if _elements(smallest) < _elements(first) else {}
-    return found | ({"largest": largest} if _elements(largest) > _elements(first) else {})
+    inputs = stored["inputs"]
+    named = {"example": inputs[0], "smallest": min(inputs, key=_elements), "largest": max(inputs, key=_elements)}
+    size = _elements(inputs[0])
+    return {name: flat for name, flat in named.items() if name == "example" or _elements(flat) != size}
 
 
 def _elements(inputs: Sequence[Any]) -> int:
@@ -253,7 +244,7 @@ def _elements(inputs: Sequence[Any]) -> int:
 
 
 def _forget_peak() -> int:
-    """Resident bytes, from which on the peak is counted; 0 where the system does not know."""
+    """Resets the peak to the resident bytes, and returns these; 0 if the system does not know them."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:

@@ -34,9 +34,12 @@ from ..results.figures import Case
 from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases
 from .compare import compare_all
 
+# operators without a kernel -> what to write in their place
+_INSTEAD = {"aten::sort.values": "torch.topk(values, values.shape[-1], largest=False) sorts the last dimension"}
+
 
 class ExpectedCall(NamedTuple):
-    """A call of a method, and what it has to return: what eager does."""
+    """A call of a method, and what eager returns for it."""
 
     method: str
     inputs: Sequence[Any]  # flat
@@ -131,21 +134,14 @@ def missing_kernels(methods: Iterable[Method]) -> tuple[str, ...]:
 
 
 def run_method(program: Runnable, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
-    """Runs a method on its examples. Each starts from the initial state.
-
-    Raises VerificationFailed if it cannot be run, or an output cannot be compared with eager's.
-    """
+    """Runs a method on its examples, each from the initial state; raises VerificationFailed if that fails."""
     for case in stored_cases(stored, drawn):
         call = ExpectedCall(method, case.inputs, case.expected, case.label, case.exact)
         yield from _compared(program, [call], {method: stored.get("rounding", "")})
 
 
 def run_sequences(program: Runnable, sequences: Sequence[Any], rounding: Mapping[str, str]) -> Iterator[Case]:
-    """Runs sequences of calls, each from the initial state. `rounding` is that of the methods.
-
-    Raises:
-        VerificationFailed: see `run_method`.
-    """
+    """Runs sequences of calls, each from the initial state, like `run_method`; `rounding` is that of the methods."""
     for number, sequence in enumerate(sequences):
         calls = [
             ExpectedCall(method, flat, expected, f"sequence {number}, call {position}")
@@ -161,43 +157,33 @@ def _compared(program: Runnable, calls: Sequence[ExpectedCall], rounding: Mappin
 
 
 def _load_methods(payload: Loadable, methods: Sequence[str]) -> dict[str, Any]:
-    """Methods of one program, all loaded before any runs, since loading sets the initial values of shared state.
-
-    Raises VerificationFailed if the runtime cannot load one.
-    """
+    """Methods of one program, all loaded before any runs, since loading sets the initial values of shared state."""
     loaded: dict[str, Any] = {}
     program = payload.load()
     for method in methods:
         try:
             loaded[method] = program.load_method(method)
         except (KeyError, RuntimeError) as error:
-            raise VerificationFailed(
-                f"the runtime cannot load method {method!r}: {_why_not_loaded(payload, method, error)}"
-            ) from error
+            reason = _why_not_loaded(payload, method, error)
+            raise VerificationFailed(f"the runtime cannot load method {method!r}: {reason}") from error
     return loaded
-
-
-_INSTEAD = {"aten::sort.values": "torch.topk(values, values.shape[-1], largest=False) sorts the last dimension"}
-"""Operators without a kernel -> what to write in their place."""
 
 
 def _why_not_loaded(payload: Loadable, method: str, error: Exception) -> str:
     """Explains why a program was not loaded: its operators without a kernel, if that is the reason."""
     if missing := missing_kernels(each for each in open_pte(payload.program).methods if each.name == method):
         instead = "".join(f" ({other})" for name, other in _INSTEAD.items() if name in missing)
-        return (
-            f"it has no kernel for {', '.join(missing)}; write the model without that{instead}, "
-            "or use a backend that computes it"
-        )
+        advice = f"write the model without that{instead}, or use a backend that computes it"
+        return f"it has no kernel for {', '.join(missing)}; {advice}"
     reasons = _reasons(lambda: payload.load().load_method(method))
     return f"{reasons}{error}" if reasons else f"{error}; its log says whether a backend or data is missing"
 
 
 def _reasons(refused: Callable[[], Any]) -> str:
-    """What the runtime logs of why it refuses a call, to be put before its error; calls it again to hear it.
+    """The reasons that the runtime logs when it refuses a call, which is made again to capture them; before its error.
 
-    A log that is always captured would be lost where a kernel ends the process. The runtime's bindings write to
-    Python's stderr, which is not always that of the process.
+    A log that is always captured would be lost if a kernel ends the process. The runtime's bindings write to Python's
+    stderr, which is not always that of the process.
     """
     kept = os.dup(2)
     with TemporaryFile() as log, contextlib.redirect_stderr(io.StringIO()) as written:
@@ -220,9 +206,8 @@ def _execute(loaded: Mapping[str, Any], call: ExpectedCall) -> Sequence[Any]:
     except RuntimeError as error:
         shapes = [tuple(value.shape) if hasattr(value, "shape") else value for value in call.inputs]
         reasons = _reasons(lambda: loaded[call.method].execute(call.inputs))
-        raise VerificationFailed(
-            f"{reasons}method {call.method!r} fails on {call.label}, with inputs of {shapes}: {error}"
-        ) from error
+        where = f"method {call.method!r} fails on {call.label}, with inputs of {shapes}"
+        raise VerificationFailed(f"{reasons}{where}: {error}") from error
     return outputs
 
 
@@ -231,12 +216,9 @@ def runnable_payloads(
 ) -> Iterator[tuple[str, Loadable]]:
     """Name and program of all that can run here: a plain file, whose name is empty, or payloads of a fat file.
 
-    Fills `not_run` with the payloads that this machine has no backend for: name to reason. The file of a payload is
-    gone when the next one is asked for.
-
-    Raises:
-        VerificationFailed: the file is damaged, or a plain one needs a backend that is not here.
-        InputError: a `.ptd` file is missing or another file's; as FileFormatError where it is damaged.
+    Fills `not_run` with the payloads that this machine has no backend for: name to reason. Each payload's file is
+    deleted before the next one. Raises VerificationFailed for a damaged file, or a plain one whose backend is not here,
+    and InputError for a `.ptd` that is missing, damaged or another file's.
     """
     try:
         pte = open_pte(path)
@@ -266,8 +248,7 @@ def runnable_payloads(
                 yield payload.name, Loadable(rebuilt, check=container.golden_check(payload))
 
 
-Watch = Callable[[Node, Any], Any]
-"""Called with each node and its value; returns the value that later nodes get."""
+Watch = Callable[[Node, Any], Any]  # called with each node and its value; returns the value that later nodes get
 
 
 class TorchProgram:
@@ -283,7 +264,7 @@ class TorchProgram:
     def module(self) -> GraphModule:
         """The program with its state as attributes: parameters and buffers are not inputs. Nodes keep their names."""
         if self._module is None:
-            self._module = unlifted(self._load())
+            self._module = self._load().module(check_guards=False)  # inputs were checked when they were stored
         return self._module
 
     def run(self, flat: Sequence[Any], watch: Watch | None = None) -> list[Any]:
@@ -302,6 +283,12 @@ class TorchProgram:
         return outputs
 
 
+def run_in_torch(program: TorchProgram, method: str, stored: Mapping[str, Any], drawn: int) -> Iterator[Case]:
+    """Runs a method's program on its examples, like `run_method`."""
+    for case in stored_cases(stored, drawn):
+        yield from compare_all(program.run(case.inputs), case, method=method, rounding=stored.get("rounding", ""))
+
+
 class StoredProgram(TorchProgram):
     """A program of the store, which is never written to."""
 
@@ -311,17 +298,8 @@ class StoredProgram(TorchProgram):
 
 def _writes_unseen(module: GraphModule) -> bool:
     """Whether it has operators that change their inputs and are not torch's: these change no version."""
-    targets = (node.target for node in module.graph.nodes if node.op == "call_function")
-    return any(
-        isinstance(target, OpOverload) and target._schema.is_mutable and target.namespace != "aten"  # noqa: SLF001 - overloads have no public schema
-        for target in targets
-    )
-
-
-def unlifted(program: ExportedProgram) -> GraphModule:
-    """The program as a module, without checks of inputs: those were made when the inputs were stored."""
-    module: GraphModule = program.module(check_guards=False)
-    return module
+    overloads = (node.target for node in module.graph.nodes if isinstance(node.target, OpOverload))
+    return any(target._schema.is_mutable and target.namespace != "aten" for target in overloads)  # noqa: SLF001 - overloads have no public schema
 
 
 class _Watched(Interpreter):  # type: ignore[misc]  # torch is untyped here

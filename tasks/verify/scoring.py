@@ -31,13 +31,9 @@ upper bounds of sizes that vary; it is empty for methods without inputs.
 
 
 def score(evaluator: Mapping[str, Any], predict: Predict, what: str, *, seed: int) -> float:
-    """The score that an evaluator returns for a model.
+    """The score that an evaluator, given by its key fields, returns for a model.
 
-    `evaluator` has its key fields: ``builder`` is its name, ``kwargs`` are its arguments.
-
-    Raises:
-        SourceError: the evaluator cannot be imported, raises, or does not return a number.
-        PteforgeError: raised by `predict`.
+    Raises SourceError if the evaluator cannot be imported, raises, or returns no number, and errors of `predict`.
     """
     name = evaluator["builder"]
     seed_everything(seed)
@@ -70,19 +66,18 @@ def _describe_inputs(inputs: Sequence[Any]) -> str:
 
 def _imported(name: str) -> Callable[..., Any]:
     try:
-        found: Any = pkgutil.resolve_name(name)
+        evaluator: Callable[..., Any] = pkgutil.resolve_name(name)
     except Exception as error:
         raise user_code_error(f"importing evaluator {name}", error) from error
-    if not callable(found):
-        raise SourceError(f"evaluator {name} is {type(found).__name__}, and not a callable that takes `predict`")
-    function: Callable[..., Any] = found
-    return function
+    if not callable(evaluator):
+        raise SourceError(f"evaluator {name} is {type(evaluator).__name__}, and not a callable that takes `predict`")
+    return evaluator
 
 
 def loaded_predict(payload: Loadable, what: str, buckets: Mapping[str, Sequence[Bucket]]) -> Predict:
-    """Runs a payload, each method loaded once, as on a device, and of methods with `buckets` the one that inputs fit.
+    """Runs a payload, each method loaded once, as on a device; of methods with `buckets`, the one that inputs fit.
 
-    Raises PteforgeError if the runtime cannot load it; `predict` raises it where the runtime cannot run it.
+    Raises PteforgeError if the runtime cannot load the payload; so does `predict` if the runtime cannot run it.
     """
     try:
         program = payload.load()
@@ -116,7 +111,7 @@ def loaded_predict(payload: Loadable, what: str, buckets: Mapping[str, Sequence[
 
 
 def eager_predict(definition: ModelDefinition) -> Predict:
-    """Runs the eager modules, which keep what that changes."""
+    """Runs the eager modules, which keep their state."""
 
     def predict(*inputs: Any, method: str = "forward") -> Any:
         if method in definition.constant_methods:

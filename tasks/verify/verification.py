@@ -33,9 +33,10 @@ from ..results.figures import (
 )
 from ..usercode.inputs import same_shapes, stored_cases
 from .adversarial import Found, Judge
-from .compare import compare_all
-from .parts import worst_parts
-from .running import Runnable, StoredProgram, run_method, run_sequences, runnable_payloads
+from .compare import compare_all, worst_parts
+from .running import Runnable, StoredProgram, run_in_torch, run_method, run_sequences, runnable_payloads
+
+_SAMPLES = 4  # of calibration that a file is run on
 
 
 def verify_file(
@@ -48,16 +49,20 @@ def verify_file(
 ) -> Figures:
     """Runs a `.pte` file, plain or fat, on the examples that `export` stored for its methods.
 
-    Random inputs of the methods `on_examples` are held to `as_quantized` of them, and not to eager.
-
-    Raises:
-        VerificationFailed: naming payload, method, case, output and figure of everything outside the bounds.
-        InputError: a `.ptd` file is missing or another file's; as FileFormatError where it is damaged.
+    Random inputs of the methods `on_examples` are compared with `as_quantized` of them, and not with eager. Raises
+    VerificationFailed, which names everything outside the bounds, and InputError for a `.ptd` that is missing, damaged
+    or another file's.
     """
     cases: list[Case] = []
     not_run: dict[str, str] = {}
     for payload, program in runnable_payloads(path, data_files, not_run):
-        cases += _run_program(program, payload, examples, bounds, on_examples)
+        try:
+            of_payload = run_cases(program, examples, bounds, on_examples)
+        except VerificationFailed as error:
+            if not payload:
+                raise
+            raise VerificationFailed(f"payload {payload!r}: {error}") from error
+        cases += [replace(case, payload=payload) for case in of_payload]
         if problem := program.own_problem():
             raise VerificationFailed(
                 f"payload {payload!r}: {problem}; devices would pass over it: `output: {{self_check: ...}}` in the "
@@ -80,14 +85,14 @@ def verify_found(
 
     Takes two `programs` of each method: the exported one, and the one that the file has to compute.
     """
-    found = [each for each in found if each.method in examples]
+    found = [inputs for inputs in found if inputs.method in examples]
     judges = {}
-    for name in {each.method for each in found}:
+    for name in {inputs.method for inputs in found}:
         judges[name] = Judge(name, StoredProgram(programs[1][name], store), bounds, examples[name].get("rounding", ""))
     exported = {name: load_program(programs[0][name], store) for name in judges}
     for payload, program in runnable_payloads(path, data_files, {}) if found else ():
-        for each in found:
-            if problem := judges[each.method].run_again(program, each, exported[each.method]):
+        for inputs in found:
+            if problem := judges[inputs.method].run_again(program, inputs, exported[inputs.method]):
                 where = f"payload {payload!r}: " if payload else ""
                 raise VerificationFailed(
                     f"{where}on inputs that a search has found, the file does not compute what its program computes: "
@@ -98,9 +103,9 @@ def verify_found(
 def with_samples(
     stored: Mapping[str, Any], samples: Iterable[Sequence[Any]], exported: ArtifactRef, store: LocalStore
 ) -> dict[str, Any]:
-    """The examples of a method, and after them the first calibration samples of the size that was traced.
+    """The examples of a method, followed by the first calibration samples of the size that was traced.
 
-    What eager makes of these, the exported program computes.
+    The outputs for the samples are those of the exported program, which computes what eager does.
     """
     program = StoredProgram(exported, store)
     first, real = stored["inputs"][0], len(stored["inputs"]) - stored["drawn"]
@@ -110,11 +115,8 @@ def with_samples(
     return {**stored, **spliced, "exact": None, "samples": len(taken)}
 
 
-_SAMPLES = 4  # of calibration that a file is run on
-
-
 def as_quantized(stored: Mapping[str, Any], program: ArtifactRef, drawn: int, store: LocalStore) -> dict[str, Any]:
-    """The random inputs of a method, with the outputs of its quantized program in the place of eager's."""
+    """The random inputs of a method, with the outputs of its quantized program in place of eager's."""
     inputs = [case.inputs for case in stored_cases(stored, drawn) if case.label.startswith("drawn")]
     quantized = StoredProgram(program, store)
     outputs = [quantized.run(flat) for flat in inputs]
@@ -124,8 +126,8 @@ def as_quantized(stored: Mapping[str, Any], program: ArtifactRef, drawn: int, st
 def same_for_all(examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds) -> Iterator[str]:
     """A note on each method whose outputs for one input would pass for those for all others of the same shapes.
 
-    Verification of such a method proves little: a file that ignores its inputs passes, too. Where there are no
-    bounds, because an accuracy gate decides, nothing follows from it.
+    Verification of such a method proves little: a file that ignores its inputs passes, too. Without bounds, because an
+    accuracy gate decides, nothing follows from it.
     """
     if all(getattr(bounds, name) is None for name in ERROR_BOUNDS):
         return
@@ -148,11 +150,7 @@ def same_for_all(examples: Mapping[str, Mapping[str, Any]], bounds: VerifyBounds
 
 
 def check_sizes(pte: PteFile, examples: Mapping[str, Mapping[str, Any]]) -> None:
-    """Checks that a file says which sizes it takes: those that it was run with, and none beyond them.
-
-    Raises:
-        VerificationFailed: naming the first method, input and shape of which it says otherwise.
-    """
+    """Raises VerificationFailed unless a file takes the sizes that it was run with, and none beyond those it is for."""
     for method in pte.methods:
         stored = examples.get(method.name, {"inputs": ()})
         for position, spec in enumerate(method.inputs):
@@ -172,10 +170,7 @@ def check_sizes(pte: PteFile, examples: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def check_constants(path: Path, constants: Mapping[str, Any]) -> None:
-    """Checks that a `.pte` file, plain or fat, returns its constants, as `emitted_constants` returns them.
-
-    Raises VerificationFailed if a constant method is missing, or returns something else.
-    """
+    """Raises VerificationFailed unless a file, plain or fat, returns its constants as `emitted_constants` does."""
     if not constants:
         return
     program = Runtime.get().load_program(path)
@@ -206,37 +201,14 @@ def verify_programs(
     store: LocalStore,
     on_examples: Collection[str] = (),
 ) -> Figures:
-    """Runs the edge programs of a file in its place, since backends are `missing` here, as `missing_backends` says.
-
-    Raises:
-        VerificationFailed: as `verify_file`.
-    """
+    """Runs the edge programs of a file in its place, since backends are missing here; raises as `verify_file`."""
     cases: list[Case] = []
     for method, stored in examples.items():
-        program = StoredProgram(programs[method], store)
-        for case in stored_cases(stored, bounds.drawn_inputs):
-            outputs = program.run(case.inputs)
-            cases += compare_all(outputs, case, method=method, rounding=stored.get("rounding", ""))
-    _check(judged(cases, on_examples), bounds, "the edge program does")
+        cases += run_in_torch(StoredProgram(programs[method], store), method, stored, bounds.drawn_inputs)
+    bounded = judged(cases, on_examples)
+    _check(bounded, bounds, "the edge program does")
     instead = {WHOLE_FILE: f"{missing}; its edge program ran instead"}
-    parts = worst_parts(judged(cases, on_examples), bounds)
-    return summarize(cases, instead, on_examples=on_examples, parts=parts)
-
-
-def _run_program(
-    program: Runnable,
-    payload: str,
-    examples: Mapping[str, Mapping[str, Any]],
-    bounds: VerifyBounds,
-    on_examples: Mapping[str, Mapping[str, Any]],
-) -> list[Case]:
-    try:
-        cases = run_cases(program, examples, bounds, on_examples)
-    except VerificationFailed as error:
-        if not payload:
-            raise
-        raise VerificationFailed(f"payload {payload!r}: {error}") from error
-    return [replace(case, payload=payload) for case in cases]
+    return summarize(cases, instead, on_examples=on_examples, parts=worst_parts(bounded, bounds))
 
 
 def run_cases(

@@ -10,8 +10,7 @@ from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
-from pteforge.tasks.results.accuracy import AccuracyReport
-from pteforge.tasks.results.searches import FoundLayers
+from pteforge.tasks.results.accuracy import AccuracyReport, FoundLayers
 
 FRAGILE = """
 import torch

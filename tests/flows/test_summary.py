@@ -18,10 +18,9 @@ from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.backend.stages.edge import Edge
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.results.delivered import Delivered, Failure
-from pteforge.tasks.results.figures import Case, Figures, Worst
+from pteforge.tasks.results.figures import Case, Figures, Searched, Worst
 from pteforge.tasks.results.numerics import Ladder, Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
-from pteforge.tasks.results.searches import Searched
 from pteforge.tasks.results.tables import rungs_of
 from rich.console import Console
 

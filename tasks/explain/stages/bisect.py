@@ -20,7 +20,7 @@ class Bisect(stage.Stage, name="bisect"):
         before: kinds.ToCompare  # the program before the one that loses
         after: kinds.ToCompare  # the one that loses
         # the exported program, in which the histories of the others' nodes begin, and whose nodes have the model's
-        # stack traces. Where `after` was exported separately, it is `before`.
+        # stack traces; `before` if `after` was exported separately
         origin: kinds.AtenProgram
         examples: kinds.Examples  # of `export`
 
@@ -35,10 +35,10 @@ class Bisect(stage.Stage, name="bisect"):
         from ...programs.values import load_value
         from ...usercode.inputs import stored_cases
         from ...verify.running import StoredProgram
-        from ..node_losses import Comparison, count_operators, match_nodes, match_places
+        from ..node_losses import Comparison, count_operators, match_by_module, match_nodes
 
         before, after = StoredProgram(inputs.before, work.store), StoredProgram(inputs.after, work.store)
-        renamed = match_places(before.module.graph, after.module.graph) if params.exported_anew else {}
+        renamed = match_by_module(before.module.graph, after.module.graph) if params.exported_anew else {}
         matches = match_nodes(before.module.graph, after.module.graph, renamed)
         matches = tuple(match for match in matches if match.after.op == "call_function")
         comparison = Comparison(before, after, matches)

@@ -24,8 +24,7 @@ class Diagnose(stage.Stage, name="diagnose"):
 
     class Outputs(stage.Roles):
         diagnosis: kinds.Diagnosis
-        # what the user's code loaded and read on the way; None for a live model
-        observed: kinds.Observed | None = None
+        observed: kinds.Observed | None = None  # what the user's code loaded and read; None for a live model
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
@@ -42,10 +41,7 @@ class Diagnose(stage.Stage, name="diagnose"):
 def diagnose_built(
     model: BuiltModel, params: Diagnose.Params, store: LocalStore, folders: tuple[Path, ...] = ()
 ) -> Diagnose.Outputs:
-    """Diagnoses one method of a model that has been built; files in `folders` are named relative to them.
-
-    Raises SourceError if the model has no such method, or the example inputs do not fit it.
-    """
+    """Diagnoses one method of a model that has been built, or raises SourceError; names files relative to `folders`."""
     from ...export.method import choose_method
     from ..diagnosing import diagnose_method
 

@@ -8,7 +8,7 @@ from .prove import PlaceParams, Prove
 
 
 class Bench(stage.Stage, name="bench"):
-    """Measures: its output is no function of its inputs, and no other stage's input. It is kept like all others."""
+    """Its output depends on the machine's load, and is no other stage's input. It is stored like all others."""
 
     alone = True
 
@@ -24,20 +24,17 @@ class Bench(stage.Stage, name="bench"):
 
     @staticmethod
     def run(inputs: Prove.Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Times every method, on its first example; nothing on a place that lacks its backends, or is emulated.
-
-        Raises PteforgeError where the place fails.
-        """
+        """Times every method on its first example, unless the place lacks its backends, or is emulated."""
         from ...programs.values import load_value
-        from ..emulators import processor
         from ..measure import programs_on, time_methods
+        from ..places import processor
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store)["inputs"][0] for method, ref in inputs.examples.items()}
         machine = (params.place.machine if params.place else "") or processor()  # of the process that measures
-        made = [
+        timings = [
             timing.to_json() | {"machine": machine}
             for _, program in programs_on(params.place, path, data_files, {})
             for timing in time_methods(program, examples, params.seconds)
         ]
-        return Bench.Outputs(timings=work.store.put_json("finding", made))
+        return Bench.Outputs(timings=work.store.put_json("finding", timings))

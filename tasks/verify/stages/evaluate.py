@@ -14,8 +14,7 @@ class Evaluate(stage.Stage, name="evaluate"):
     """Scores every payload of a fat file whose backends this machine's runtime has."""
 
     class Params(stage.Params):
-        # key fields of the evaluator (see `tasks.engine.keys.source`): its code, arguments and files
-        evaluator: dict[str, Any]
+        evaluator: dict[str, Any]  # its key fields (see `tasks.engine.keys.source`): code, arguments and files
         seed: int  # seeds torch, numpy and random before the evaluator runs
         host: str = ""  # CPU capability of the machine that the file runs on
 
@@ -28,12 +27,7 @@ class Evaluate(stage.Stage, name="evaluate"):
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Scores payload after payload.
-
-        Raises:
-            SourceError: the evaluator fails.
-            PteforgeError: the runtime cannot load or run the file.
-        """
+        """Scores each payload; raises SourceError if the evaluator fails, PteforgeError if the runtime does."""
         from ....formats.pte.buckets import read_buckets
         from ....formats.pte.metadata import read_metadata
         from ..running import runnable_payloads
@@ -48,5 +42,5 @@ class Evaluate(stage.Stage, name="evaluate"):
             what = f"payload {name!r}" if name else "the produced file"
             value = score(params.evaluator, loaded_predict(payload, what, buckets), what, seed=params.seed)
             scores.append(Score(name, value))
-        made = Scores(tuple(scores), not_run)
-        return Evaluate.Outputs(scores=work.store.put_json("report/scores", made.to_json()))
+        every = Scores(tuple(scores), not_run)
+        return Evaluate.Outputs(scores=work.store.put_json("report/scores", every.to_json()))

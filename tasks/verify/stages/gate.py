@@ -28,11 +28,7 @@ class Gate(stage.Stage, name="gate"):
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Compares the scores with the bounds.
-
-        Raises:
-            AccuracyMissed: scores are below bounds; the message names each, and by how much.
-        """
+        """Compares the scores with the bounds; raises AccuracyMissed, which names each miss, and by how much."""
         report = judge(params, _read(inputs.scores, work), _read(inputs.baseline, work) if inputs.baseline else None)
         if misses := report.misses():
             raise AccuracyMissed(f"evaluator {params.evaluator}: {'; '.join(misses)}")

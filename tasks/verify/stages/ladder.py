@@ -5,7 +5,7 @@ A rung is one of those programs: exported, transformed, quantized, edge, payload
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from ....errors import TargetError
 from ....formats.pte.reader import open_pte
 from ...engine import kinds, stage
 from ...programs.payload import write_payload
-from ...results.figures import Case, worst_of
+from ...results.figures import worst_of
 from ...results.numerics import Rung, RungName, rung_label
 
 if TYPE_CHECKING:
@@ -25,16 +25,12 @@ class RungParams(stage.Params):
     """A rung of the ladder."""
 
     name: RungName
-    # the specializations of a fat file that it belongs to; empty where it belongs to all
-    specializations: tuple[str, ...] = ()
+    specializations: tuple[str, ...] = ()  # of a fat file, that it belongs to; empty for all
 
     def key(self, method: str) -> str:
         """Its key in the inputs: a program of a method, or a payload with all methods."""
         label = rung_label(self.name, self.specializations)
         return label if self.name == "payload" else f"{label}/{method}"
-
-    def role(self, method: str) -> str:
-        return f"rung/{self.key(method)}"
 
 
 class Ladder(stage.Stage, name="ladder"):
@@ -72,32 +68,20 @@ class Ladder(stage.Stage, name="ladder"):
 def _measured(
     inputs: Ladder.Inputs, rung: RungParams, method: str, stored: Mapping[str, Any], drawn: int, work: stage.Workspace
 ) -> Rung:
-    from ..running import run_method
+    from ..running import StoredProgram, run_in_torch, run_method
 
     ref = inputs.rung[rung.key(method)]
+    figures, problem = None, "has no outputs to compare"
     try:
         if rung.name == "payload":
             cases = list(run_method(_payload(ref, inputs.data, work), method, stored, drawn))
         else:
-            cases = list(_program_cases(ref, method, stored, drawn, work))
+            cases = list(run_in_torch(StoredProgram(ref, work.store), method, stored, drawn))
+        if cases:
+            figures, problem = worst_of(cases), ""
     except Exception as error:  # noqa: BLE001 - recorded as the rung's problem, whatever an operator raises
         problem = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Rung(rung.name, rung.specializations, method, None, problem)
-    if not cases:
-        return Rung(rung.name, rung.specializations, method, None, "has no outputs to compare")
-    return Rung(rung.name, rung.specializations, method, worst_of(cases))
-
-
-def _program_cases(
-    ref: ArtifactRef, method: str, stored: Mapping[str, Any], drawn: int, work: stage.Workspace
-) -> Iterator[Case]:
-    from ...usercode.inputs import stored_cases
-    from ..compare import compare_all
-    from ..running import StoredProgram
-
-    program = StoredProgram(ref, work.store)
-    for case in stored_cases(stored, drawn):
-        yield from compare_all(program.run(case.inputs), case, method=method, rounding=stored.get("rounding", ""))
+    return Rung(rung.name, rung.specializations, method, figures, problem)
 
 
 def _payload(ref: ArtifactRef, data: ArtifactRef | None, work: stage.Workspace) -> Loadable:

@@ -25,7 +25,7 @@ class PlaceParams(stage.Params):
 
     @property
     def machine(self) -> str:
-        """What it says of itself, in one line, by which times of other machines are told apart."""
+        """Device and driver in one line, which tells apart times of several machines."""
         return ", ".join(self.about.splitlines())
 
     @property
@@ -40,10 +40,7 @@ class PlaceParams(stage.Params):
 
 
 class Prove(stage.Stage, name="prove"):
-    """Runs in a process of its own, so that a place that crashes or hangs is this stage's failure, and no other's.
-
-    A place with `nfat_run` says how much memory methods take, too.
-    """
+    """Runs in a process of its own, so that a place that crashes or hangs is this stage's failure, and no other's."""
 
     class Params(stage.Params):
         place: PlaceParams
@@ -56,15 +53,11 @@ class Prove(stage.Stage, name="prove"):
 
     class Outputs(stage.Roles):
         proofs: kinds.Finding
-        memory: kinds.Finding | None = None
+        memory: kinds.Finding | None = None  # of a place with `nfat_run`
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Runs the file there, if the place has its backends.
-
-        Raises:
-            VerificationFailed: an output is outside the bounds, or the place fails.
-        """
+        """Runs the file if the place has its backends; raises VerificationFailed if it fails, or an output is wrong."""
         from ...programs.values import load_value
         from ..running import load_libraries, missing_backends, without_device
         from ..verification import verify_file
@@ -86,12 +79,8 @@ class Prove(stage.Stage, name="prove"):
             load_libraries(place.library, place.env)
             missing, no_device = missing_backends(backends), bool(without_device(backends))
             figures = None if missing else verify_file(path, examples, params.bounds, data_files)
-        proof = {
-            "about": place.about,
-            "figures": figures and figures.brief().to_json(),
-            "not_run": missing,
-            "no_device": no_device,
-        }
+        brief = figures and figures.brief().to_json()
+        proof = {"about": place.about, "figures": brief, "not_run": missing, "no_device": no_device}
         return Prove.Outputs(
             proofs=work.store.put_json("finding", [proof]),
             memory=work.store.put_json("finding", [use.to_json() for use in memory]) if memory else None,

@@ -11,11 +11,11 @@ from ....configs.verification import InputSearch, VerifyBounds
 from ....errors import VerificationFailed
 from ...engine import kinds, stage
 from ...programs.payload import write_delivered
-from ...results.searches import Searched
+from ...results.figures import Searched
 
 
 class SearchInputs(stage.Stage, name="search_inputs"):
-    """Whatever it finds is its result, so that inputs on which the file is wrong are kept: `verify` judges them."""
+    """Succeeds whatever it finds, so that inputs on which the file is wrong are kept: `verify` judges them."""
 
     class Params(stage.Params):
         bounds: VerifyBounds
@@ -59,5 +59,5 @@ class SearchInputs(stage.Stage, name="search_inputs"):
             exported = load_program(inputs.exported[method], work.store)
             boxes[method] = Box(signatures[method], exported, stored, judge)
         searched, found = Search(payloads, boxes, judges, params.asked, work.progressed).run()
-        made = found and save_value(found._asdict(), kind="examples/found", store=work.store)
-        return SearchInputs.Outputs(searched=work.store.put_json("finding", searched.to_json()), inputs=made)
+        kept = found and save_value(found._asdict(), kind="examples/found", store=work.store)
+        return SearchInputs.Outputs(searched=work.store.put_json("finding", searched.to_json()), inputs=kept)

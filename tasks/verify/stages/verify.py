@@ -20,8 +20,7 @@ class Verify(stage.Stage, name="verify"):
     class Params(stage.Params):
         bounds: VerifyBounds  # the largest allowed differences from eager
         host: str = ""  # CPU capability of the machine that the file runs on
-        # methods whose activations have calibrated ranges: their random inputs are held to the quantized program
-        on_examples: tuple[str, ...] = ()
+        on_examples: tuple[str, ...] = ()  # methods whose random inputs are compared with the quantized program
         runtime: Runtime | None = None  # that has to be able to load the file
 
     class Inputs(stage.Roles):
@@ -37,33 +36,22 @@ class Verify(stage.Stage, name="verify"):
         samples: Mapping[str, kinds.Samples] = field(default_factory=dict)  # by method, of `calibration`
         exported: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)  # of `export`, the methods of `samples`
         found: Mapping[str, kinds.FoundInputs] = field(default_factory=dict)  # of `search_inputs`, for any file
-        # with `found`, of all methods, as well as `exported`: what the file has to compute
-        reference: Mapping[str, kinds.ToCompare] = field(default_factory=dict)
+        reference: Mapping[str, kinds.ToCompare] = field(default_factory=dict)  # with `found`: what the file computes
 
     class Outputs(stage.Roles):
         figures: kinds.Finding
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Runs the file, or what it was made from.
+        """Runs the file, or the edge programs that it was made from.
 
-        Raises:
-            VerificationFailed: the runtime that the recipe names cannot load the file, or an output is outside the
-                bounds; nothing is recorded, so a repaired run verifies again.
+        Raises VerificationFailed if the runtime that the recipe names cannot load the file, or an output is outside the
+        bounds; nothing is recorded, so a repaired run verifies again.
         """
         from ...programs.values import load_value, load_values
+        from .. import verification
         from ..adversarial import Found
         from ..running import missing_backends
-        from ..verification import (
-            as_quantized,
-            check_constants,
-            check_sizes,
-            same_for_all,
-            verify_file,
-            verify_found,
-            verify_programs,
-            with_samples,
-        )
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         pte = open_pte(path)
@@ -74,29 +62,31 @@ class Verify(stage.Stage, name="verify"):
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
         for name, ref in inputs.samples.items():
             samples = load_values(ref, work.store)
-            examples[name] = with_samples(examples[name], samples, inputs.exported[name], work.store)
+            examples[name] = verification.with_samples(examples[name], samples, inputs.exported[name], work.store)
         try:
             if inputs.edge and (missing := missing_backends(pte.backends)):
-                figures = verify_programs(inputs.edge, examples, params.bounds, missing, work.store, params.on_examples)
+                figures = verification.verify_programs(
+                    inputs.edge, examples, params.bounds, missing, work.store, params.on_examples
+                )
             else:
                 drawn = params.bounds.drawn_inputs
                 of_quantized = {
-                    name: as_quantized(examples[name], inputs.quantized[name], drawn, work.store)
+                    name: verification.as_quantized(examples[name], inputs.quantized[name], drawn, work.store)
                     for name in params.on_examples
                 }
-                figures = verify_file(path, examples, params.bounds, data_files, on_examples=of_quantized)
+                figures = verification.verify_file(path, examples, params.bounds, data_files, on_examples=of_quantized)
                 found = [Found(**load_value(ref, work.store)) for ref in inputs.found.values()]
                 references = (inputs.exported, inputs.reference)
-                verify_found(path, found, references, examples, params.bounds, work.store, data_files)
-            check_sizes(pte, examples)
+                verification.verify_found(path, found, references, examples, params.bounds, work.store, data_files)
+            verification.check_sizes(pte, examples)
         except VerificationFailed as error:
             if drawing := sorted({name for stored in examples.values() for name in stored.get("random", ())}):
                 error.args = (f"{error}; eager draws random numbers ({', '.join(drawing)})",)
             raise
-        check_constants(path, load_value(inputs.constants, work.store))
+        verification.check_constants(path, load_value(inputs.constants, work.store))
         calibration = {name: work.store.read_json(ref) for name, ref in inputs.calibration.items()}
         notes = [note for stored in examples.values() for note in stored.get("notes", ())]
-        notes += same_for_all(examples, params.bounds)
+        notes += verification.same_for_all(examples, params.bounds)
         notes += [note for ref in inputs.notes.values() for note in work.store.read_json(ref)]
         figures = replace(figures, calibration=calibration, notes=tuple(notes))
         return Verify.Outputs(figures=work.store.put_json("finding", figures.to_json()))

@@ -5,9 +5,9 @@ import math
 
 import pytest
 from pteforge.configs.verification import VerifyBounds
+from pteforge.tasks.results.accuracy import Attempt, FoundLayers, next_count, rank_layers
 from pteforge.tasks.results.figures import Worst
 from pteforge.tasks.results.numerics import Ladder, NodeLoss, NodeLosses, Rung, find_loss
-from pteforge.tasks.results.searches import Attempt, FoundLayers, next_count, rank_layers
 
 
 def ladder(**decibels):
@@ -98,7 +98,7 @@ def test_json_round_trip():
         operators=7,
     )
     assert NodeLosses.from_json(json.loads(json.dumps(nodes.to_json()))) == nodes
-    assert nodes.compared == 2
+    assert len(nodes.nodes) == 2
     assert [node.node for node in nodes.losing] == ["b"]
     assert nodes.nodes[0].order < nodes.nodes[1].order
 

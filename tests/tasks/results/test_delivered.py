@@ -11,15 +11,14 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
-from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.accuracy import AccuracyReport, Attempt, FoundLayers, Score, Scores
 from pteforge.tasks.results.costs import MemoryUse, TimeShare, Timing
 from pteforge.tasks.results.delegation import NOT_TAKEN, MethodWork, OutsideCalls, format_share
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
 from pteforge.tasks.results.diagnosis import Cause
-from pteforge.tasks.results.figures import WHOLE_FILE, Case, Figures, Proof, Worst
+from pteforge.tasks.results.figures import WHOLE_FILE, Case, Figures, Proof, Searched, Worst
 from pteforge.tasks.results.numerics import Rung
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
-from pteforge.tasks.results.searches import Attempt, FoundLayers, Searched
 
 BLOB = BlobRef(digest_bytes(b""), 0)
 WORST = Worst(3, 1e-7, 1e-6, 40.5, top1=1.0)

@@ -18,8 +18,7 @@ def quantized(values):
 
 def parts_of(*outputs, bounds=BOUNDS, file=quantized):
     """The worst parts of a file's outputs."""
-    from pteforge.tasks.verify.compare import compare_all
-    from pteforge.tasks.verify.parts import worst_parts
+    from pteforge.tasks.verify.compare import compare_all, worst_parts
 
     stored = [StoredCase(f"example {number}", (), [eager]) for number, eager in enumerate(outputs)]
     cases = [case for each in stored for case in compare_all([file(each.expected[0])], each, method="forward")]

@@ -3,7 +3,7 @@
 import pytest
 from pteforge.configs.model import Limits
 from pteforge.configs.places import PlaceConfig
-from pteforge.tasks.lowering.places import plan_place
+from pteforge.tasks.verify.places import plan_place
 
 
 @pytest.mark.parametrize(
