@@ -1,4 +1,4 @@
-"""What a release consists of: the results of an export with their provenance, and a card for each model."""
+"""The contents of a release: the results of an export with their provenance, and a card for each model."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .records import Content, ReleasedFile, ReleasedModel, files_of
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
 
-Found = dict[str, dict[str, Path]]
+ResultFiles = dict[str, dict[str, Path]]
 """Model name -> recipe name -> its `.pte`."""
 
 
 @dataclass(frozen=True)
 class ReleaseContents:
-    """Models as they will be in a manifest, and where to read each of their contents: a file, or the bytes."""
+    """Models as they will be in a manifest, and the sources of their contents: files or bytes."""
 
     zoo: str
     run: Mapping[str, str]
@@ -42,30 +42,30 @@ class ReleaseContents:
         return files_of(self.models)
 
 
-def read_contents(zoo: str, found: Found, runs: Iterable[RunRecord]) -> ReleaseContents:
-    """Reads files and their provenance. Says which run they are of: the newest one of `runs` that had just these files.
+def read_contents(zoo: str, results: ResultFiles, runs: Iterable[RunRecord]) -> ReleaseContents:
+    """Reads files and their provenance, and finds their run: the newest of `runs` that had exactly these files.
 
     Raises InputError if a file has no provenance, or is not the one that its provenance describes.
     """
     files = {
-        model: {recipe: _read_file(path) for recipe, path in sorted(paths.items())} for model, paths in found.items()
+        model: {recipe: _read_file(path) for recipe, path in sorted(paths.items())} for model, paths in results.items()
     }
     run = _find_run(files, runs)
     zoo = run.zoo if run else zoo
     models, sources = {}, dict[Content, Path | bytes]()
     for model, recipes in files.items():
         for recipe, released in recipes.items():
-            path = found[model][recipe]
+            path = results[model][recipe]
             sources |= dict(zip(released.contents, (path, path.with_suffix(".ptd")), strict=False))
-        assets = _read_assets(model, recipes, found[model])
+        assets = _read_assets(model, recipes, results[model])
         sources |= {content: path for path, content in assets.items()}
         named = {path.name: content for path, content in assets.items()}
         text = write_card(zoo, model, recipes, named).encode()
         card = Content(digest_bytes(text), len(text))
         sources[card] = text
         models[model] = ReleasedModel(card, recipes, named)
-    known = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
-    return ReleaseContents(zoo, dict.fromkeys(_RUN, "") | known, models, sources)
+    origin = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
+    return ReleaseContents(zoo, dict.fromkeys(_RUN, "") | origin, models, sources)
 
 
 def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[RunRecord]) -> RunRecord | None:
@@ -75,12 +75,12 @@ def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[Ru
         result = Delivered.of_run(run, model, recipe)
         return result is not None and result.sha256 == sha256
 
-    return next((run for run in runs if all(has_made(run, *each) for each in wanted)), None)
+    return next((run for run in runs if all(has_made(run, *file) for file in wanted)), None)
 
 
-def find_results(out: Path) -> Found:
-    """All verified files below a folder that `pteforge export` wrote to; raises InputError if there are none."""
-    files: Found = {}
+def find_results(out: Path) -> ResultFiles:
+    """All verified files in a folder that `pteforge export` wrote to; raises InputError if there are none."""
+    files: ResultFiles = {}
     for path in sorted(out.glob("*/*.pte")):
         if not path.name.endswith(".rejected.pte"):
             files.setdefault(path.parent.name, {})[path.stem] = path
@@ -91,8 +91,8 @@ def find_results(out: Path) -> Found:
     return files
 
 
-def find_results_of(models: Iterable[PlannedModel], out: Path) -> Found:
-    """The files of models and their recipes below a folder; raises InputError if one is missing."""
+def find_results_of(models: Iterable[PlannedModel], out: Path) -> ResultFiles:
+    """The files of models and their recipes in a folder; raises InputError if one is missing."""
     files = {
         model.name: {recipe.name: out / model.name / f"{recipe.name}.pte" for recipe in model.recipes}
         for model in models
@@ -104,11 +104,11 @@ def find_results_of(models: Iterable[PlannedModel], out: Path) -> Found:
     return files
 
 
-def merge_results(folders: Sequence[Found]) -> Found:
-    """Results of several folders; raises InputError if a file is in two of them."""
-    merged: Found = {}
-    for found in folders:
-        for model, paths in found.items():
+def merge_results(folders: Sequence[ResultFiles]) -> ResultFiles:
+    """ResultFiles of several folders; raises InputError if a file is in two of them."""
+    merged: ResultFiles = {}
+    for results in folders:
+        for model, paths in results.items():
             merged_paths = merged.setdefault(model, {})
             if both := sorted(paths.keys() & merged_paths.keys()):
                 raise InputError(f"{model}/{both[0]} is given twice: {merged_paths[both[0]]} and {paths[both[0]]}")
@@ -117,12 +117,10 @@ def merge_results(folders: Sequence[Found]) -> Found:
 
 
 def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets: Mapping[str, Content]) -> str:
-    """A model card in Markdown. It says nothing about the release, so that equal files have equal cards."""
+    """A model card in Markdown, without the release, so that equal files have equal cards."""
     names = [*columns_of(released.result for released in recipes.values())]
-    rows = markdown_table(
-        ("recipe", "backends", "methods", *names),
-        (_cells(recipe, released.result, names) for recipe, released in recipes.items()),
-    )
+    cells = (_cells(recipe, released.result, names) for recipe, released in recipes.items())
+    rows = markdown_table(("recipe", "backends", "methods", *names), cells)
     ran = all(released.result.measured for released in recipes.values())
     verified = "Each file" if ran else "Each file with figures"
     notes = []

@@ -13,14 +13,13 @@ from .records import Content, Manifest, ReleasedFile
 
 _CARD = "README.md"
 _MARK = "<!-- Written by `pteforge publish`, again with each release. Remove this line to keep the card as it is. -->"
-_SHOWN = "shown.txt"
-"""Names of the files that the last call of `show_release` wrote, a line each."""
+_SHOWN = "shown.txt"  # names of the files that the last call of `show_release` wrote, a line each
 
 
 def show_release(files: HubFiles, manifest: Manifest) -> None:
-    """Gives the files of a release their names, in place of those of another release, and writes the card.
+    """Gives the files of a release their names, replacing those of another release, and writes the card.
 
-    A card that somebody else has written stays.
+    Keeps a card that somebody else wrote.
     """
     names: dict[str, Content] = {}
     for model, released in manifest.models.items():
@@ -36,22 +35,14 @@ def show_release(files: HubFiles, manifest: Manifest) -> None:
     files.write(_SHOWN, "\n".join(shown).encode())
     if _MARK.encode() in (files.read(_CARD) or _MARK.encode()):
         cards = [files.read(f"files/{released.card.sha256}") or b"" for released in manifest.models.values()]
-        files.write(_CARD, hub_card(files.url, manifest, [card.decode() for card in cards]).encode())
+        files.write(_CARD, _hub_card(files.url, manifest, [card.decode() for card in cards]).encode())
 
 
-def hub_card(url: str, manifest: Manifest, cards: list[str]) -> str:
-    """A model card in Markdown with the head that the Hub reads (huggingface.co/docs/hub/model-cards).
-
-    Args:
-        url: of the releases.
-        manifest: the release.
-        cards: of its models, in Markdown.
-    """
-    known = [dict(_facts(file)) for _, file in manifest.files]
-    common = {
-        key: value for key, value in known[0].items() if all(facts.get(key, value) == value for facts in known[1:])
-    }
-    base = sorted({facts["base_model"] for facts in known if "base_model" in facts})
+def _hub_card(url: str, manifest: Manifest, cards: list[str]) -> str:
+    """A card in Markdown with the head that the Hub reads (huggingface.co/docs/hub/model-cards), and models' cards."""
+    heads = [dict(_head(file)) for _, file in manifest.files]
+    common = {key: value for key, value in heads[0].items() if all(head.get(key, value) == value for head in heads)}
+    base = sorted({head["base_model"] for head in heads if "base_model" in head})
     head = {**common, "library_name": "executorch", "tags": ["executorch", "pteforge"]}
     head |= {"base_model": base} if base else {}
     name, _ = next(manifest.files)
@@ -75,8 +66,8 @@ pteforge run models/{name}.pte
 {text}"""
 
 
-def _facts(file: ReleasedFile) -> Iterator[tuple[str, str]]:
-    """What the head of a card says of one file."""
+def _head(file: ReleasedFile) -> Iterator[tuple[str, str]]:
+    """The head of a card for one file."""
     metadata: Mapping[str, Any] = file.provenance.get("metadata", {})
     if license_name := metadata.get("general.license"):
         yield "license", license_name
@@ -90,4 +81,5 @@ def _facts(file: ReleasedFile) -> Iterator[tuple[str, str]]:
         "text-generation": "context.length" in metadata,
         "image-classification": {"output.labels", "image.size"} <= metadata.keys(),
     }
-    yield from (("pipeline_tag", kind) for kind in [kind for kind, fits in kinds.items() if fits][:1])
+    if fitting := [kind for kind, fits in kinds.items() if fits]:
+        yield "pipeline_tag", fitting[0]
