@@ -41,8 +41,7 @@ def chat(template: Any, content: Any, folder: Path) -> str:
     if not getattr(template, "chat_template", None):
         raise InputError(f"there is no chat template in {folder}")
     messages = [{"role": "user", "content": content}]
-    text: str = template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return text
+    return str(template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def multimodal_prompt(

@@ -54,7 +54,6 @@ class _Text:
         self.began = self.first = self.last = time.perf_counter()
 
     def tick(self) -> None:
-        """Counts a token."""
         self.count += 1
         self.last = time.perf_counter()
         if self.count == 1:

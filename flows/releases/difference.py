@@ -167,20 +167,15 @@ def _folder_side(title: str, folder: Path) -> Side:
 
 
 def _run_side(title: str, run: RunRecord, store: Store) -> Side:
-    files: dict[str, File] = {}
-    absent: dict[str, str] = {}
-    for result in (result for recipes in delivered_by(run).values() for result in recipes.values()):
-        if result.path:
-            files[result.name] = _recorded_file(store, result, result.path)
-        else:
-            absent[result.name] = _absence(result)
+    results = [result for recipes in delivered_by(run).values() for result in recipes.values()]
+    files = {result.name: _recorded_file(store, result, result.path) for result in results if result.path}
+    absent = {result.name: _absence(result) for result in results if not result.path}
     if not files:
         raise InputError(f"the run {title} of {run.zoo} recorded no files; `pteforge why` says what it did")
     return Side(title, files, absent)
 
 
 def _absence(result: Delivered) -> str:
-    """Why there is no file."""
     if result.failure:
         return f"failed at {result.failure.step}" if result.failure.step else "failed"
     return f"{result.status}: {result.reason}" if result.reason else "the run made no file"

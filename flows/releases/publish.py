@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +62,7 @@ class ResultsFolder:
         path, rejected = folder / f"{recipe}.pte", folder / f"{recipe}.rejected.pte"
         without_run = {name: value for name, value in provenance.items() if name != "run"}  # it decides nothing
         digests = {**result.digests, "json": digest_json(without_run)}
-        with _write_errors(path):
+        with convert_os_errors(StoreUnusable, f"cannot write {path}", "choose another --out folder"):
             self._write_files(parts["file"], parts.get("data"), path)
             if "assets" in parts:
                 self._store.fetch(parts["assets"])
@@ -72,14 +71,14 @@ class ResultsFolder:
                         replace_file(folder / name, self._store.local.read(blob), folder)
             _write_provenance(path.with_suffix(".json"), provenance)
             self.known.note(path.with_suffix(".json"), digests["json"])
-            without_search = folder / f"{recipe}{FOUND}"
+            found_path = folder / f"{recipe}{FOUND}"
             if search := result.get(FoundLayers):
                 content = found_recipe(result, search)
                 digests[FOUND[1:]] = digest_bytes(content)
-                if self.known.sha256(without_search) != digests[FOUND[1:]]:
-                    replace_file(without_search, content, folder)
+                if self.known.sha256(found_path) != digests[FOUND[1:]]:
+                    replace_file(found_path, content, folder)
             else:
-                without_search.unlink(missing_ok=True)
+                found_path.unlink(missing_ok=True)
         for outdated in (rejected, rejected.with_suffix(".ptd")):
             with convert_os_errors(StoreUnusable, f"cannot remove {outdated}, which is out of date"):
                 outdated.unlink(missing_ok=True)
@@ -106,7 +105,7 @@ class ResultsFolder:
         Returns the path; raises as `publish`.
         """
         path = self.out / model / f"{recipe}.rejected.pte"
-        with _write_errors(path):
+        with convert_os_errors(StoreUnusable, f"cannot write {path}", "choose another --out folder"):
             self._write_files(file, data, path)
             if self.has_file(model, recipe, file):
                 for ending in (".pte", ".ptd", ".json"):
@@ -161,12 +160,6 @@ def found_recipe(result: Delivered, search: FoundLayers) -> bytes:
     quantize = {"search": None, "exclude": list(search.exclude)}
     recipe = {f"{result.recipe}-found": {"extends": result.recipe, "quantize": quantize}}
     return f"# {comment}\n{yaml.safe_dump({'recipes': recipe}, sort_keys=False)}".encode()
-
-
-@contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    with convert_os_errors(StoreUnusable, f"cannot write {path}", "choose another --out folder"):
-        yield
 
 
 def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:

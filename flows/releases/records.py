@@ -119,7 +119,6 @@ class Manifest(Record):
 
     @property
     def files(self) -> Iterator[tuple[str, ReleasedFile]]:
-        """``MODEL/RECIPE`` and its file."""
         return files_of(self.models)
 
     @property

@@ -33,8 +33,7 @@ from ...artifacts.store import cache_folder
 from ...configs.base import NAME_PATTERN
 from ...errors import InputError, ReleaseDamaged, StoreError, StoreUnusable, convert_os_errors
 from ..reports.comparison import Limit, regressions
-from .contents import ReleaseContents
-from .hub import show_release
+from .contents import ReleaseContents, show_release
 from .records import (
     VERSION,
     Channel,

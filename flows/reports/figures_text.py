@@ -61,7 +61,6 @@ def memory_header(results: Iterable[Delivered]) -> str:
 
 
 def _constants(uses: Sequence[MemoryUse]) -> Iterator[str]:
-    """Lines for one method."""
     planned = uses[0].planned
     sizes = {f"planned_{index}": size for index, size in enumerate(planned, 1)} | {"planned": sum(planned)}
     if buffers := [use.buffer for use in uses if use.buffer is not None]:

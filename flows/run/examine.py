@@ -124,7 +124,7 @@ class ModelDiagnosis:
 
 
 def examine(session: Session) -> tuple[ModelDiagnosis, ...]:
-    """Diagnoses every method of a session's models. Runs only what is not cached."""
+    """Diagnoses every method of a session's models. Runs only stages that are not cached."""
     try:
         return run_without_loop(_examine(session.models, LedgerRunner(session.executor)))
     except NotCached:

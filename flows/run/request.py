@@ -20,7 +20,6 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
 
 
 def joined(globs: str | Sequence[str]) -> str:
-    """Joins globs with commas."""
     return globs if isinstance(globs, str) else ",".join(globs)
 
 

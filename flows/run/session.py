@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from ... import __version__
 from ...artifacts.digest import digest_json
@@ -35,8 +34,6 @@ from .whole import WholeModels
 _log = logging.getLogger(__name__)
 
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
-_CHECK_OPERATORS = "pteforge.tasks.programs.graphs:check_operators"
-_CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
 
 
 @dataclass
@@ -98,7 +95,6 @@ class Session:
 
     @property
     def zoo(self) -> str:
-        """The zoo's name."""
         return self.loaded.zoo.name
 
     @property
@@ -112,7 +108,6 @@ class Session:
 
     @property
     def out(self) -> Path:
-        """The folder for results."""
         return self.request.out.absolute()
 
     @property
@@ -149,12 +144,10 @@ class Session:
 
     @cached_property
     def results(self) -> ResultsFolder:
-        """The folder for results."""
         return ResultsFolder(self.store, self.out)
 
     @cached_property
     def whole_models(self) -> WholeModels:
-        """The models that the ledger had whole the last time."""
         return WholeModels(self.executor, str(self.loaded.files[0]))
 
     @cached_property
@@ -178,23 +171,23 @@ def start_workers(session: Session) -> None:
 
 
 def check_names(session: Session) -> None:
-    """Checks recipes' torch operators and torchao configs in a worker; raises TargetError for what it rejects."""
+    """Checks recipes' torch operators and torchao configs in a worker; raises TargetError for those that it rejects."""
     if session.progress.complete:
         return
     recipes = [recipe.recipe for model in session.models for recipe in model.recipes]
-    _check(session.workers, _CHECK_OPERATORS, sorted({name for recipe in recipes for name in recipe.operators}))
+    operators = sorted({name for recipe in recipes for name in recipe.operators})
     transforms = [list(config) for recipe in recipes for config in torchao_calls(recipe)]
-    _check(session.workers, _CHECK_TRANSFORMS, transforms)
-
-
-def _check(workers: Workers, body: str, names: list[Any]) -> None:
-    try:
-        if names:
-            workers.run(WorkerCall(body, names, Limits(timeout=60, memory=2**30)))
-    except StageFailed as error:
-        if error.bad_input:
-            raise TargetError(str(error)) from error
-        raise
+    for body, names in (
+        ("pteforge.tasks.programs.graphs:check_operators", operators),
+        ("pteforge.tasks.quantize.module_transforms:check_transforms", transforms),
+    ):
+        try:
+            if names:
+                session.workers.run(WorkerCall(body, names, Limits(timeout=60, memory=2**30)))
+        except StageFailed as error:
+            if error.bad_input:
+                raise TargetError(str(error)) from error
+            raise
 
 
 def stage_memory(config: RunConfig) -> int | None:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord, StageOutcome
@@ -161,28 +160,25 @@ def _failed_elsewhere(session: Session, run: ModelRun, recipe: str, there: Deliv
     if there is None or there.failure is None:
         failure = Failure("", problem, "", bad_input=False)
         return Delivered(run.model.name, recipe, "failed", failure=failure)
-    failure, rejected = there.failure, None
-    if recipe in run.recipes and (rejected := _keep_rejected(session, run.recipes[recipe], recipe, failure)):
-        problem = failure.problem.partition(KEPT_AS)[0]
-        failure = replace(failure, problem=f"{problem}{KEPT_AS}{rejected}")
-    return replace(there, failure=failure, rejected=rejected)
+    failed = replace(there, rejected=None)
+    return _keep_rejected(session, run.recipes[recipe], failed) if recipe in run.recipes else failed
 
 
 _JUDGES = frozenset(stage.name for stage in (Verify, SearchInputs, Prove, Gate))
 
 
-def _keep_rejected(session: Session, run: StageCalls, recipe: str, failure: Failure) -> Path | None:
-    """Keeps a file that missed its accuracy gate, or that an earlier run verified, for inspection.
-
-    Returns its path; None for other failures.
-    """
-    serialized = run.find(Serialize.name) if failure.stage in _JUDGES else None
-    if serialized is None:
-        return None
-    model, file = run.model.name, serialized.outputs.file
+def _keep_rejected(session: Session, run: StageCalls, failed: Delivered) -> Delivered:
+    """Keeps a failed recipe's file for inspection, if it missed its accuracy gate or an earlier run verified it."""
+    failure = failed.failure
+    serialized = run.find(Serialize.name) if failure and failure.stage in _JUDGES else None
+    if failure is None or serialized is None:
+        return failed
+    model, recipe, file = failed.model, failed.recipe, serialized.outputs.file
     if failure.stage != Gate.name and not session.results.has_file(model, recipe, file):
-        return None
-    return session.results.keep_rejected(model, recipe, file, serialized.outputs.data)
+        return failed
+    path = session.results.keep_rejected(model, recipe, file, serialized.outputs.data)
+    problem = failure.problem.partition(KEPT_AS)[0]
+    return replace(failed, failure=replace(failure, problem=f"{problem}{KEPT_AS}{path}"), rejected=path)
 
 
 def _add(
@@ -245,7 +241,4 @@ def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) ->
     failure, climbed = Failure.of(run.step_of(error), error), run.find(LadderStage.name)
     rungs = Rung.found(run.read_json(climbed.outputs.numerics)) if climbed else ()
     failed = Delivered(run.model.name, recipe, "failed", failure=failure, findings=rungs)
-    path = None if isinstance(error, StoreError) else _keep_rejected(session, run, recipe, failure)
-    if path is None:
-        return failed
-    return replace(failed, failure=replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}"), rejected=path)
+    return failed if isinstance(error, StoreError) else _keep_rejected(session, run, failed)
