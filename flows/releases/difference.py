@@ -47,7 +47,7 @@ class File:
         return cls(read, lambda: sha256, lambda: Snapshot.of(released.result))
 
     def outline(self) -> Snapshot:
-        """What is known without downloading the file."""
+        """The snapshot without downloading the file."""
         return (self.recorded or self.read)()
 
 
@@ -129,7 +129,8 @@ def compare(before: Side, after: Side, limits: Sequence[Limit] = ()) -> Iterator
         else:
             absent = (before if new else after).absent
             notes = (absent[name],) if name in absent else ()
-            yield FileDifference(name, old and old.outline().result, new and new.outline().result, notes=notes)
+            earlier, later = old.outline().result if old else None, new.outline().result if new else None
+            yield FileDifference(name, earlier, later, notes=notes)
 
 
 def compare_files(name: str, before: File, after: File, limits: Sequence[Limit] = ()) -> FileDifference:

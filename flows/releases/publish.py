@@ -49,7 +49,7 @@ class ResultsFolder:
 
     def __init__(self, store: Store, out: Path) -> None:
         self.out = out
-        self.known = KnownFiles(store.local.root, f"published/{digest_bytes(str(out).encode())}")
+        self.known_files = KnownFiles(store.local.root, f"published/{digest_bytes(str(out).encode())}")
         self._store = store
 
     def publish(self, result: Delivered, provenance: Mapping[str, Any]) -> Delivered:
@@ -67,15 +67,15 @@ class ResultsFolder:
             if "assets" in parts:
                 self._store.fetch(parts["assets"])
                 for name, blob in asset_blobs(parts["assets"], self._store.local).items():
-                    if self.known.sha256(folder / name) != blob.digest:
+                    if self.known_files.sha256(folder / name) != blob.digest:
                         replace_file(folder / name, self._store.local.read(blob), folder)
             _write_provenance(path.with_suffix(".json"), provenance)
-            self.known.note(path.with_suffix(".json"), digests["json"])
+            self.known_files.note(path.with_suffix(".json"), digests["json"])
             found_path = folder / f"{recipe}{FOUND}"
             if search := result.get(FoundLayers):
                 content = found_recipe(result, search)
                 digests[FOUND[1:]] = digest_bytes(content)
-                if self.known.sha256(found_path) != digests[FOUND[1:]]:
+                if self.known_files.sha256(found_path) != digests[FOUND[1:]]:
                     replace_file(found_path, content, folder)
             else:
                 found_path.unlink(missing_ok=True)
@@ -95,7 +95,8 @@ class ResultsFolder:
             files = {f"{result.recipe}.{ending}": digest for ending, digest in result.digests.items()}
             if {name for name in names if name.startswith(f"{result.recipe}.")} != files.keys():
                 return False
-            if not all(self.known.knows(f"{folder}/{name}", of) for name, of in {**files, **result.assets}.items()):
+            files |= result.assets
+            if not all(self.known_files.knows(f"{folder}/{name}", digest) for name, digest in files.items()):
                 return False
         return True
 
@@ -115,7 +116,7 @@ class ResultsFolder:
     def has_file(self, model: str, recipe: str, file: ArtifactRef) -> bool:
         """Whether this file of a recipe exists under the name of a verified one."""
         self._store.fetch(file)
-        return self.known.sha256(self.out / model / f"{recipe}.pte") == payload_sha256(file, self._store.local)
+        return self.known_files.sha256(self.out / model / f"{recipe}.pte") == payload_sha256(file, self._store.local)
 
     def publish_debug_files(self, result: Delivered, payloads: Iterable[str]) -> None:
         """Writes ``<recipe>.debug.json`` and ``<recipe>.etrecord``, or ``<recipe>.<payload>.etrecord`` for fat files.
@@ -149,7 +150,7 @@ class ResultsFolder:
         for payload, target in ((data, path.with_suffix(".ptd")), (file, path)):
             if payload:
                 self._store.fetch(payload)
-                if self.known.sha256(target) != payload_sha256(payload, self._store.local):
+                if self.known_files.sha256(target) != payload_sha256(payload, self._store.local):
                     write_payload(payload, self._store.local, target)
 
 

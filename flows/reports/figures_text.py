@@ -134,7 +134,9 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     for file, ladder in ladders:
         for path in ladder.paths():
             last = path[-1]
-            cells = {rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path}
+            cells: dict[str, str] = {
+                rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path
+            }
             if last.figures and (top1 := format_top1(last.figures)):
                 cells["top-1"] = top1
             payload = f".{'+'.join(last.specializations)}" if last.specializations else ""

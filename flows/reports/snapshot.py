@@ -45,7 +45,7 @@ Value = str | int | float | Content | Size
 
 
 class Item(NamedTuple):
-    """What a fact is about: an area (one of `tasks.results.finding.AREAS`), and a name in it."""
+    """The subject of a fact: an area (one of `tasks.results.finding.AREAS`), and a name in it."""
 
     area: str
     name: str

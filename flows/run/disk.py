@@ -168,13 +168,13 @@ def _weights_of(model: PlannedModel, stored: Collection[int]) -> Weights | None:
     match model.source:
         case ProgramSource(program=program):
             files: tuple[Path, ...] = (program,)
-            wanted, item, certain = "", 0, True
+            kept_type, item_size, certain = "", 0, True
         case BuilderSource(builder=builder, kwargs=kwargs, files=declared):
             named = builder.startswith(f"{find.__package__}.")
             if named and kwargs.get("config") is not None:
                 return None  # random ones
             files = _weight_files(declared)
-            wanted, item = _TYPES[str(kwargs.get("dtype", "float32"))] if named else ("", 0)
+            kept_type, item_size = _TYPES[str(kwargs.get("dtype", "float32"))] if named else ("", 0)
             certain = named and not (kwargs.keys() & {"task", "outputs", "weights"})
         case _:
             return None
@@ -182,12 +182,12 @@ def _weights_of(model: PlannedModel, stored: Collection[int]) -> Weights | None:
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile):
         for file in files:
             for kind, elements, element_size in _tensors(file):
-                used = elements * (item or element_size)
+                used = elements * (item_size or element_size)
                 count, size = count + elements, size + used
-                if kind and wanted in ("", kind):
+                if kind and kept_type in ("", kind):
                     continue
                 copied += used
-                if (kind, wanted) != ("BF16", "F32") and used not in stored and used > _SMALL:
+                if (kind, kept_type) != ("BF16", "F32") and used not in stored and used > _SMALL:
                     new += used
         return Weights(files, count, size, copied, new, certain) if size else None
     return None  # a damaged file, which the stage that reads it reports

@@ -1,4 +1,4 @@
-"""What a file was made from, recorded in its provenance so that `pteforge reproduce` can make it again."""
+"""The origin of a file, recorded in its provenance so that `pteforge reproduce` can make it again."""
 
 from __future__ import annotations
 

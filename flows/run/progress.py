@@ -206,7 +206,7 @@ class ZooObserver(Observer):
 
 @dataclass
 class Progress(Observer):
-    """What has happened in a run. Passes events on to observers, until the run is aborted.
+    """The outcomes of a run so far. Passes events on to observers, until the run is aborted.
 
     Attributes:
         models: names of the models.
@@ -306,10 +306,10 @@ def expected_stages(
 
 def _of_run(run: RunRecord, model: PlannedModel) -> dict[str, ExpectedStage]:
     """The stages that a run had for the recipes of a model; none if it did not make files of all recipes."""
-    wanted = {recipe.name for recipe in model.recipes}
-    stages = [stage for stage in run.models.get(model.name, ()) if wanted & set(stage.recipes)]
-    made = {recipe for recipe, entry in run.files[model.name].items() if entry.get("path")}
-    if not wanted <= made & {recipe for stage in stages for recipe in stage.recipes}:
+    recipes = {recipe.name for recipe in model.recipes}
+    stages = [stage for stage in run.models.get(model.name, ()) if recipes & set(stage.recipes)]
+    delivered = {recipe for recipe, entry in run.files[model.name].items() if entry.get("path")}
+    if not recipes <= delivered & {recipe for stage in stages for recipe in stage.recipes}:
         return {}
     return {stage.slot: ExpectedStage(stage.stage, stage.seconds or None) for stage in stages}
 

@@ -90,7 +90,7 @@ class Recording:
         try:
             with self._recording:
                 self.session.store.runs.write(record)
-            for index in (self.session.results.known, self.session.store.inputs, self.session.whole_models):
+            for index in (self.session.results.known_files, self.session.store.inputs, self.session.whole_models):
                 with suppress(StoreError):  # the next run takes longer without it
                     index.save()
         except StoreError as error:

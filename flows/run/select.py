@@ -58,7 +58,7 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
 
 
 def publication_of(loaded: LoadedZoo, request: ExportRequest) -> Publication | None:
-    """What a run publishes; a partial run only does so with ``--publish``. Raises InputError if it cannot publish."""
+    """How a run publishes; a partial run only does so with ``--publish``. Raises InputError if it cannot publish."""
     config, url = loaded.zoo.publish, request.publish and absolute_url(request.publish)
     if url:
         config = config.model_copy(update={"url": url}) if config else PublishConfig(url=url)

@@ -218,15 +218,9 @@ def open_session(
 ) -> Iterator[Session]:
     """Loads a zoo and checks everything that needs no work; the session's processes end with the context.
 
-    Args:
-        request: its zoo is a zoo file, or a source with recipes of the shipped ones.
-        id: of the run; a new one by default.
-        part_of: the id of another run that publishes the files, if one does.
-        writes: whether to check that the files can be written.
-        store_url: finds the URL of a store as the request names it.
-
-    Raises:
-        InputError: the request or the zoo cannot be used, or the folder for the files cannot be written.
+    The request's zoo is a zoo file, or a source that takes shipped recipes. `part_of` is the id of another run that
+    publishes the files, if one does, and `store_url` finds the URL of a store in the request. Raises InputError if the
+    request or the zoo cannot be used or, with `writes`, the folder for the files cannot be written.
     """
     loaded = load(request)
     shipped = {"recipes": ",".join(recipe_names(request.recipes))} if split_source(request.zoo) else {}

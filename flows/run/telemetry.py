@@ -68,7 +68,7 @@ class Telemetry(ZooObserver):
         self._open: dict[_Path, Any] = {}  # spans
         self._lock = RLock()
         if self._provider:
-            from opentelemetry import context, trace  # noqa: PLC0415 - only where it is asked for
+            from opentelemetry import context, trace  # noqa: PLC0415 - an extra, imported on request
 
             self._trace, self._tracer = trace, self._provider.get_tracer("pteforge", __version__)
             context.attach(trace.set_span_in_context(self._opened((), time.time())))  # for Prefect, if it starts here
@@ -186,7 +186,7 @@ def tracer_provider() -> Any:
     if not any(map(os.environ.get, _ASKED)) or os.environ.get(_ASKED[0]) == "none":
         return None
     try:
-        from opentelemetry import trace  # noqa: PLC0415 - only where it is asked for, as all of these
+        from opentelemetry import trace  # noqa: PLC0415 - an extra, as above
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
@@ -226,7 +226,7 @@ def write_metrics(file: Path, session: Session, record: RunRecord) -> None:
 
 
 def _add_run(file: Path, session: Session, record: RunRecord) -> None:
-    import prometheus_client as client  # noqa: PLC0415 - only where it is asked for
+    import prometheus_client as client  # noqa: PLC0415 - imported on request
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - as above
 
     client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
