@@ -187,37 +187,30 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     return (sibling,) if sibling.is_file() else ()
 
 
-_NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
-_FORMS = {
-    "growth": re.compile(_NUMBER + r" ?(%)"),
-    "sqnr": re.compile(_NUMBER + r" ?(?:dB)?()", re.IGNORECASE),
-    "score": re.compile(_NUMBER + r" ?(%?)"),
-    "latency": re.compile(_NUMBER + r" ?(%)"),
+_NUMBER = r"(\d+(?:\.\d*)?|\.\d+) ?"
+_FIGURES = {
+    "growth": ("(%)", "file", "size", 1, "the file grew by {}"),
+    "sqnr": ("(?:dB)?()", "numerics", "(edge programs: )?SQNR", -1, "SQNR fell by {}"),
+    "score": ("(%?)", "accuracy", "score", -1, "the score fell by {}"),
+    "latency": ("(%)", "times", "latency of .*", 1, "{name} is {} longer"),
 }
+"""By limit: its unit, area and names of its facts, whether more is worse (1) or less (-1), and a message."""
 
 
 def _parse_limit(part: str) -> Limit:
     kind, equals, value = (piece.strip() for piece in part.partition("="))
     if part in ("delegation", "proven"):
         return Limit(cast("Any", part))
-    if (form := _FORMS.get(kind)) and equals and (match := form.fullmatch(value)):
+    unit = _FIGURES[kind][0] if kind in _FIGURES and equals else None
+    if unit and (match := re.fullmatch(_NUMBER + unit, value, re.IGNORECASE)):
         number, percent = match.groups()
         return Limit(cast("Any", kind), float(number) / 100 if percent else float(number))
     raise InputError(f"{part!r} is not a limit; write one or more of {LIMITS}, separated by commas")
 
 
-_FIGURES = {
-    "growth": ("file", "size", 1, "the file grew by {}"),
-    "sqnr": ("numerics", "(edge programs: )?SQNR", -1, "SQNR fell by {}"),
-    "score": ("accuracy", "score", -1, "the score fell by {}"),
-    "latency": ("times", "latency of .*", 1, "{name} is {} longer"),
-}
-"""By limit: area and names of its facts, whether more is worse (1) or less (-1), and a message."""
-
-
 def _worse(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
     """Compares facts by name; at least one of those that the earlier file had has to be there."""
-    area, names, sign, words = _FIGURES[limit.kind]
+    _, area, names, sign, words = _FIGURES[limit.kind]
 
     def held(file: Delivered) -> dict[str, Fact]:
         facts = (fact for fact in file.facts() if fact.area == area and fact.value is not None)
