@@ -192,15 +192,13 @@ def render(
 def _of_model(
     record: RunRecord, recipes: Mapping[str, Delivered], earlier: Sequence[RunRecord], out: Path
 ) -> Iterator[FileReport]:
-    """Reports about a model's files, and about each step that failed; runs before it come newest first."""
-    failed: dict[tuple[str, str], list[str]] = {}  # names of recipes by stage and problem
-    for result in recipes.values():
-        if failure := result.failure:
-            failed.setdefault((failure.stage, failure.problem), []).append(result.recipe)
-    for result in recipes.values():
-        alike = next((names for names in failed.values() if result.recipe in names), [result.recipe])
-        if alike[0] == result.recipe:
-            yield _file(record, result, tuple(alike), earlier, out)
+    """Reports about a model's files, and one for recipes that failed alike; earlier runs come newest first."""
+    groups: dict[str | tuple[str, str], list[Delivered]] = {}  # by recipe, or by stage and problem of the failure
+    for recipe, result in recipes.items():
+        failure = result.failure
+        groups.setdefault((failure.stage, failure.problem) if failure else recipe, []).append(result)
+    for alike in groups.values():
+        yield _file(record, alike[0], tuple(result.recipe for result in alike), earlier, out)
 
 
 def _file(
