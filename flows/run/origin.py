@@ -25,20 +25,15 @@ from ...tasks.engine.keys.search import host_capability
 class Origin(Record):
     """A model of a zoo, as a run lowered it.
 
-    Attributes:
-        zoo: a zoo file with the model and its recipes, after includes, defaults and overrides. Paths below the root of
-            the repository, or below the folder of a zoo without git, are relative to `folder`.
-        folder: where the zoo is, relative to the root of the repository; empty without git.
-        debug: whether the run had the option ``--debug``.
-        python: version of Python.
-        machine: the vector instructions by which torch chose kernels.
+    `zoo` is a zoo file with the model and its recipes, after includes, defaults and overrides. Paths below the root of
+    the repository, or below the folder of a zoo without git, are relative to `folder`.
     """
 
     zoo: Mapping[str, Any]
-    folder: str
-    debug: bool
-    python: str
-    machine: str
+    folder: str  # of the zoo, relative to the root of the repository; empty without git
+    debug: bool  # whether the run had the option --debug
+    python: str  # version
+    machine: str  # the vector instructions by which torch chose kernels
 
     @classmethod
     def of(cls, loaded: LoadedZoo, model: str, *, debug: bool) -> Origin:

@@ -18,10 +18,8 @@ from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
 from .outcome import ModelOutcome, ZooOutcome
 
-PAUSE = 10.0
-"""Seconds between two lines about the progress of one thing."""
-
-_RUNS_READ = 30  # records that are looked at for the stages of models
+PAUSE = 10.0  # seconds between two lines about the progress of one thing
+_RUNS_READ = 30  # records that are searched for the stages of models
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +30,9 @@ class ExpectedStage:
     seconds: float | None
 
 
-_TRUSTED = 5.0  # seconds of work until what was seen of a run's speed counts as much as how many stages may run at once
-_FORESEEN = 2  # stages of a name until what models had of them counts as much as what was expected
-_RECENT = 200  # stages by which the speed is known: what else the machine does changes
+_TRUSTED = 5.0  # seconds of work after which the measured speed weighs as much as the number of stages at once
+_FORESEEN = 2  # stages of a name after which their actual number weighs as much as the expected one
+_RECENT = 200  # stages that the speed is measured by: the load of the machine changes
 
 
 class Pace:
@@ -206,24 +204,16 @@ class ZooObserver(Observer):
 
 @dataclass
 class Progress(Observer):
-    """The outcomes of a run so far. Passes events on to observers, until the run is aborted.
-
-    Attributes:
-        models: names of the models.
-        planned: all stages, by slot, of each model that has stages to run.
-        outcomes: by model, in order of completion.
-        unfinished: outcomes of stages, by slot, of each model without an outcome.
-        flow_runs: ids of the flow runs that lower models elsewhere, by model.
-    """
+    """The outcomes of a run so far, by model. Passes events on to observers, until the run is aborted."""
 
     zoo: str
-    models: Sequence[str]
+    models: Sequence[str]  # names
     observers: list[ZooObserver] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
-    planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)
-    outcomes: dict[str, ModelOutcome] = field(default_factory=dict)
-    unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)
-    flow_runs: dict[str, str] = field(default_factory=dict)
+    planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)  # by slot, of models that have to run
+    outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # in order of completion
+    unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by slot, of models without outcome
+    flow_runs: dict[str, str] = field(default_factory=dict)  # ids of flow runs that lower models elsewhere
     start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     aborted: bool = False
@@ -237,7 +227,7 @@ class Progress(Observer):
         return ZooOutcome(self.zoo, done, time.monotonic() - self.start)
 
     def observe(self, observer: ZooObserver) -> None:
-        """Adds an observer of what happens from now on."""
+        """Adds an observer of later events."""
         self.observers.append(observer)
 
     def _listening(self) -> list[ZooObserver]:

@@ -68,22 +68,16 @@ class PrefectState:
 
 @dataclass(frozen=True)
 class Session:
-    """One run. Only `progress`, `recording` and `prefect` change while it runs.
-
-    Attributes:
-        workers: processes for stages, started when the first stage has to run.
-        publication: how the run publishes its files at the end.
-        part_of: the id of the run that publishes and shows the files, empty if unknown; None if this run does so.
-    """
+    """One run. Only `progress`, `recording` and `prefect` change while it runs."""
 
     loaded: LoadedZoo
     models: tuple[PlannedModel, ...]
     executor: Executor
-    workers: Workers
+    workers: Workers  # processes for stages, started when the first stage has to run
     request: ExportRequest
-    publication: Publication | None = None
+    publication: Publication | None = None  # of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    part_of: str | None = None
+    part_of: str | None = None  # id of the run that publishes and shows the files, empty if unknown; None for this run
     prefect: PrefectState = field(default_factory=PrefectState)
     progress: Progress = field(init=False)
     recording: Recording = field(init=False)

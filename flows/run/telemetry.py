@@ -242,11 +242,11 @@ def _add_run(file: Path, session: Session, record: RunRecord) -> None:
     zoo, now, models = record.zoo, time.time(), {*map(printable, session.loaded.zoo.models), None}
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
-        of = sample.labels
+        values = sample.labels
         if not sample.name.startswith("pteforge_"):
             raise ValueError("another program writes that file")
-        if sample.name in METRICS and (of["zoo"] != printable(zoo) or of.get("model") in models):
-            add(sample.name, sample.value, *(of[label] for label in METRICS[sample.name][1]))
+        if sample.name in METRICS and (values["zoo"] != printable(zoo) or values.get("model") in models):
+            add(sample.name, sample.value, *(values[label] for label in METRICS[sample.name][1]))
     add("pteforge_runs_total", 1, zoo, record.ending)
     add("pteforge_last_run_timestamp_seconds", now, zoo)
     add("pteforge_last_run_duration_seconds", record.seconds, zoo)
