@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal, TypedDict, Unpack
@@ -173,7 +173,9 @@ def generate(
         theirs.close()
         try:
             ours.send(request)
-            answer = _read(ours, stream)
+            while isinstance(answer := ours.recv(), tuple):  # a part of the text; then the result or an error
+                if stream:
+                    stream(*answer)
         except (EOFError, OSError):
             answer = None
         except BaseException:  # an interruption, or an error of `stream`
@@ -193,14 +195,6 @@ def generate(
     ended = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with {code}"
     reason = reasons or next(reversed(output.split("\n")[:-1]), "")
     raise PteforgeError(f"the process that ran {request.file} {ended}" + (f": {reason}" if reason else ""))
-
-
-def _read(connection: Connection[Any, Any], stream: Callable[[str], None] | None) -> Any:
-    """Passes on the text; returns the last message: the result, an error of ours, or the text of another one."""
-    while isinstance(message := connection.recv(), tuple):
-        if stream:
-            stream(*message)
-    return message
 
 
 def _check(request: GenerationRequest) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import importlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -284,7 +284,8 @@ class _Generation:
             tokens = {**self.tokenizer.get_vocab(), **languages}
             names = [name for name in (f"<|{language}|>", language, f"__{language}__") if name in tokens]
             if not names or not (languages or forced):
-                raise InputError(f"{self.request.file} does not know the language {language!r}: {_some(languages)}")
+                known = ", ".join(sorted(name.strip("<|>") for name in languages)) or "none"
+                raise InputError(f"{self.request.file} does not know the language {language!r}: it knows {known}")
             if not languages:
                 return prompt, tokens[names[0]]
             prompt.append(languages[names[0]])
@@ -333,10 +334,6 @@ class _EndedError(Exception):
 def _last(logits: Any) -> Any:
     """Logits [vocabulary] after the last token, of [1, vocabulary] or [1, tokens, vocabulary]."""
     return logits.reshape(-1, logits.shape[-1])[-1]
-
-
-def _some(languages: Iterable[str]) -> str:
-    return f"it knows {', '.join(sorted(name.strip('<|>') for name in languages))}" if languages else "it knows none"
 
 
 def _size(spec: Any) -> int:
