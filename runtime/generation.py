@@ -1,7 +1,7 @@
-"""Generates text with `.pte` files: language models, encoder-decoders, and models that take images or sounds, too.
+"""Generates text with `.pte` files: language models, encoder-decoders, and models that also take images or sounds.
 
-A process of its own runs each of them: a crash of ExecuTorch's runtime does not end a notebook, and what its runners
-print stays away from the text.
+Each runs in a process of its own: a crash of ExecuTorch's runtime does not end a notebook, and the output of its
+runners does not mix with the text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal, TypedDict, Unpack
@@ -32,7 +32,7 @@ TOKENIZERS = (
 
 
 class GenerationOptions(TypedDict, total=False):
-    """What `generate` takes besides a prompt.
+    """Options of `generate`.
 
     Attributes:
         images: paths, or images of Pillow.
@@ -112,17 +112,17 @@ class Generated:
 
 
 def constants_of(pte: PteFile) -> dict[str, Any]:
-    """What the constant methods of a file return, by name: a number or a text, or a tuple of several."""
-    found: dict[str, Any] = {}
+    """The result of each constant method of a file, by name: a number or a text, or a tuple of several."""
+    constants: dict[str, Any] = {}
     for method in pte.methods:
         values = tuple(spec.value for spec in method.outputs if isinstance(spec, ScalarSpec))
         if method.constant and values:
-            found[method.name] = values[0] if len(values) == 1 else values
-    return found
+            constants[method.name] = values[0] if len(values) == 1 else values
+    return constants
 
 
 def kind_of(file: Path, pte: PteFile) -> Kind:
-    """Returns how a file generates text, by its methods; raises InputError if it does not."""
+    """Tells by its methods how a file generates text; raises InputError if it does not."""
     names = {method.name for method in pte.methods if not method.constant}
     if {"token_embedding", "text_decoder"} <= names:
         return "multimodal"
@@ -144,17 +144,17 @@ def generate(
     stream: Callable[[str], None] | None = None,
     **options: Unpack[GenerationOptions],
 ) -> Generated:
-    """Generates text with a file. Each part of it is passed to `stream` as soon as it is complete.
+    """Generates text with a file. Passes each part of it to `stream` as soon as it is complete.
 
     Args:
         file: the `.pte` file, fat or plain.
-        prompt: a text to continue, to translate, or to answer; nothing where a sound is transcribed.
+        prompt: a text to continue, to translate, or to answer; empty to transcribe a sound.
         data: the `.ptd` file with its weights, if they are not in it.
         stream: called with each part of the text.
         options: see `GenerationOptions`.
 
     Raises:
-        InputError: the file cannot be read, or generates no text, or not from what is given; there is no tokenizer; the
+        InputError: the file cannot be read, generates no text, or not from these inputs; there is no tokenizer; the
             prompt does not fit into the context; a package is missing.
         PteforgeError: ExecuTorch's runtime fails or crashes.
     """
@@ -173,7 +173,9 @@ def generate(
         theirs.close()
         try:
             ours.send(request)
-            answer = _read(ours, stream)
+            while isinstance(answer := ours.recv(), tuple):  # a part of the text; then the result or an error
+                if stream:
+                    stream(*answer)
         except (EOFError, OSError):
             answer = None
         except BaseException:  # an interruption, or an error of `stream`
@@ -186,25 +188,17 @@ def generate(
             return answer
         if isinstance(answer, PteforgeError):
             raise answer
-        said = log.read().decode(errors="replace")
-        reasons = "; ".join(runtime_reasons(said))
+        output = log.read().decode(errors="replace")
+        reasons = "; ".join(runtime_reasons(output))
     if answer is not None:
         raise PteforgeError(f"ExecuTorch cannot generate text with {request.file}: {reasons or answer}")
     ended = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with {code}"
-    reason = reasons or next(reversed(said.split("\n")[:-1]), "")
+    reason = reasons or next(reversed(output.split("\n")[:-1]), "")
     raise PteforgeError(f"the process that ran {request.file} {ended}" + (f": {reason}" if reason else ""))
 
 
-def _read(connection: Connection[Any, Any], stream: Callable[[str], None] | None) -> Any:
-    """Passes on the text; returns what comes last: the result, an error of ours, or what another one says."""
-    while isinstance(message := connection.recv(), tuple):
-        if stream:
-            stream(*message)
-    return message
-
-
 def _check(request: GenerationRequest) -> None:
-    """Raises InputError for what can be known before anything is loaded."""
+    """Raises InputError for problems that show before anything is loaded."""
     file, most = request.file, request.max_new_tokens
     pte = open_pte(file)
     kind, names = kind_of(file, pte), {method.name for method in pte.methods}
@@ -234,6 +228,6 @@ def _check(request: GenerationRequest) -> None:
 
 
 def encodes_sound(pte: PteFile) -> bool:
-    """Whether the encoder of an encoder-decoder takes features or samples, and not tokens."""
+    """Whether the encoder of an encoder-decoder takes features or samples rather than tokens."""
     specs = [spec for method in pte.methods if method.name == "encoder" for spec in method.inputs]
     return any(isinstance(spec, TensorSpec) and spec.dtype.startswith(("float", "bfloat")) for spec in specs)

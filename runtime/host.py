@@ -30,8 +30,7 @@ from .signature import call_mismatch, inputs_problem
 
 _Item = TypeVar("_Item")
 
-_CONTEXT = "get_max_context_len"
-"""The constant method of a language model that says how many tokens it can keep."""
+_CONTEXT = "get_max_context_len"  # constant method of a language model: how many tokens it can keep
 
 
 def load(
@@ -40,7 +39,7 @@ def load(
     """Loads a `.pte` file into ExecuTorch's Python runtime.
 
     From a fat file, loads the first payload whose backends are registered and available, whose bytes are undamaged,
-    whose methods load, and which passes the check that it carries, if any. Order is priority.
+    whose methods load, and which passes its own check, if any.
 
     Args:
         path: the file, fat or plain.
@@ -61,12 +60,10 @@ def load(
 
 
 def metadata(path: str | Path) -> dict[str, MetadataValue]:
-    """What a `.pte` file, fat or plain, says about its model, by key such as ``output.labels``; empty if nothing.
+    """The metadata of a `.pte` file, fat or plain, about its model, by key such as ``output.labels``.
 
-    Nothing is loaded into ExecuTorch's runtime. Lists are tuples.
-
-    Raises:
-        InputError: the file cannot be read, or is damaged.
+    Loads nothing into ExecuTorch's runtime. Lists are tuples. Raises InputError if the file cannot be read, or is
+    damaged.
     """
     return read_metadata(Path(path))
 
@@ -112,11 +109,9 @@ class LoadedProgram:
     def run(self, method: str, inputs: Sequence[Any] = ()) -> list[Any]:
         """Runs a method on tensors or NumPy arrays and numbers, in the order of its inputs.
 
-        Of a method that the file has buckets of, the smallest one runs that the inputs fit. If they are smaller, they
-        are padded and the outputs cut, where the file says how.
-
-        Returns:
-            Outputs in the method's order. Tensors are copies, which the next call does not change.
+        If the method has buckets, runs the smallest one that the inputs fit, pads smaller inputs, and cuts the outputs
+        as the file describes. Returns outputs in the method's order; tensors are copies, which the next call does not
+        change.
 
         Raises:
             InputError: there is no such method, or the inputs do not match its signature, or fit no bucket.
@@ -125,7 +120,7 @@ class LoadedProgram:
         return self.timed_run(method, inputs).outputs
 
     def timed_run(self, method: str, inputs: Sequence[Any] = ()) -> TimedRun:
-        """Runs a method as `run` does, and takes the time of its two parts; raises as `run`."""
+        """Runs a method as `run` does, and measures the time of its two parts; raises as `run`."""
         inputs = [_as_tensor(value) for value in inputs]
         if method in self._buckets:
             bucket, padded = fit_bucket(self._buckets[method], inputs)
@@ -145,8 +140,7 @@ class LoadedProgram:
         except (RuntimeError, KeyError, MemoryError) as error:
             missing = missing_operators(open_pte(self._file).operators)
             reason = f"{first_line(error)}{self._advice}" + (f"; {missing}" if missing else "")
-            problem = f"the runtime cannot load {method!r} of {self._file}: {reason}"
-            raise PteforgeError(problem) from error
+            raise PteforgeError(f"the runtime cannot load {method!r} of {self._file}: {reason}") from error
         ready = time.perf_counter()
         try:
             outputs = list(loaded.execute(laid_out))
@@ -160,9 +154,9 @@ class LoadedProgram:
         return TimedRun(outputs, ready - began, ended - ready)
 
     def _past_context(self, inputs: Sequence[Any]) -> str:
-        """Says so if the file is a language model, and its tokens [1, tokens] do not fit in from their start [1] on.
+        """The problem if the file is a language model whose tokens [1, tokens] from their start [1] on do not fit.
 
-        Between these two, a decoder takes the encoder's output.
+        Between these two inputs, a decoder takes the encoder's output.
         """
         ranks = [len(getattr(value, "shape", ())) for value in inputs]
         if _CONTEXT not in self._programs or ranks not in ([2, 1], [2, 3, 1]):
@@ -205,7 +199,7 @@ def _load_plain(file: Path, pte: PteFile, preference: Preference, data_files: Se
     for backend in pte.backends:
         if problem := backend_problem(backend):
             raise InputError(f"{file} cannot run here: {problem}")
-    data = next(iter(data_files), None)
+    data = data_files[0] if data_files else None
     check_external_weights(file, pte, data)
     names = _method_names(pte.methods)
     signatures = {method.name: method for method in pte.methods}
@@ -219,9 +213,9 @@ def _advice(file: Path, pte: PteFile, data: Path | None) -> str:
     """Advice for a method that does not load, perhaps for external weights whose keys only the backend knows."""
     if not may_have_external_weights(file, pte):
         return ""
-    if data is None:
-        return f"; {', '.join(pte.backends)} may look for weights in a .ptd file, and none was given"
-    return f"; is {data} the .ptd that was made with it?"
+    if data:
+        return f"; is {data} the .ptd that was made with it?"
+    return f"; {', '.join(pte.backends)} may look for weights in a .ptd file, and none was given"
 
 
 def _load_fat(file: Path, preference: Preference, data_files: Sequence[Path]) -> LoadedProgram:
@@ -264,7 +258,7 @@ def _load_program(file: Path, data_file: Path | None = None) -> Any:
 
 @contextmanager
 def _shared_data(fat: FatFile) -> Iterator[Path | None]:
-    """A `.ptd` file with the named data that payloads of a version 1 container share and need.
+    """A `.ptd` file with the named data that payloads of a version 1 container share.
 
     Python's runtime takes named data only from a `.ptd`, not from the fat program.
     """
@@ -278,7 +272,7 @@ def _shared_data(fat: FatFile) -> Iterator[Path | None]:
 
 
 def _ptd(named: Mapping[Any, Any]) -> bytes:
-    """Named data as a `.ptd`, made by the private serializers of executorch 1.5.1."""
+    """Writes named data as a `.ptd`, with the private serializers of executorch 1.5.1."""
     from executorch.exir._serialize.data_serializer import DataEntry, DataPayload  # noqa: PLC0415 - needed rarely
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer  # noqa: PLC0415 - as above
 

@@ -1,4 +1,4 @@
-"""Prompts as the methods of a file take them: tokens and features, by the tokenizer and processor next to the file."""
+"""Prepares prompts for the methods of a file: tokens and features from the tokenizer and processor next to it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Part(NamedTuple):
 
     method: str
     values: Any
-    tokens: int  # how many it takes of the context
+    tokens: int  # that it takes of the context
 
 
 def from_folder(kind: str, folder: Path) -> Any:
-    """A tokenizer or processor of transformers, by the name of its Auto class; raises InputError."""
+    """Makes a tokenizer or processor of transformers, by the name of its Auto class; raises InputError."""
     transformers = required("transformers", "hf")
     try:
         return getattr(transformers, kind).from_pretrained(folder, local_files_only=True)
@@ -31,30 +31,26 @@ def from_folder(kind: str, folder: Path) -> Any:
 
 
 def text_prompt(request: GenerationRequest, tokenizer: Any) -> tuple[str, list[int]]:
-    """The prompt of a text model, by its chat template if that is asked for, and its tokens; raises InputError."""
+    """The prompt of a text model, in its chat template on request, and its tokens; raises InputError."""
     text = chat(tokenizer, request.prompt, request.folder) if request.chat else request.prompt
     return text, list(tokenizer(text, add_special_tokens=not request.chat).input_ids)
 
 
 def chat(template: Any, content: Any, folder: Path) -> str:
-    """A user's message by the chat template of a tokenizer or processor; raises InputError if it has none."""
+    """Puts a user's message into the chat template of a tokenizer or processor; raises InputError if it has none."""
     if not getattr(template, "chat_template", None):
         raise InputError(f"there is no chat template in {folder}")
     messages = [{"role": "user", "content": content}]
-    text: str = template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return text
+    return str(template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def multimodal_prompt(
     request: GenerationRequest, methods: Mapping[str, Method], special: Mapping[str, int], tokens: Mapping[str, int]
 ) -> list[Part]:
-    """The parts of a prompt with images or a sound, where the processor puts them: by default before the text.
+    """The parts of a prompt with images or a sound where the processor puts them, by default before the text.
 
-    Args:
-        request: what to generate from.
-        methods: of the file, by name.
-        special: the token that stands for an embedding of an image or a sound, by method.
-        tokens: how many embeddings the method returns of each.
+    By name of the method for images or sounds, `special` has the token that stands for an embedding, and `tokens` the
+    number of embeddings that it returns.
     """
     if not (request.images or request.audio is not None):
         _, ids = text_prompt(request, from_folder("AutoTokenizer", request.folder))
@@ -108,7 +104,7 @@ def _parts(
 def _interleaved(
     ids: Sequence[int], values: Mapping[str, list[Any]], special: Mapping[str, int], tokens: Mapping[str, int]
 ) -> Iterator[Part]:
-    """Tokens, and in place of each run of special ones the values that take as many; raises ValueError if none do."""
+    """Replaces each run of special tokens with the values that take as many; raises ValueError if none do."""
     methods = {token: method for method, token in special.items() if method in values}
     left = {method: list(items) for method, items in values.items()}
     for token, run in groupby(ids, key=lambda token: token if token in methods else None):
@@ -129,7 +125,7 @@ def _interleaved(
 
 
 def sound_features(audio: Any, folder: Path) -> Any:
-    """What the feature extractor makes of a sound for an encoder; raises InputError if it is too long for it."""
+    """The features of a sound for an encoder; raises InputError if it is too long for it."""
     extractor = from_folder("AutoFeatureExtractor", folder)
     samples = read_sound(audio, extractor.sampling_rate)
     longest = getattr(extractor, "n_samples", len(samples))  # Whisper's cuts longer ones

@@ -1,4 +1,4 @@
-"""Keeps away from users what libraries write to standard error: warnings, logs, graphs of failed exports."""
+"""Hides the output of libraries on standard error: warnings, logs, graphs of failed exports."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _one = threading.RLock()
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drops warnings of all that is installed, and what ExecuTorch and torch log and write, from C++ as well.
+    """Drops warnings of installed packages, and the logs and output of ExecuTorch and torch.
 
-    Errors that are logged stay, as does all that the user's own code writes. What the context changes is the process's,
-    so where another thread is in it already, this one only passes through.
+    Keeps logged errors and all output of the user's own code. The context changes the whole process, so it does nothing
+    if another thread is in it already.
     """
     if not _one.acquire(blocking=False):
         yield
         return
-    given, emit = sys.stderr, logging.StreamHandler.emit
-    written = _Written(given)
+    stderr, emit = sys.stderr, logging.StreamHandler.emit
+    filtered = _Filtered(stderr)
 
     def emit_some(handler: logging.StreamHandler[Any], record: logging.LogRecord) -> None:
         hidden = record.levelno < logging.ERROR and _THEIRS.search(record.pathname)
-        if not hidden or handler.stream not in (given, written):
+        if not hidden or handler.stream not in (stderr, filtered):
             emit(handler, record)
 
     try:
         logging.StreamHandler.emit = emit_some  # type: ignore[method-assign, assignment]  # torch makes its handler late
-        with warnings.catch_warnings(), contextlib.redirect_stderr(written):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(filtered):
             shown = warnings.showwarning
 
             def show(message: Warning | str, category: type[Warning], filename: str, *more: Any) -> None:
@@ -52,8 +52,8 @@ def quiet() -> Iterator[None]:
         _one.release()
 
 
-class _Written:
-    """A text stream without what the code of libraries writes to it."""
+class _Filtered:
+    """A text stream that drops the output of libraries."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -69,7 +69,7 @@ class _Written:
 
 @cache
 def load_runtime() -> None:
-    """Imports ExecuTorch's runtime and starts its threads, which is when it says that this is no phone's processor."""
+    """Imports ExecuTorch's runtime and starts its threads, which makes it print about the processor."""
     with quiet():
         import executorch.kernels.quantized  # noqa: F401, PLC0415 - kernels that quantized programs need
         from executorch.extension.pybindings import portable_lib  # noqa: PLC0415 - takes seconds

@@ -1,8 +1,7 @@
-"""What `generation` starts a process for: runs a file by a runner of ExecuTorch, or by a loop.
+"""Runs a file by a runner of ExecuTorch or by a loop, in a process that `generation` starts.
 
-ExecuTorch's runners generate where they can. They load no fat files, no tokenizers but BPE and SentencePiece, and no
-encoder-decoders; and where they read a prompt as other tokens than transformers does, they would continue another text.
-The loop generates with all of these.
+ExecuTorch's runners load no fat files or encoder-decoders, and only BPE and SentencePiece tokenizers. They may also
+read a prompt as other tokens than transformers, and continue another text. In all of these cases, the loop generates.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import codecs
 import importlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,7 +20,7 @@ from ..formats.nfat.container import is_fat
 from ..formats.pte.contents import TensorSpec
 from ..formats.pte.reader import open_pte
 from .generation import AUDIO, VISION, Generated, GenerationRequest, constants_of, encodes_sound, kind_of
-from .host import LoadedProgram, load
+from .host import load
 from .prompts import Part, from_folder, multimodal_prompt, sound_features, text_prompt
 from .selection import missing_operators
 
@@ -38,7 +37,7 @@ def answer(descriptor: int) -> None:
 
 
 class _Text:
-    """The text so far, of which complete characters are passed on, and the times of its tokens."""
+    """The text so far, whose complete characters are passed on, and the times of its tokens."""
 
     def __init__(self, tokenizer: Any, send: Callable[[str], None]) -> None:
         self.tokens: list[int] = []
@@ -47,15 +46,14 @@ class _Text:
         self._decode: Callable[[list[int]], str] = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
         self._send = send
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        self._context = self._shown = 0  # how many tokens are before those that are decoded again, and are passed on
+        self._context = self._shown = 0  # numbers of tokens that are not decoded again, and that are passed on
         self.begin()
 
     def begin(self) -> None:
-        """The time of loading, and then of the prompt, begins."""
+        """Starts the time of loading, and then of the prompt."""
         self.began = self.first = self.last = time.perf_counter()
 
     def tick(self) -> None:
-        """Another token is there."""
         self.count += 1
         self.last = time.perf_counter()
         if self.count == 1:
@@ -69,18 +67,18 @@ class _Text:
         self._show(self._decode(self.tokens[self._context :]), whole=False)
 
     def add_mark(self, mark: str) -> None:
-        """Adds what is no token's text, such as a time."""
+        """Adds text of no token, such as a time."""
         self.end()
         self._put(mark)
 
     def end(self) -> str:
-        """Passes on what is left; returns the whole text."""
+        """Passes on the rest; returns the whole text."""
         self._put(self._bytes.decode(b"", final=True))
         self._show(self._decode(self.tokens[self._context :]), whole=True)
         return "".join(self.parts)
 
     def _show(self, text: str, *, whole: bool) -> None:
-        """Passes on what a text has more than that of the tokens before; the last character may be incomplete."""
+        """Passes on the new part of the text; its last character may be incomplete."""
         new = text[len(self._decode(self.tokens[self._context : self._shown])) :]
         if new and (whole or not text.endswith("\N{REPLACEMENT CHARACTER}")):
             self._put(new)
@@ -106,7 +104,7 @@ class _Generation:
         self.load_seconds = 0.0
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """The numbers that a constant method returns; none if there is no such method."""
+        """The results of a constant method; none if there is no such method."""
         value = self.constants.get(name, ())
         return value if isinstance(value, tuple) else (value,)
 
@@ -163,15 +161,14 @@ class _Generation:
 
         self.text.begin()
         runner = kind(str(self.request.file), path, str(self.request.data) if self.request.data else None)
-        made = time.perf_counter() - self.text.began
+        seconds = time.perf_counter() - self.text.began
         config = llm.GenerationConfig(
             echo=False, max_new_tokens=most, temperature=self.request.temperature, num_bos=bos
         )
+        inputs = prompt or [make[part.method](part.values) for part in parts]
         with _incomplete_characters(), suppress(_EndedError):
-            runner.generate(
-                prompt or [make[part.method](part.values) for part in parts], config, add_piece, stats.append
-            )
-        self.load_seconds = made + sum(each.model_load_end_ms - each.model_load_start_ms for each in stats) / 1000
+            runner.generate(inputs, config, add_piece, stats.append)
+        self.load_seconds = seconds + sum(stat.model_load_end_ms - stat.model_load_start_ms for stat in stats) / 1000
         return self._done(kind.__name__, sum(part.tokens for part in parts))
 
     def _prepare(self) -> None:
@@ -180,8 +177,8 @@ class _Generation:
             importlib.import_module(module)
         from executorch.extension.pybindings import _C  # noqa: PLC0415 - takes seconds
 
-        here = _C._get_registered_backend_names()  # noqa: SLF001 - `portable_lib` has it, too, but imports all of exir
-        missing = [backend for backend in self.pte.backends if backend not in here]
+        names = _C._get_registered_backend_names()  # noqa: SLF001 - `portable_lib` also has it, but imports all of exir
+        missing = [backend for backend in self.pte.backends if backend not in names]
         problem = f"this runtime has no {', '.join(missing)}" if missing else missing_operators(self.pte.operators)
         if problem:
             raise InputError(f"{self.request.file} cannot run here: {problem}")
@@ -199,7 +196,7 @@ class _Generation:
         """A function that calls a method and returns its first output."""
         importlib.import_module("executorch.runtime")  # takes seconds that are not the file's
         self.text.begin()
-        program: LoadedProgram = load(self.request.file, data_files=[self.request.data] if self.request.data else [])
+        program = load(self.request.file, data_files=[self.request.data] if self.request.data else [])
         self.load_seconds = time.perf_counter() - self.text.began
 
         def call(method: str, *inputs: Any) -> Any:
@@ -210,7 +207,7 @@ class _Generation:
         return call
 
     def _step(self, call: Callable[..., Any], method: str, values: Any, start: int) -> Any:
-        """Logits [vocabulary] after tokens, or after what an encoder takes."""
+        """Logits [vocabulary] after tokens, or after the inputs of an encoder."""
         import torch  # noqa: PLC0415 - takes seconds
 
         if method:
@@ -250,7 +247,7 @@ class _Generation:
                 self.text.add_token(token)
 
     def _transduce(self) -> Generated:
-        """Generates with an encoder-decoder: as `generate` of transformers begins, and with its rules for tokens."""
+        """Generates with an encoder-decoder, with the prompt and the rules for tokens of `generate` of transformers."""
         import torch  # noqa: PLC0415 - takes seconds
 
         if encodes_sound(self.pte):
@@ -275,7 +272,7 @@ class _Generation:
         return self._done("pteforge", len(prompt))
 
     def _decoder_prompt(self, logits_after: Callable[[list[int]], Any]) -> tuple[list[int], int | None]:
-        """The tokens that the decoder begins with, and the one that it has to generate first, if any.
+        """The first tokens of the decoder, and the one that it has to generate first, if any.
 
         Raises InputError if the model does not know the language.
         """
@@ -284,12 +281,13 @@ class _Generation:
         languages = getattr(settings, "lang_to_id", None) or {}
         prompt = [*start]
         if language:
-            known = {**self.tokenizer.get_vocab(), **languages}
-            names = [name for name in (f"<|{language}|>", language, f"__{language}__") if name in known]
+            tokens = {**self.tokenizer.get_vocab(), **languages}
+            names = [name for name in (f"<|{language}|>", language, f"__{language}__") if name in tokens]
             if not names or not (languages or forced):
-                raise InputError(f"{self.request.file} does not know the language {language!r}: {_some(languages)}")
+                known = ", ".join(sorted(name.strip("<|>") for name in languages)) or "none"
+                raise InputError(f"{self.request.file} does not know the language {language!r}: it knows {known}")
             if not languages:
-                return prompt, known[names[0]]
+                return prompt, tokens[names[0]]
             prompt.append(languages[names[0]])
         elif languages:
             scores = logits_after(prompt)
@@ -308,22 +306,22 @@ class _Generation:
         return GenerationConfig()
 
     def _rules(self, prompt: Sequence[int], forced: int | None) -> Any:
-        """What transformers does to logits of a decoder before it takes a token."""
-        from transformers.generation import logits_process as rules  # noqa: PLC0415 - takes seconds
+        """The processors of transformers for the logits of a decoder."""
+        from transformers.generation import logits_process as process  # noqa: PLC0415 - takes seconds
 
-        made = rules.LogitsProcessorList()
+        rules = process.LogitsProcessorList()
         first = len(prompt) + (forced is not None and len(prompt) == 1)
         if begin := self.ids("begin_suppress_tokens"):
-            made.append(rules.SuppressTokensAtBeginLogitsProcessor([*begin], first))
+            rules.append(process.SuppressTokensAtBeginLogitsProcessor([*begin], first))
         if forced is not None:
-            made.append(rules.ForcedBOSTokenLogitsProcessor(forced))
+            rules.append(process.ForcedBOSTokenLogitsProcessor(forced))
         if self.request.timestamps:
-            if not self.ids("no_timestamps_token_id"):
+            settings, silent = self._settings(), self.ids("no_timestamps_token_id")
+            if not silent:
                 raise InputError(f"{self.request.file} has no timestamps (no_timestamps_token_id)")
-            settings = self._settings()
-            settings.no_timestamps_token_id = self.ids("no_timestamps_token_id")[0]
-            made.append(rules.WhisperTimeStampLogitsProcessor(settings, begin_index=len(prompt)))
-        return made
+            settings.no_timestamps_token_id = silent[0]
+            rules.append(process.WhisperTimeStampLogitsProcessor(settings, begin_index=len(prompt)))
+        return rules
 
 
 _TIME_STEP = 0.02  # seconds, of Whisper
@@ -338,28 +336,22 @@ def _last(logits: Any) -> Any:
     return logits.reshape(-1, logits.shape[-1])[-1]
 
 
-def _some(languages: Iterable[str]) -> str:
-    return f"it knows {', '.join(sorted(name.strip('<|>') for name in languages))}" if languages else "it knows none"
-
-
 def _size(spec: Any) -> int:
     """Rows that an encoder returns, [1, rows, columns]."""
     return int(spec.shape[1]) if isinstance(spec, TensorSpec) and len(spec.shape) == 3 else 0
 
 
 def _reading(request: GenerationRequest, prompt: str, parts: Sequence[Part]) -> tuple[str, int] | None:
-    """The tokenizer of ExecuTorch's runners, and the number of BOS tokens with which it reads a prompt like parts.
+    """The tokenizer of ExecuTorch's runners, and the number of BOS tokens with which it reads the prompt as the parts.
 
-    None if it reads it as other tokens, or cannot be loaded.
+    None if it reads other tokens, or cannot be loaded.
     """
     import pytorch_tokenizers  # noqa: PLC0415 - only a process that generates needs it
 
-    json, model = request.folder / "tokenizer.json", request.folder / "tokenizer.model"
-    path, tokenizer = (
-        (request.folder, pytorch_tokenizers.CppHFTokenizer())
-        if json.is_file()
-        else (model, pytorch_tokenizers.CppSPTokenizer())
-    )
+    if (request.folder / "tokenizer.json").is_file():
+        path, tokenizer = request.folder, pytorch_tokenizers.CppHFTokenizer()
+    else:
+        path, tokenizer = request.folder / "tokenizer.model", pytorch_tokenizers.CppSPTokenizer()
     try:
         tokenizer.load(str(path))
         if not prompt or tokenizer.encode(prompt, 0, 0) == parts[0].values:
@@ -371,10 +363,10 @@ def _reading(request: GenerationRequest, prompt: str, parts: Sequence[Part]) -> 
 
 @contextmanager
 def _incomplete_characters() -> Iterator[None]:
-    """Lets the runners pass on tokens that are parts of characters: the bytes become surrogates.
+    """Makes the runners pass on tokens that are parts of characters, as surrogates.
 
     Their bindings decode each token by itself, and would raise UnicodeDecodeError (executorch 1.5.1): pybind11 decodes
-    by Python's `strict` errors.
+    with Python's `strict` errors.
     """
     codecs.register_error("strict", codecs.lookup_error("surrogateescape"))
     try:

@@ -32,17 +32,12 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The payload to run.
-
-    Attributes:
-        programs: an `executorch.runtime.Program` for each method, with that loaded; see `load_programs`.
-        report: a line for each payload that was tried, worded as in the C++ library.
-    """
+    """The payload to run."""
 
     name: str
     pte: PteFile
-    programs: Mapping[str, Any]
-    report: tuple[str, ...]
+    programs: Mapping[str, Any]  # an `executorch.runtime.Program` with each method loaded; see `load_programs`
+    report: tuple[str, ...]  # a line for each payload that was tried, worded as in the C++ library
 
 
 def select(
@@ -50,11 +45,9 @@ def select(
 ) -> Choice:
     """Loads the first payload that fits: preferred ones first, then in the container's order.
 
-    The `.ptd` file `named_data` has the named data that payloads of version 1 share.
-
-    Raises:
-        InputError: the preference names an unknown payload; as NoPayloadFits if no payload can run.
-        PteforgeError: a payload cannot be rebuilt for lack of space or permissions.
+    The `.ptd` file `named_data` has the named data that payloads of version 1 share. Raises InputError if the
+    preference names an unknown payload, as NoPayloadFits if no payload can run; PteforgeError if a payload cannot be
+    rebuilt for lack of space or permissions.
     """
     report: list[str] = []
     for payload in _ordered(file, container, preference):
@@ -74,22 +67,22 @@ def select(
 
 def check_names(file: Path, container: Container, names: Iterable[str]) -> None:
     """Raises InputError, which lists the payloads, if one of `names` is not among them."""
-    known = list(dict.fromkeys(payload.name for payload in container.payloads))
+    payloads = list(dict.fromkeys(payload.name for payload in container.payloads))
     for name in names:
-        if name not in known:
-            raise InputError(f"{file} has no payload {name!r}; it has {', '.join(known) or 'none'}")
+        if name not in payloads:
+            raise InputError(f"{file} has no payload {name!r}; it has {', '.join(payloads) or 'none'}")
 
 
 def _ordered(file: Path, container: Container, preference: Preference) -> list[Payload]:
     check_names(file, container, (*preference.prefer, *preference.exclude))
     if both := [name for name in preference.prefer if name in preference.exclude]:
         raise InputError(f"payload {both[0]!r} cannot be preferred and excluded at once")
-    rank = {name: place for place, name in enumerate(dict.fromkeys(preference.prefer))}
+    rank = {name: index for index, name in enumerate(dict.fromkeys(preference.prefer))}
     return sorted(container.payloads, key=lambda payload: rank.get(payload.name, len(rank)))
 
 
 class _PassedOver(Exception):
-    """Says why a payload does not run here."""
+    """The reason why a payload does not run here."""
 
 
 def _open(
@@ -136,7 +129,11 @@ def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[
         problem = str(error).removeprefix(f"{file}: ")
         raise _PassedOver(f"it is not a program that this runtime can load ({problem})") from error
     # The container's list of backends is only a hint.
-    _check_backends(_needed_backends(pte, methods))
+    by_name = {method.name: method for method in pte.methods}
+    for name in methods:
+        if name not in by_name:
+            raise _PassedOver(f"it has no method {name!r}")
+        _check_backends(delegate.id for delegate in by_name[name].delegates)
     chosen = [method for method in pte.methods if method.name in methods]
     try:
         programs = load_programs(chosen, lambda: load_program(file, named_data))
@@ -148,14 +145,6 @@ def _load(file: Path, methods: Sequence[str], named_data: Path | None) -> tuple[
         except (RuntimeError, KeyError) as error:  # KeyError: the runtime reads names up to a NUL
             raise _PassedOver(f"its method {name!r} does not load ({first_line(error)})") from error
     return pte, programs
-
-
-def _needed_backends(pte: PteFile, methods: Sequence[str]) -> Iterator[str]:
-    by_name = {method.name: method for method in pte.methods}
-    for name in methods:
-        if name not in by_name:
-            raise _PassedOver(f"it has no method {name!r}")
-        yield from (delegate.id for delegate in by_name[name].delegates)
 
 
 def _check_backends(ids: Iterable[str]) -> None:
@@ -191,7 +180,7 @@ def missing_operators(operators: Iterable[str]) -> str:
 
 
 def load_program(file: Path, data_file: Path | None = None) -> Any:
-    """An `executorch.runtime.Program`, with all of ExecuTorch's checks; raises RuntimeError if it is rejected."""
+    """Loads an `executorch.runtime.Program` with all of ExecuTorch's checks; raises RuntimeError if it is rejected."""
     load_runtime()
     from executorch.runtime import Runtime, Verification  # noqa: PLC0415 - takes seconds
 
@@ -206,13 +195,15 @@ def load_program(file: Path, data_file: Path | None = None) -> Any:
 def load_programs(
     methods: Sequence[Method], load: Callable[[], Any], stateless: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The program to run each method with: one of its own, or one for all that share their state or have none.
+    """The program for each method: one of its own, or one for all methods that share their state or have none.
 
     ExecuTorch's Python runtime (executorch 1.5.1) lays out methods of one program in one memory, where each overwrites
     what another one keeps for its next call, such as a cache.
     """
     first = load()
-    alone = [made.name for made in methods if not (made.shares_state or made.constant or made.name in stateless)]
+    alone = [
+        method.name for method in methods if not (method.shares_state or method.constant or method.name in stateless)
+    ]
     others = alone[not any(method.shares_state for method in methods) :]
     return dict.fromkeys((method.name for method in methods), first) | {name: load() for name in others}
 

@@ -10,8 +10,8 @@ from ..formats.pte.contents import Method, ScalarSpec, TensorSpec, ValueSpec, sh
 def call_mismatch(method: Method, other: Method) -> str | None:
     """The first argument in which `other` cannot replace `method` in a call; None if it can.
 
-    Compares numbers of arguments, kinds, dtypes, ranks and dimension orders, as the C++ delegate does in the first
-    call. Sizes are checked in each call.
+    Compares numbers of arguments, kinds, dtypes, ranks and dimension orders, like the C++ delegate in the first call.
+    Sizes are checked in each call.
     """
     return next(_differences(method, other, sizes=False), None)
 
@@ -28,14 +28,14 @@ def signature_mismatch(method: Method, other: Method) -> str | None:
 def inputs_problem(method: Method, inputs: Sequence[object]) -> str | None:
     """The first input that does not match a method's signature; None if all do."""
     if len(inputs) != len(method.inputs):
-        takes = ", ".join(map(_describe_with_order, method.inputs)) or "nothing"
+        takes = ", ".join(map(_describe, method.inputs)) or "nothing"
         return f"it takes {_count(len(method.inputs), 'input')} ({takes}), and was given {len(inputs)}"
     for position, (spec, value) in enumerate(zip(method.inputs, inputs, strict=True)):
         shape, dtype = getattr(value, "shape", None), str(getattr(value, "dtype", "")).removeprefix("torch.")
         if not isinstance(spec, TensorSpec) or shape is None:
             continue
         if dtype != spec.dtype:
-            return f"input {position} is of {dtype}, the method takes {_describe_with_order(spec)}"
+            return f"input {position} is of {dtype}, the method takes {_describe(spec)}"
         if problem := shape_problem(spec, shape):
             return f"input {position} {problem}"
     return None
@@ -57,11 +57,11 @@ def _compare(what: str, specs: Sequence[ValueSpec], others: Sequence[ValueSpec],
         return
     for position, (spec, other) in enumerate(zip(specs, others, strict=True)):
         if _key(spec, sizes=sizes) != _key(other, sizes=sizes):
-            yield f"{what} {position} is {_describe_with_order(other)} instead of {_describe_with_order(spec)}"
+            yield f"{what} {position} is {_describe(other)} instead of {_describe(spec)}"
 
 
 def _key(spec: ValueSpec, *, sizes: bool) -> tuple[object, ...]:
-    """The part to compare. Values of scalars are those of tracing, and not part of it."""
+    """The part to compare, without values of scalars, which are those of tracing."""
     if isinstance(spec, ScalarSpec):
         return (spec.kind,)
     if not sizes:
@@ -76,23 +76,17 @@ def _constant(spec: ValueSpec) -> str | None:
     return repr(spec.value)
 
 
-def _describe_with_order(spec: ValueSpec) -> str:
-    if isinstance(spec, ScalarSpec) or spec.dim_order == tuple(range(len(spec.shape))):
-        return _describe(spec)
-    return f"{_describe(spec)} in dimension order {list(spec.dim_order)}"
-
-
 def _describe(spec: ValueSpec) -> str:
-    """An argument as text: ``float32 [2, 64]``, ``float32 up to [8, 64]``, ``int``."""
+    """An argument as text: ``float32 [2, 64]``, ``float32 up to [8, 64] in dimension order [1, 0]``, ``int``."""
     if isinstance(spec, ScalarSpec):
         return spec.kind
-    match spec.dynamism:
-        case "static":
-            return f"{spec.dtype} {list(spec.shape)}"
-        case "bound":
-            return f"{spec.dtype} up to {list(spec.shape)}"
-        case "unbound":
-            return f"{spec.dtype} of {len(spec.shape)} dimensions of any size"
+    sizes = {
+        "static": f"{list(spec.shape)}",
+        "bound": f"up to {list(spec.shape)}",
+        "unbound": f"of {len(spec.shape)} dimensions of any size",
+    }[spec.dynamism]
+    is_ordered = spec.dim_order == tuple(range(len(spec.shape)))
+    return f"{spec.dtype} {sizes}" + ("" if is_ordered else f" in dimension order {list(spec.dim_order)}")
 
 
 def _count(number: int, what: str) -> str:

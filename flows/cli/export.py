@@ -59,7 +59,7 @@ def export(
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
     from ..prefect.run_flow import run_flow
     from ..reports.page import NAME
-    from ..run.metrics import check_place
+    from ..run.telemetry import check_metrics_file
     from ..run.zoo import find_models
     from .progress import Failures, observe, print_failures, print_published, print_summary
 
@@ -67,7 +67,7 @@ def export(
         show_plan(request, as_json=as_json)
     as_text = not as_json and log_format == "text"
     try:
-        with open_configured(request) as session, session.recording.open(metrics and check_place(metrics)):
+        with open_configured(request) as session, session.recording.open(metrics and check_metrics_file(metrics)):
             find_models(session)
             failures = Failures(None if request.until else session.out / NAME)
             if session.progress.complete and not server_configured():

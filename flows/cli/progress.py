@@ -31,8 +31,7 @@ from ..releases.records import Published
 from ..reports.changes import Compared, State, compare
 from ..reports.figures_text import ladders_table, open_table, places_of, relative
 from ..run.outcome import KEPT_AS, ModelOutcome, ZooOutcome
-from ..run.pace import PAUSE, Pace, Throttle, samples_done
-from ..run.progress import ZooObserver
+from ..run.progress import PAUSE, Pace, Throttle, ZooObserver, samples_done
 from ..run.session import Session
 from .terminal import guarded_streams, open_console, verbose
 
@@ -237,7 +236,7 @@ def observe(session: Session, failures: Failures | None = None, *, quiet: bool) 
     if quiet:
         yield
     elif console.is_terminal:
-        at_once = session.workers.jobs * (session.place.processes or 1)  # stages, of all processes that are known
+        at_once = session.workers.jobs * (session.run_config.processes or 1)  # stages, of all processes that are known
         bar = Bar(console, session.progress.pace, failures, models=len(session.models), at_once=at_once)
         session.progress.observe(bar)
         Thread(target=session.expect_stages, daemon=True).start()

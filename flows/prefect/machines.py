@@ -32,7 +32,7 @@ _ANSWERS_WITHIN = 10.0  # seconds for a cluster to accept a connection
 
 def check_place(session: Session) -> None:
     """Checks, without importing Prefect, that stages can run where they are to; InputError says what is missing."""
-    place = session.place
+    place = session.run_config
     if place.on == "local" or session.progress.complete:
         return
     if place.on == "pool":
@@ -78,21 +78,21 @@ def cluster_of(session: Session) -> Iterator[Any]:
 
     A cluster that does not start is a warning, and stages run on this machine.
     """
-    if session.place.on not in ("dask", "ray"):
+    if session.run_config.on not in ("dask", "ray"):
         yield None
         return
     with ExitStack() as stack:
         runner = None
-        if not session.place.address:
+        if not session.run_config.address:
             stack.enter_context(_settings_as_they_are())
         try:
-            runner = stack.enter_context(_task_runner(session.place, session.submitted_at_once))
-            if session.place.on == "dask":
+            runner = stack.enter_context(_task_runner(session.run_config, session.submitted_at_once))
+            if session.run_config.on == "dask":
                 _ = runner.client  # starts the cluster, or connects to it
         except Exception as error:  # noqa: BLE001 - Dask's or Ray's, whatever it is
             _log.warning(
                 "%s failed to start, stages run on this machine: %s: %s",
-                session.place.on.capitalize(),
+                session.run_config.on.capitalize(),
                 type(error).__name__,
                 first_line(error),
             )

@@ -106,9 +106,9 @@ async def lower_in_pool(session: Session) -> None:
     rest = [model for model in session.models if model.name not in session.progress.outcomes]
     if not rest:
         return
-    assert session.place.pool  # noqa: S101 - validated with the zoo
+    assert session.run_config.pool  # noqa: S101 - validated with the zoo
     session.executor.refresh = ""  # the models' runs refresh; what they have made is found here
-    pool = _Pool(session, session.place.pool)
+    pool = _Pool(session, session.run_config.pool)
     with session.prefect.optional():
         await pool.check()
         left = await pool.take_over(rest)

@@ -38,7 +38,7 @@ from ...tasks.engine.stage import Progressed
 from ...tasks.engine.workers import Workers
 from ...tasks.programs.binding import graph_of
 from ...tasks.results.tables import format_size
-from ..run.pace import Throttle, samples_done
+from ..run.progress import Throttle, samples_done
 from ..run.session import Session, stage_memory
 
 LIMITS_FOR = 30.0
@@ -224,7 +224,7 @@ class PrefectRunner(SharingRunner):
         self._stage_tasks = cluster or self._flow_tasks
         # states by id of results, which Prefect keeps to find dependencies: here, `_makers` has them
         self._linked = flow_run.run_results
-        memory, workers = stage_memory(session.place), session.workers
+        memory, workers = stage_memory(session.run_config), session.workers
         refresh = session.executor.refresh
         self._site = Site(session.store.url, workers.jobs, memory, session.id, refresh, workers.address)
         self._places = DepthFirst(session.submitted_at_once)

@@ -239,7 +239,7 @@ class _Export:
             # An async flow has an async client. Without a sync one in their context, sync tasks would each make two of
             # their own: 50 ms of CPU time apiece, most of it for TLS certificates.
             stack.enter_context(_sync_client(session))
-            if session.place.on == "pool":
+            if session.run_config.on == "pool":
                 await lower_in_pool(session)
             await asyncio.gather(*map(lower, session.models))
             await lower_rest(session, runner)

@@ -1,4 +1,4 @@
-"""What a release consists of: the results of an export with their provenance, and a card for each model."""
+"""The contents of a release: results of an export with their provenance, a card for each model, and one for the Hub."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ... import __version__
 from ...artifacts.digest import Digest, digest_bytes, digest_file
 from ...artifacts.files import read_sidecar
+from ...artifacts.hub_files import HubFiles
 from ...artifacts.runs import RunRecord
 from ...configs.base import NAME_PATTERN
 from ...errors import InputError, convert_os_errors
@@ -19,17 +23,20 @@ from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered, columns_of
 from ..reports.comparison import compared, read_delivered
 from ..reports.figures_text import markdown, markdown_table
-from .records import Content, ReleasedFile, ReleasedModel, files_of
+from .records import Content, Manifest, ReleasedFile, ReleasedModel, files_of
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
+_CARD = "README.md"
+_MARK = "<!-- Written by `pteforge publish`, again with each release. Remove this line to keep the card as it is. -->"
+_SHOWN = "shown.txt"  # names of the files that the last call of `show_release` wrote, a line each
 
-Found = dict[str, dict[str, Path]]
+ResultFiles = dict[str, dict[str, Path]]
 """Model name -> recipe name -> its `.pte`."""
 
 
 @dataclass(frozen=True)
 class ReleaseContents:
-    """Models as they will be in a manifest, and where to read each of their contents: a file, or the bytes."""
+    """Models as they will be in a manifest, and the sources of their contents: files or bytes."""
 
     zoo: str
     run: Mapping[str, str]
@@ -38,34 +45,33 @@ class ReleaseContents:
 
     @property
     def files(self) -> Iterator[tuple[str, ReleasedFile]]:
-        """``MODEL/RECIPE`` and its file."""
         return files_of(self.models)
 
 
-def read_contents(zoo: str, found: Found, runs: Iterable[RunRecord]) -> ReleaseContents:
-    """Reads files and their provenance. Says which run they are of: the newest one of `runs` that had just these files.
+def read_contents(zoo: str, results: ResultFiles, runs: Iterable[RunRecord]) -> ReleaseContents:
+    """Reads files and their provenance, and finds their run: the newest of `runs` that had exactly these files.
 
     Raises InputError if a file has no provenance, or is not the one that its provenance describes.
     """
     files = {
-        model: {recipe: _read_file(path) for recipe, path in sorted(paths.items())} for model, paths in found.items()
+        model: {recipe: _read_file(path) for recipe, path in sorted(paths.items())} for model, paths in results.items()
     }
     run = _find_run(files, runs)
     zoo = run.zoo if run else zoo
     models, sources = {}, dict[Content, Path | bytes]()
     for model, recipes in files.items():
         for recipe, released in recipes.items():
-            path = found[model][recipe]
+            path = results[model][recipe]
             sources |= dict(zip(released.contents, (path, path.with_suffix(".ptd")), strict=False))
-        assets = _read_assets(model, recipes, found[model])
+        assets = _read_assets(model, recipes, results[model])
         sources |= {content: path for path, content in assets.items()}
         named = {path.name: content for path, content in assets.items()}
         text = write_card(zoo, model, recipes, named).encode()
         card = Content(digest_bytes(text), len(text))
         sources[card] = text
         models[model] = ReleasedModel(card, recipes, named)
-    known = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
-    return ReleaseContents(zoo, dict.fromkeys(_RUN, "") | known, models, sources)
+    origin = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
+    return ReleaseContents(zoo, dict.fromkeys(_RUN, "") | origin, models, sources)
 
 
 def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[RunRecord]) -> RunRecord | None:
@@ -75,12 +81,12 @@ def _find_run(files: Mapping[str, Mapping[str, ReleasedFile]], runs: Iterable[Ru
         result = Delivered.of_run(run, model, recipe)
         return result is not None and result.sha256 == sha256
 
-    return next((run for run in runs if all(has_made(run, *each) for each in wanted)), None)
+    return next((run for run in runs if all(has_made(run, *file) for file in wanted)), None)
 
 
-def find_results(out: Path) -> Found:
-    """All verified files below a folder that `pteforge export` wrote to; raises InputError if there are none."""
-    files: Found = {}
+def find_results(out: Path) -> ResultFiles:
+    """All verified files in a folder that `pteforge export` wrote to; raises InputError if there are none."""
+    files: ResultFiles = {}
     for path in sorted(out.glob("*/*.pte")):
         if not path.name.endswith(".rejected.pte"):
             files.setdefault(path.parent.name, {})[path.stem] = path
@@ -91,8 +97,8 @@ def find_results(out: Path) -> Found:
     return files
 
 
-def find_results_of(models: Iterable[PlannedModel], out: Path) -> Found:
-    """The files of models and their recipes below a folder; raises InputError if one is missing."""
+def find_results_of(models: Iterable[PlannedModel], out: Path) -> ResultFiles:
+    """The files of models and their recipes in a folder; raises InputError if one is missing."""
     files = {
         model.name: {recipe.name: out / model.name / f"{recipe.name}.pte" for recipe in model.recipes}
         for model in models
@@ -104,11 +110,11 @@ def find_results_of(models: Iterable[PlannedModel], out: Path) -> Found:
     return files
 
 
-def merge_results(folders: Sequence[Found]) -> Found:
-    """Results of several folders; raises InputError if a file is in two of them."""
-    merged: Found = {}
-    for found in folders:
-        for model, paths in found.items():
+def merge_results(folders: Sequence[ResultFiles]) -> ResultFiles:
+    """Joins the results of several folders; raises InputError if a file is in two of them."""
+    merged: ResultFiles = {}
+    for results in folders:
+        for model, paths in results.items():
             merged_paths = merged.setdefault(model, {})
             if both := sorted(paths.keys() & merged_paths.keys()):
                 raise InputError(f"{model}/{both[0]} is given twice: {merged_paths[both[0]]} and {paths[both[0]]}")
@@ -117,12 +123,10 @@ def merge_results(folders: Sequence[Found]) -> Found:
 
 
 def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets: Mapping[str, Content]) -> str:
-    """A model card in Markdown. It says nothing about the release, so that equal files have equal cards."""
+    """A model card in Markdown, without the release, so that equal files have equal cards."""
     names = [*columns_of(released.result for released in recipes.values())]
-    rows = markdown_table(
-        ("recipe", "backends", "methods", *names),
-        (_cells(recipe, released.result, names) for recipe, released in recipes.items()),
-    )
+    cells = (_cells(recipe, released.result, names) for recipe, released in recipes.items())
+    rows = markdown_table(("recipe", "backends", "methods", *names), cells)
     ran = all(released.result.measured for released in recipes.values())
     verified = "Each file" if ran else "Each file with figures"
     notes = []
@@ -148,6 +152,74 @@ the model in PyTorch; figures are the worst over all inputs.
 
 {versions}
 """
+
+
+def show_release(files: HubFiles, manifest: Manifest) -> None:
+    """Gives the files of a release their names, replacing those of another release, and writes the card.
+
+    Keeps a card that somebody else wrote.
+    """
+    names: dict[str, Content] = {}
+    for model, released in manifest.models.items():
+        names |= {f"{model}/{name}": content for name, content in released.assets.items()}
+    for name, file in manifest.files:
+        names |= {f"{name}.{ending}": content for ending, content in zip(("pte", "ptd"), file.contents, strict=False)}
+        files.write(f"{name}.json", json.dumps(file.provenance, indent=2, sort_keys=True).encode() + b"\n")
+    for name, content in names.items():
+        files.copy(f"files/{content.sha256}", name)
+    shown = [*names, *(f"{name}.json" for name, _ in manifest.files)]
+    for name in set((files.read(_SHOWN) or b"").decode().splitlines()) - set(shown):
+        files.delete(name)
+    files.write(_SHOWN, "\n".join(shown).encode())
+    if _MARK.encode() in (files.read(_CARD) or _MARK.encode()):
+        cards = [files.read(f"files/{released.card.sha256}") or b"" for released in manifest.models.values()]
+        files.write(_CARD, _hub_card(files.url, manifest, [card.decode() for card in cards]).encode())
+
+
+def _hub_card(url: str, manifest: Manifest, cards: list[str]) -> str:
+    """A card in Markdown with the head that the Hub reads (huggingface.co/docs/hub/model-cards), and models' cards."""
+    heads = [dict(_head(file)) for _, file in manifest.files]
+    common = {key: value for key, value in heads[0].items() if all(head.get(key, value) == value for head in heads)}
+    base = sorted({head["base_model"] for head in heads if "base_model" in head})
+    head = {**common, "library_name": "executorch", "tags": ["executorch", "pteforge"]}
+    head |= {"base_model": base} if base else {}
+    name, _ = next(manifest.files)
+    text = "\n".join(card.replace("\n## ", "\n### ").replace("# ", "## ", 1) for card in cards)
+    return f"""---
+{yaml.safe_dump(head).strip()}
+---
+
+{_MARK}
+
+# {manifest.zoo}
+
+Models for [ExecuTorch](https://github.com/pytorch/executorch), lowered by pteforge {manifest.run.get("version", "")}.
+
+```bash
+pip install "pteforge[hf]"
+pteforge release fetch {url} '{name}' -o models # checks each file's SHA-256
+pteforge run models/{name}.pte
+```
+
+{text}"""
+
+
+def _head(file: ReleasedFile) -> Iterator[tuple[str, str]]:
+    metadata: Mapping[str, Any] = file.provenance.get("metadata", {})
+    if license_name := metadata.get("general.license"):
+        yield "license", license_name
+    if (source := str(metadata.get("general.source", ""))).startswith("hf:"):
+        yield "base_model", source.removeprefix("hf:")
+    methods = set(file.result.methods)
+    kinds = {
+        "automatic-speech-recognition": "encoder" in methods and "audio.sampling_rate" in metadata,
+        "image-text-to-text": "vision_encoder" in methods,
+        "audio-text-to-text": "audio_encoder" in methods,
+        "text-generation": "context.length" in metadata,
+        "image-classification": {"output.labels", "image.size"} <= metadata.keys(),
+    }
+    if fitting := [kind for kind, fits in kinds.items() if fits]:
+        yield "pipeline_tag", fitting[0]
 
 
 def _listed(name: str, content: Content) -> str:

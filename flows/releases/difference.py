@@ -1,4 +1,4 @@
-"""What differs between two files, two folders of results, two runs, or two releases."""
+"""Compares two files, folders of results, runs, or releases."""
 
 from __future__ import annotations
 
@@ -22,23 +22,16 @@ from .records import ReleasedFile, names_release
 if TYPE_CHECKING:
     from .releases import Releases
 
-ONE_FILE = ""
-"""The name of the file on a side that is a single file: it is compared with that of the other side in any case."""
+ONE_FILE = ""  # the name of the file on a side that is a single file: two of these are compared whatever they are
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file on a side.
-
-    Attributes:
-        read: reads all of it.
-        sha256: of the `.pte`, and of the `.ptd` if there is one; nothing if the file is not there.
-        recorded: what is known of a file without downloading it; None for one that is here.
-    """
+    """A file on a side."""
 
     read: Callable[[], Snapshot]
-    sha256: Callable[[], tuple[str, ...]]
-    recorded: Callable[[], Snapshot] | None = None
+    sha256: Callable[[], tuple[str, ...]]  # of the `.pte` and its `.ptd`; empty if the file does not exist
+    recorded: Callable[[], Snapshot] | None = None  # for files to download: what is known without that
 
     @classmethod
     def at(cls, path: Path) -> File:
@@ -50,36 +43,25 @@ class File:
             with TemporaryDirectory(prefix="pteforge-") as folder:
                 return Snapshot.of_file(releases.fetch_file(released, Path(folder) / "file.pte"))
 
-        return cls(
-            read, lambda: tuple(content.sha256 for content in released.contents), lambda: Snapshot.of(released.result)
-        )
+        sha256 = tuple(content.sha256 for content in released.contents)
+        return cls(read, lambda: sha256, lambda: Snapshot.of(released.result))
 
     def outline(self) -> Snapshot:
-        """What is known without downloading the file."""
+        """The snapshot without downloading the file."""
         return (self.recorded or self.read)()
-
-    def same_as(self, other: File) -> bool:
-        """Whether both have the same bytes, so that a download would tell nothing."""
-        return bool(self.recorded or other.recorded) and self.sha256() == other.sha256() != ()
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two sides to compare.
-
-    Attributes:
-        title: as the user named it.
-        files: the files by ``MODEL/RECIPE``.
-        absent: why there is no file for ``MODEL/RECIPE``, if it is known.
-    """
+    """One of two sides to compare, as the user named it."""
 
     title: str
-    files: Mapping[str, File]
-    absent: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, File]  # by MODEL/RECIPE
+    absent: Mapping[str, str] = field(default_factory=dict)  # known reasons why there is no file, by MODEL/RECIPE
 
 
 def find_side(text: str, open_store: Callable[[], Store]) -> Side:
-    """The side that a file, a folder of results, a release, or the id of a run or its prefix names.
+    """Finds a file, a folder of results, a release, or a run by its id or a prefix of it.
 
     Raises InputError if there is none, or no file in it; ReleaseDamaged if a release cannot be understood.
     """
@@ -106,20 +88,14 @@ def find_side(text: str, open_store: Callable[[], Store]) -> Side:
 
 @dataclass(frozen=True, slots=True)
 class FileDifference:
-    """A file on both sides, or on one.
-
-    Attributes:
-        changes: facts that differ, by area; none if `status` is ``added`` or ``removed``.
-        notes: what could not be compared and why, or why the file is not there.
-        regressions: a sentence for each limit that is exceeded.
-    """
+    """A file on both sides, or on one."""
 
     name: str
     before: Delivered | None
     after: Delivered | None
-    changes: tuple[Change, ...] = ()
-    notes: tuple[str, ...] = ()
-    regressions: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()  # facts that differ, by area; none if `status` is ``added`` or ``removed``
+    notes: tuple[str, ...] = ()  # what could not be compared and why, or why the file does not exist
+    regressions: tuple[str, ...] = ()  # a sentence for each limit that is exceeded
 
     @property
     def status(self) -> Literal["added", "removed", "changed", "equal"]:
@@ -142,7 +118,7 @@ class FileDifference:
 
 
 def compare(before: Side, after: Side, limits: Sequence[Limit] = ()) -> Iterator[FileDifference]:
-    """Compares file by file, by name; raises InputError if a file cannot be read, or one side is a single file."""
+    """Compares files by name; raises InputError if a file cannot be read, or only one side is a single file."""
     if (ONE_FILE in before.files) != (ONE_FILE in after.files):
         file, other = (before, after) if ONE_FILE in before.files else (after, before)
         raise InputError(f"{file.title} is a file and {other.title} is not: compare two files, or two folders or runs")
@@ -151,44 +127,33 @@ def compare(before: Side, after: Side, limits: Sequence[Limit] = ()) -> Iterator
         if old and new:
             yield compare_files(name, old, new, limits)
         else:
-            note = (before if new else after).absent.get(name)
-            yield FileDifference(
-                name,
-                old.outline().result if old else None,
-                new.outline().result if new else None,
-                notes=() if note is None else (note,),
-            )
+            absent = (before if new else after).absent
+            notes = (absent[name],) if name in absent else ()
+            earlier, later = old.outline().result if old else None, new.outline().result if new else None
+            yield FileDifference(name, earlier, later, notes=notes)
 
 
 def compare_files(name: str, before: File, after: File, limits: Sequence[Limit] = ()) -> FileDifference:
     """Compares two files; downloads none if both have the same bytes. Raises InputError if one cannot be read."""
-    if before.same_as(after):
+    if (before.recorded or after.recorded) and before.sha256() == after.sha256() != ():
         old, new = (file.outline().with_contents(Facts()) for file in (before, after))
     else:
         old, new = before.read(), after.read()
-    return _compare(name, old, new, limits)
-
-
-def _compare(name: str, old: Snapshot, new: Snapshot, limits: Sequence[Limit]) -> FileDifference:
-    notes = [
-        f"the {which} file {problem}"
-        for which, side in (("earlier", old), ("new", new))
-        for problem in _incomplete(side.facts)
-    ]
+    notes = []
+    for which, parts in (("earlier", old.facts.parts), ("new", new.facts.parts)):
+        if CONTENTS not in parts:
+            problem = "does not exist any more: only the figures that its run recorded are compared"
+            notes.append(f"the {which} file {problem}")
+        elif PROVENANCE not in parts:
+            problem = "has no provenance next to it: numerics, accuracy and toolchain are not compared"
+            notes.append(f"the {which} file {problem}")
     exceeded = regressions(old.result, new.result, limits)
-    known = CONTENTS in old.facts.parts and CONTENTS in new.facts.parts
-    if not known and any(limit.kind == "delegation" for limit in limits):
+    readable = CONTENTS in old.facts.parts and CONTENTS in new.facts.parts
+    if not readable and any(limit.kind == "delegation" for limit in limits):
         exceeded.append(f"{new.result.name}: delegation cannot be compared: a file does not exist any more")
     title = name or " and ".join(dict.fromkeys((old.result.name, new.result.name)))
-    found = changes(old.facts, new.facts)
-    return FileDifference(title, old.result, new.result, found, tuple(notes), tuple(exceeded))
-
-
-def _incomplete(facts: Facts) -> Iterator[str]:
-    if CONTENTS not in facts.parts:
-        yield "does not exist any more: only the figures that its run recorded are compared"
-    elif PROVENANCE not in facts.parts:
-        yield "has no provenance next to it: numerics, accuracy and toolchain are not compared"
+    differing = changes(old.facts, new.facts)
+    return FileDifference(title, old.result, new.result, differing, tuple(notes), tuple(exceeded))
 
 
 def _folder_side(title: str, folder: Path) -> Side:
@@ -203,27 +168,22 @@ def _folder_side(title: str, folder: Path) -> Side:
 
 
 def _run_side(title: str, run: RunRecord, store: Store) -> Side:
-    files: dict[str, File] = {}
-    absent: dict[str, str] = {}
-    for result in (result for recipes in delivered_by(run).values() for result in recipes.values()):
-        if result.path:
-            files[result.name] = _recorded_file(store, result, result.path)
-        else:
-            absent[result.name] = _absence(result)
+    results = [result for recipes in delivered_by(run).values() for result in recipes.values()]
+    files = {result.name: _recorded_file(store, result, result.path) for result in results if result.path}
+    absent = {result.name: _absence(result) for result in results if not result.path}
     if not files:
         raise InputError(f"the run {title} of {run.zoo} recorded no files; `pteforge why` says what it did")
     return Side(title, files, absent)
 
 
 def _absence(result: Delivered) -> str:
-    """Why there is no file."""
     if result.failure:
         return f"failed at {result.failure.step}" if result.failure.step else "failed"
     return f"{result.status}: {result.reason}" if result.reason else "the run made no file"
 
 
 def _recorded_file(store: Store, result: Delivered, path: Path) -> File:
-    """Reads a file where the run wrote it, else from the store, else only what the run recorded of it."""
+    """A file where the run wrote it, else from the store, else only what the run recorded about it."""
     written = File.at(path)
 
     def is_there() -> bool:

@@ -1,12 +1,11 @@
-"""Writes produced files to the user's folder, atomically and only what has changed, and releases them if asked to."""
+"""Writes changed files to the user's folder, atomically, and releases them if asked to."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,6 @@ if TYPE_CHECKING:  # these import fsspec and readers of files, which runs withou
     from .contents import ReleaseContents
     from .records import Published
 
-
 _log = logging.getLogger(__name__)
 
 _INCOMPLETE = "not all files were made"
@@ -39,56 +37,55 @@ _INCOMPLETE = "not all files were made"
 def check_folders(folders: Iterable[Path]) -> None:
     """Raises InputError, before any work, if a folder for results does not exist and cannot be created."""
     for folder in folders:
-        place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-        if not place.is_dir():
-            raise InputError(f"results cannot be written to {folder}: {place} is not a folder; choose another --out")
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise InputError(f"results cannot be written to {folder}: {place} is read-only; choose another --out")
+        existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        if not existing.is_dir():
+            raise InputError(f"results cannot be written to {folder}: {existing} is not a folder; choose another --out")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise InputError(f"results cannot be written to {folder}: {existing} is read-only; choose another --out")
 
 
 class ResultsFolder:
-    """The folder for results, in which each model has one of its name, and what is known of the files in it."""
+    """The folder for results, with a folder for each model, and the known digests of its files."""
 
     def __init__(self, store: Store, out: Path) -> None:
-        """Takes the store that the files are in; creates no folder."""
         self.out = out
-        self.known = KnownFiles(store.local.root, f"published/{digest_bytes(str(out).encode())}")
+        self.known_files = KnownFiles(store.local.root, f"published/{digest_bytes(str(out).encode())}")
         self._store = store
 
     def publish(self, result: Delivered, provenance: Mapping[str, Any]) -> Delivered:
-        """Writes `.pte`, `.ptd`, `.json`, `.found.yaml` and assets; returns where they are, and their digests.
+        """Writes `.pte`, `.ptd`, `.json`, `.found.yaml` and assets; returns their path and digests.
 
-        Removes an earlier rejected file. `provenance` has the run under ``run``; if an earlier run wrote the same of
-        the same file, its provenance stays. Creates the folder if needed; raises StoreUnusable if it cannot be written.
+        Removes an earlier rejected file. `provenance` has the run under ``run``; if that is the only difference, an
+        earlier run's provenance stays. Raises StoreUnusable if the folder cannot be created or written.
         """
         recipe, parts, folder = result.recipe, result.parts, self.out / result.model
         path, rejected = folder / f"{recipe}.pte", folder / f"{recipe}.rejected.pte"
         without_run = {name: value for name, value in provenance.items() if name != "run"}  # it decides nothing
         digests = {**result.digests, "json": digest_json(without_run)}
-        with _write_errors(path):
+        with convert_os_errors(StoreUnusable, f"cannot write {path}", "choose another --out folder"):
             self._write_files(parts["file"], parts.get("data"), path)
             if "assets" in parts:
                 self._store.fetch(parts["assets"])
                 for name, blob in asset_blobs(parts["assets"], self._store.local).items():
-                    if self.known.sha256(folder / name) != blob.digest:
+                    if self.known_files.sha256(folder / name) != blob.digest:
                         replace_file(folder / name, self._store.local.read(blob), folder)
             _write_provenance(path.with_suffix(".json"), provenance)
-            self.known.note(path.with_suffix(".json"), digests["json"])
-            without_search = folder / f"{recipe}{FOUND}"
+            self.known_files.note(path.with_suffix(".json"), digests["json"])
+            found_path = folder / f"{recipe}{FOUND}"
             if search := result.get(FoundLayers):
                 content = found_recipe(result, search)
                 digests[FOUND[1:]] = digest_bytes(content)
-                if self.known.sha256(without_search) != digests[FOUND[1:]]:
-                    replace_file(without_search, content, folder)
+                if self.known_files.sha256(found_path) != digests[FOUND[1:]]:
+                    replace_file(found_path, content, folder)
             else:
-                without_search.unlink(missing_ok=True)
+                found_path.unlink(missing_ok=True)
         for outdated in (rejected, rejected.with_suffix(".ptd")):
             with convert_os_errors(StoreUnusable, f"cannot remove {outdated}, which is out of date"):
                 outdated.unlink(missing_ok=True)
         return replace(result, path=path, digests=digests)
 
     def has(self, model: str, recipes: Iterable[Delivered]) -> bool:
-        """Whether the files of a model's recipes and their assets are there, and no other files of these recipes."""
+        """Whether the files of a model's recipes and their assets exist, and no other files of these recipes."""
         folder = self.out / model
         try:
             names = os.listdir(folder)  # noqa: PTH208 - a rerun looks at thousands of files: no `Path`
@@ -98,17 +95,18 @@ class ResultsFolder:
             files = {f"{result.recipe}.{ending}": digest for ending, digest in result.digests.items()}
             if {name for name in names if name.startswith(f"{result.recipe}.")} != files.keys():
                 return False
-            if not all(self.known.knows(f"{folder}/{name}", of) for name, of in {**files, **result.assets}.items()):
+            files |= result.assets
+            if not all(self.known_files.knows(f"{folder}/{name}", digest) for name, digest in files.items()):
                 return False
         return True
 
     def keep_rejected(self, model: str, recipe: str, file: ArtifactRef, data: ArtifactRef | None) -> Path:
-        """Writes ``<recipe>.rejected.pte``, with its `.ptd`, and removes the same file under the name of a good one.
+        """Writes ``<recipe>.rejected.pte`` and its `.ptd`, and removes the same file under the name of a good one.
 
         Returns the path; raises as `publish`.
         """
         path = self.out / model / f"{recipe}.rejected.pte"
-        with _write_errors(path):
+        with convert_os_errors(StoreUnusable, f"cannot write {path}", "choose another --out folder"):
             self._write_files(file, data, path)
             if self.has_file(model, recipe, file):
                 for ending in (".pte", ".ptd", ".json"):
@@ -116,17 +114,15 @@ class ResultsFolder:
         return path
 
     def has_file(self, model: str, recipe: str, file: ArtifactRef) -> bool:
-        """Whether this file of a recipe is there, as one that was verified."""
+        """Whether this file of a recipe exists under the name of a verified one."""
         self._store.fetch(file)
-        return self.known.sha256(self.out / model / f"{recipe}.pte") == payload_sha256(file, self._store.local)
+        return self.known_files.sha256(self.out / model / f"{recipe}.pte") == payload_sha256(file, self._store.local)
 
     def publish_debug_files(self, result: Delivered, payloads: Iterable[str]) -> None:
-        """Writes ``<recipe>.etrecord`` and ``<recipe>.debug.json``; for fat files ``<recipe>.<payload>.etrecord`` each.
+        """Writes ``<recipe>.debug.json`` and ``<recipe>.etrecord``, or ``<recipe>.<payload>.etrecord`` for fat files.
 
-        Earlier files that are not written again are removed: an ETRecord does not name the file that it describes.
-
-        `payloads` are all names that payloads of the recipe may have. Raises StoreUnusable if the folder cannot be
-        written.
+        Removes other such files of the recipe, whose payloads may have the names `payloads`: an ETRecord does not name
+        the file that it describes. Raises StoreUnusable if the folder cannot be written.
         """
         store, start = self._store, self.out / result.model / result.recipe
         records = {payload: Path(f"{start}{payload and '.'}{payload}.etrecord") for payload in ("", *payloads)}
@@ -148,13 +144,13 @@ class ResultsFolder:
                 outdated.unlink(missing_ok=True)
 
     def _write_files(self, file: ArtifactRef, data: ArtifactRef | None, path: Path) -> None:
-        """Writes a `.pte` and its `.ptd`. Without one, an earlier one is removed: it would be taken for this file's."""
+        """Writes a `.pte` and its `.ptd`; removes an earlier `.ptd`, which would be taken for this file's."""
         if not data:
             path.with_suffix(".ptd").unlink(missing_ok=True)
         for payload, target in ((data, path.with_suffix(".ptd")), (file, path)):
             if payload:
                 self._store.fetch(payload)
-                if self.known.sha256(target) != payload_sha256(payload, self._store.local):
+                if self.known_files.sha256(target) != payload_sha256(payload, self._store.local):
                     write_payload(payload, self._store.local, target)
 
 
@@ -163,16 +159,8 @@ def found_recipe(result: Delivered, search: FoundLayers) -> bytes:
     passes = sum(attempt.passes for attempt in search.attempts)
     comment = f"Found for {result.model!r}: {len(search.attempts)} files were scored, {passes} of them passed."
     quantize = {"search": None, "exclude": list(search.exclude)}
-    written = yaml.safe_dump(
-        {"recipes": {f"{result.recipe}-found": {"extends": result.recipe, "quantize": quantize}}}, sort_keys=False
-    )
-    return f"# {comment}\n{written}".encode()
-
-
-@contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    with convert_os_errors(StoreUnusable, f"cannot write {path}", "choose another --out folder"):
-        yield
+    recipe = {f"{result.recipe}-found": {"extends": result.recipe, "quantize": quantize}}
+    return f"# {comment}\n{yaml.safe_dump({'recipes': recipe}, sort_keys=False)}".encode()
 
 
 def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
@@ -196,7 +184,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Publication:
-    """Place and conditions of a run's release; `skipped` is why this run makes none."""
+    """URL and conditions of a run's release; `skipped` is the reason if this run makes none."""
 
     url: str
     channel: str = "latest"
@@ -228,18 +216,18 @@ class Publication:
         return releases.publish(contents, channel=self.channel, keep=self.keep, gates=self.gates, key=self.key)
 
     def outcome(self, published: Published | None) -> ReleaseOutcome | None:
-        """What a run's record says of its release; None for a run that was to make none."""
+        """The release in a run's record; None if the run should make none."""
         if published:
             held_back = bool(published.regressions)
             return ReleaseOutcome(self.url, self.channel, published.release, published.reasons, held_back)
         return None if self.skipped else self.failed(_INCOMPLETE)
 
     def failed(self, reason: str) -> ReleaseOutcome:
-        """The same, where none could be made."""
+        """The release in a run's record, if it could not be made."""
         return ReleaseOutcome(self.url, self.channel, reasons=(reason,))
 
     def publish_results(self, results: Sequence[Delivered], record: RunRecord) -> Published | None:
-        """Releases the files of a run that made all of them, else logs why not. Raises as `publish`."""
+        """Releases the files of a run that made all of them, else logs the reason. Raises as `publish`."""
         if reason := self.skipped or (_INCOMPLETE if any(result.failure for result in results) else ""):
             _log.warning("nothing is published: %s", reason)
             return None

@@ -1,6 +1,6 @@
-"""What is stored of a release: manifests and channels, as JSON, and signatures.
+"""Records of releases: manifests and channels as JSON, and signatures.
 
-Signatures are in the OpenSSF model-signing format, with an own key: no service is asked, and nothing is sent.
+Signatures have the OpenSSF model-signing format and use the owner's key, without any service.
 """
 
 from __future__ import annotations
@@ -22,28 +22,26 @@ from ...errors import InputError, ReleaseDamaged, first_line
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered, MethodCalls
 
 VERSION = 1
-"""Of the format: readers refuse other versions. A new attribute with a default does not need a new one."""
+"""Version of the format: readers reject others. New attributes with defaults do not change it."""
 
 _DELEGATED: Any = tuple[MethodCalls, ...]
 _Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]  # files are named after it
-
-
 _MANIFEST = re.compile(r"(?:(?P<url>.+)/)?releases/(?P<name>[^/]+)\.json")
 
 
 def split_release(text: str) -> tuple[str, str]:
-    """URL and release of ``URL#RELEASE``, where it may also be a channel, or of the address of a manifest.
+    """Splits ``URL#RELEASE``, ``URL#CHANNEL`` or the address of a manifest into URL and name.
 
-    An address alone stands for the channel ``latest``.
+    A URL alone stands for the channel ``latest``.
     """
-    if found := _MANIFEST.fullmatch(text):
-        return found["url"] or ".", found["name"]
+    if manifest := _MANIFEST.fullmatch(text):
+        return manifest["url"] or ".", manifest["name"]
     url, mark, name = text.rpartition("#")
     return (url, name) if mark and not Path(text).exists() else (text, "latest")
 
 
 def names_release(text: str) -> bool:
-    """Whether a text is for `split_release`, and neither a file or folder of results nor the id of a run."""
+    """Whether a text names a release for `split_release`, not a file or folder of results or the id of a run."""
     url, _ = split_release(text)
     return "://" in text or url != text or all((Path(text) / name).is_dir() for name in ("releases", "files"))
 
@@ -58,7 +56,7 @@ class Content(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReleasedFile(Record):
-    """A `.pte`, its `.ptd` if it has one, what is compared of it, and what `pteforge export` wrote next to it."""
+    """A `.pte`, its `.ptd` if it has one, its figures to compare, and the provenance from `pteforge export`."""
 
     file: Content
     data: Content | None
@@ -67,7 +65,7 @@ class ReleasedFile(Record):
 
     @property
     def result(self) -> Delivered:
-        """What its provenance and figures say; raises ReleaseDamaged if they cannot be understood."""
+        """The file by its provenance and figures; raises ReleaseDamaged if they cannot be understood."""
         try:
             delegated = decode(_DELEGATED, canonical_json(self.figures["delegated"]))
             return replace(Delivered.of_provenance(self.provenance), delegated=delegated)
@@ -100,37 +98,32 @@ def files_of(models: Mapping[str, ReleasedModel]) -> Iterator[tuple[str, Release
 
 
 def digest_files(models: Mapping[str, ReleasedModel]) -> Digest:
-    """SHA-256 of which files a release consists of: equal where all bytes are, whichever run made them, and when."""
-    assets = {f"{model}/{name}": asset for model, of in models.items() for name, asset in of.assets.items()}
-    files = {f"{name}.pte": [content.sha256 for content in file.contents] for name, file in files_of(models)}
-    return digest_json({**files, **{name: asset.sha256 for name, asset in assets.items()}})
+    """SHA-256 of a release's files: equal if all bytes are, whichever run made them."""
+    files: dict[str, Any] = {
+        f"{name}.pte": [content.sha256 for content in file.contents] for name, file in files_of(models)
+    }
+    for model, released in models.items():
+        files |= {f"{model}/{name}": asset.sha256 for name, asset in released.assets.items()}
+    return digest_json(files)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest(Record):
-    """One release.
-
-    Attributes:
-        published: when, ISO 8601 in UTC.
-        run: id, start, host, pteforge's version, git commit and zoo digest of the run that made the files, as in
-            `artifacts.runs.RunRecord`; empty texts where that is not known.
-        models: by name.
-    """
+    """One release, with fields of the `artifacts.runs.RunRecord` of the run that made the files, empty if unknown."""
 
     version: int
     zoo: str
-    published: str
-    run: Mapping[str, str]
-    models: Mapping[_Name, ReleasedModel]
+    published: str  # ISO 8601 in UTC
+    run: Mapping[str, str]  # id, start, host, pteforge's version, git commit and zoo digest
+    models: Mapping[_Name, ReleasedModel]  # by name
 
     @property
     def files(self) -> Iterator[tuple[str, ReleasedFile]]:
-        """``MODEL/RECIPE`` and its file."""
         return files_of(self.models)
 
     @property
     def contents(self) -> Iterator[Content]:
-        """Everything that the release consists of; a content may come several times."""
+        """All contents of the release; one may come several times."""
         for model in self.models.values():
             yield model.card
             yield from model.assets.values()
@@ -147,18 +140,14 @@ class Manifest(Record):
 class Channel(Record):
     """The release that a channel names.
 
-    Attributes:
-        sha256: of its manifest.
-        moved: when the channel began to name it, ISO 8601 in UTC.
-        previous: releases that the channel named before, the newest first.
-        withdrawn: releases that somebody moved the channel back from, with the digest of their files (`digest_files`),
-            empty where it is not known. Publishing never moves the channel to these files again.
+    `withdrawn` has releases that somebody moved the channel back from, with the digest of their files (`digest_files`),
+    empty if unknown. Publishing never moves the channel to these files again.
     """
 
     release: _Name
-    sha256: Digest
-    moved: str
-    previous: tuple[_Name, ...] = ()
+    sha256: Digest  # of its manifest
+    moved: str  # when the channel began to name it, ISO 8601 in UTC
+    previous: tuple[_Name, ...] = ()  # releases that the channel named before, the newest first
     withdrawn: Mapping[_Name, Digest | Literal[""]] = field(default_factory=dict)
 
     def withdrew(self, release: str, files: Digest) -> bool:
@@ -168,28 +157,18 @@ class Channel(Record):
 
 @dataclass(frozen=True, slots=True)
 class Published(Record):
-    """What became of an attempt to publish.
-
-    Attributes:
-        new: whether the release was made now; if not, just these files had been released before.
-        moved: whether the channel names it because of this attempt.
-        current: the release that the channel names now.
-        regressions: why the channel stays where it is: a sentence per file and gate.
-        withdrawn: whether the channel stays where it is because somebody moved it back from these files.
-        missing: ``MODEL/RECIPE`` in the channel's release before this attempt that this release lacks.
-        removed: old releases.
-    """
+    """The outcome of an attempt to publish."""
 
     url: str
     release: str
     channel: str
-    new: bool
-    moved: bool
-    regressions: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    current: str = ""
-    withdrawn: bool = False
+    new: bool  # whether this attempt made the release; otherwise exactly these files had been released before
+    moved: bool  # whether this attempt moved the channel
+    regressions: tuple[str, ...] = ()  # why gates kept the channel: a sentence per file and gate
+    missing: tuple[str, ...] = ()  # MODEL/RECIPE in the channel's earlier release that this release lacks
+    removed: tuple[str, ...] = ()  # old releases
+    current: str = ""  # the release that the channel names now
+    withdrawn: bool = False  # whether the channel stays because somebody moved it back from these files
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -204,11 +183,11 @@ class Published(Record):
         return f"pteforge release promote {self.url} {self.release} --channel {self.channel}"
 
     def describe(self) -> str:
-        """What became of it on one line, with the reasons if the channel stays where it is."""
+        """The outcome on one line, with the reasons if the channel stays where it is."""
         where = f"{self.release} at {self.url}"
         if self.reasons:
-            place = f"at {self.current}" if self.current else "where it is"
-            return f"{where} is not {self.channel!r}, which stays {place}: {'; '.join(self.reasons)}"
+            kept = f"at {self.current}" if self.current else "where it is"
+            return f"{where} is not {self.channel!r}, which stays {kept}: {'; '.join(self.reasons)}"
         return f"{where} is {self.channel!r}{'' if self.moved else ' already'}"
 
 
@@ -223,7 +202,7 @@ def check_key(key: Path) -> None:
 
 
 def sign_manifest(content: bytes, private_key: Path) -> bytes:
-    """A signature: a Sigstore bundle as JSON. Raises InputError if the key cannot be used."""
+    """Signs a manifest: returns a Sigstore bundle as JSON. Raises InputError if the key cannot be used."""
     check_key(private_key)
     with _written(content) as (manifest, signature):
         try:

@@ -7,8 +7,8 @@
 ``channels/<name>.json``      a `Channel`: the release that people get
 ============================  ==========================================================================================
 
-In a repository of the Hugging Face Hub, a change is one commit. Elsewhere, whatever a file names is written before it,
-and removed after it. So whoever follows a channel finds a whole release, at whatever point a writer stops.
+In a repository of the Hugging Face Hub, a change is one commit. Elsewhere, a file is written after the files that it
+names and removed before them, so readers of a channel find a whole release even if a writer stops halfway.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from ...artifacts.store import cache_folder
 from ...configs.base import NAME_PATTERN
 from ...errors import InputError, ReleaseDamaged, StoreError, StoreUnusable, convert_os_errors
 from ..reports.comparison import Limit, regressions
-from .contents import ReleaseContents
-from .hub import show_release
+from .contents import ReleaseContents, show_release
 from .records import (
     VERSION,
     Channel,
@@ -62,7 +61,7 @@ class Releases:
     """The releases below a URL. Every method raises StoreUnusable if it cannot be reached."""
 
     def __init__(self, url: str) -> None:
-        """Takes a folder, or any URL that fsspec understands with the options of the artifact store."""
+        """Opens a folder, or any URL that fsspec understands with the options of the artifact store."""
         address = url if "://" in url else f"file://{Path(url).expanduser().absolute()}"
         self._files = open_files(address)
         self.url = self._files.url if "://" in url else url
@@ -70,7 +69,7 @@ class Releases:
         self._leases = RemoteLeases(self._files, local)
 
     def _changes(self, message: str) -> AbstractContextManager[Lease | None]:
-        """Makes changes within a lease, or a commit with this message where files are in a repository."""
+        """Makes changes within a lease, or as a commit with this message in a repository."""
         return self._files.commit(message) if isinstance(self._files, HubFiles) else self._leases.hold(_LEASE)
 
     def names(self) -> list[str]:
@@ -90,11 +89,10 @@ class Releases:
         return None if content is None else _decode(Channel, content, f"the channel {name!r} at {self.url}")
 
     def manifest(self, release: str, public_key: Path | None = None) -> Manifest:
-        """The manifest of a release, with `public_key` after its signature is checked.
+        """The manifest of a release. With `public_key`, checks its signature first.
 
-        Raises:
-            InputError: there is none, or it is not signed.
-            ReleaseDamaged: it is not what was published, or the signature does not fit.
+        Raises InputError if there is none or it is not signed; ReleaseDamaged if it was changed, or the signature does
+        not fit.
         """
         content = self._read(release)
         if public_key:
@@ -102,10 +100,18 @@ class Releases:
             if signature is None:
                 raise InputError(f"the release {release} at {self.url} is not signed; publish it with --sign KEY")
             verify_manifest(content, signature, public_key, release)
-        return self._understand(release, content)
+        what = f"the release {release} at {self.url}"
+        if not digest_bytes(content).startswith(release.rpartition("-")[2]):
+            raise ReleaseDamaged(f"{what} was changed after it was published; publish again, and do not use it")
+        manifest = _decode(Manifest, content, what)
+        if manifest.version != VERSION:
+            raise ReleaseDamaged(
+                f"{what} is in version {manifest.version} of the format, and this is version {VERSION}"
+            )
+        return manifest
 
     def find(self, text: str) -> str:
-        """The release that a channel names, or the one that has this name or, as the only one, this text in it."""
+        """The release that a channel names, or the one with this name, or the only one whose name has this text."""
         if re.fullmatch(NAME_PATTERN, text) and (channel := self.channel(text)):
             return channel.release
         names = self.names()
@@ -132,9 +138,9 @@ class Releases:
     ) -> Published:
         """Makes a release, and moves the channel to it unless gates forbid it, or it was rolled back from.
 
-        Where the channel's release or the newest one has just these files, or one that was rolled back from, no other
-        is made. In the end, all but the newest `keep` releases are removed, except those that channels name. The
-        private `key` signs the release.
+        Reuses the channel's release, the newest one, or one that was rolled back from, if it has exactly these files.
+        Finally removes all but the newest `keep` releases, except those that channels name. The private `key` signs the
+        release.
 
         Raises:
             InputError: the channel's name or the key cannot be used.
@@ -146,9 +152,15 @@ class Releases:
             present = self.channel(channel)
             before = self.manifest(present.release) if present else None
             self._upload(contents)
-            known = self._same(contents, present, signed=key is not None)
-            release = known or self._add(contents, key)
-            problems = _regressions(before, contents, gates)
+            same = self._same(contents, present, signed=key is not None)
+            release = same or self._add(contents, key)
+            files_before = dict(before.files) if before else {}
+            problems = [
+                problem
+                for name, file in contents.files
+                if gates and name in files_before
+                for problem in regressions(files_before[name].result, file.result, gates)
+            ]
             named = present is not None and present.release == release
             withdrawn = present is not None and not named and present.withdrew(release, digest_files(contents.models))
             moved = not (problems or withdrawn or named)
@@ -156,7 +168,7 @@ class Releases:
                 if lease:
                     lease.check()  # uploading takes long, and the store may have been out of reach
                 present = self._move(channel, release, _history(present), present.withdrawn if present else {})
-            missing = {name for name, _ in before.files} - {name for name, _ in contents.files} if before else set()
+            missing = files_before.keys() - {name for name, _ in contents.files}
             try:
                 removed = self._remove_old(keep, release)
             except (StoreError, ReleaseDamaged) as error:
@@ -166,7 +178,7 @@ class Releases:
             self.url,
             release,
             channel,
-            new=known is None,
+            new=same is None,
             moved=moved,
             regressions=tuple(problems),
             missing=tuple(sorted(missing)),
@@ -176,9 +188,9 @@ class Releases:
         )
 
     def promote(self, release: str, channel: str) -> Channel:
-        """Makes a channel name a release, given as for `find`. Raises as `manifest`, or if one of its files is gone.
+        """Moves a channel to a release that `find` finds. Raises as `manifest`, or if one of its files is gone.
 
-        Returning to a release that the channel has left withdraws the present one.
+        Going back to a release that the channel has left withdraws the present one.
         """
         check_channel(channel)
         with self._changes(f"Promote {release} to {channel}"):
@@ -190,10 +202,10 @@ class Releases:
             return self._move(channel, name, _history(present), self._withdrawn(present, name, back=back))
 
     def roll_back(self, channel: str) -> Channel:
-        """Makes a channel name the release that it named before, and withdraws the one that it names now.
+        """Moves a channel back to the release that it named before, and withdraws the present one.
 
-        Publishing does not move the channel to a release that was withdrawn, nor to another one with the same files.
-        Raises InputError if there is none to go back to.
+        Publishing does not move the channel to a withdrawn release, or to another one with the same files. Raises
+        InputError if there is none to go back to.
         """
         with self._changes(f"Roll back {channel}"):
             present = self.channel(channel)
@@ -211,23 +223,20 @@ class Releases:
             return self._move(channel, earlier[0], earlier[1:], self._withdrawn(present, earlier[0], back=True))
 
     def fetch(self, release: str, pattern: str, folder: Path, *, public_key: Path | None = None) -> list[Path]:
-        """Downloads ``MODEL/RECIPE`` (a name or a glob) as `pteforge export` lays files out, with assets and cards.
+        """Downloads ``MODEL/RECIPE`` (a name or a glob) in the layout of `pteforge export`, with assets and cards.
 
-        A file is checked while it comes, and gets its name when it is complete. With `public_key`, the signature is
-        checked first.
-
-        Returns:
-            The paths of the `.pte` files.
+        Checks each file while downloading, and names it when it is complete. With `public_key`, checks the signature
+        first. Returns the paths of the `.pte` files.
 
         Raises:
             InputError: nothing matches, the folder cannot be written, or the release is not signed.
-            ReleaseDamaged: a file or the manifest is not what was published, or the signature does not fit.
+            ReleaseDamaged: a file or the manifest was changed, or the signature does not fit.
         """
         manifest = self.manifest(release, public_key)
         chosen = {name: file for name, file in manifest.files if fnmatchcase(name, pattern)}
         if not chosen:
-            known = ", ".join(name for name, _ in manifest.files)
-            raise InputError(f"nothing in the release {release} at {self.url} matches {pattern!r}; it has {known}")
+            names = ", ".join(name for name, _ in manifest.files)
+            raise InputError(f"nothing in the release {release} at {self.url} matches {pattern!r}; it has {names}")
         for model in dict.fromkeys(name.partition("/")[0] for name in chosen):
             released = manifest.models[model]
             assets = {folder / model / name: content for name, content in released.assets.items()}
@@ -253,17 +262,6 @@ class Releases:
             raise InputError(f"there is no release {release} at {self.url}; see: pteforge release list {self.url}")
         return content
 
-    def _understand(self, release: str, content: bytes) -> Manifest:
-        what = f"the release {release} at {self.url}"
-        if not digest_bytes(content).startswith(release.rpartition("-")[2]):
-            raise ReleaseDamaged(f"{what} was changed after it was published; publish again, and do not use it")
-        manifest = _decode(Manifest, content, what)
-        if manifest.version != VERSION:
-            raise ReleaseDamaged(
-                f"{what} is in version {manifest.version} of the format, and this is version {VERSION}"
-            )
-        return manifest
-
     def _upload(self, contents: ReleaseContents) -> None:
         """Writes the files that are not there yet."""
         there = self._sizes()
@@ -284,13 +282,13 @@ class Releases:
         return {PurePosixPath(file.name).name: file.size for file in self._files.list("files")}
 
     def _same(self, contents: ReleaseContents, present: Channel | None, *, signed: bool) -> str | None:
-        """The release with just these files, and a signature if one is asked for; None if there is none.
+        """The channel's, the newest, or a withdrawn release if it has exactly these files; None if there is none.
 
-        It is the channel's, the newest one, or one that the channel was moved back from.
+        With `signed`, it has a signature.
         """
         wanted, names = _comparable(contents.models), self.names()
-        known = [present.release, *(name for name in names if name in present.withdrawn)] if present else []
-        for name in dict.fromkeys([*known, *names[-1:]]):
+        candidates = [present.release, *(name for name in names if name in present.withdrawn)] if present else []
+        for name in dict.fromkeys([*candidates, *names[-1:]]):
             try:
                 same = _comparable(self.manifest(name).models) == wanted
             except ReleaseDamaged:
@@ -310,14 +308,16 @@ class Releases:
         return name
 
     def _withdrawn(self, present: Channel | None, target: str, *, back: bool) -> dict[str, Digest | Literal[""]]:
-        """What stays withdrawn once somebody moves a channel to a release; its present one, too, if that is back."""
+        """Withdrawn releases after moving a channel to `target`, with the present one if that goes back."""
         if present is None:
             return {}
-        found = dict(present.withdrawn)
+        withdrawn = dict(present.withdrawn)
         if back:
-            found[present.release] = self._files_of(present.release)
+            withdrawn[present.release] = self._files_of(present.release)
         files = self._files_of(target)
-        return {name: digest for name, digest in found.items() if name != target and (digest != files or not digest)}
+        return {
+            name: digest for name, digest in withdrawn.items() if name != target and (digest != files or not digest)
+        }
 
     def _files_of(self, release: str) -> Digest | Literal[""]:
         """The digest of a release's files; empty if its manifest is gone or damaged."""
@@ -349,7 +349,7 @@ class Releases:
                 raise ReleaseDamaged(f"the file {name} of the release {release} is not at {self.url} any more")
 
     def _remove_old(self, keep: int, newest: str) -> tuple[str, ...]:
-        """Removes releases, and then what no remaining one names; the files of a damaged one are not known."""
+        """Removes old releases, and then the files that no remaining one names."""
         named = {newest}
         for channel in self.channels().values():
             named |= {channel.release, *channel.previous[:1]}
@@ -399,7 +399,7 @@ def open_releases(url: str) -> Releases:
 
 
 def open_release(text: str) -> tuple[Releases, str]:
-    """The releases and the name that ``URL#RELEASE``, ``URL#CHANNEL`` or a manifest's address stands for.
+    """The releases, and the name of the one at ``URL#RELEASE``, ``URL#CHANNEL`` or a manifest's address.
 
     Raises InputError if there is none.
     """
@@ -409,19 +409,9 @@ def open_release(text: str) -> tuple[Releases, str]:
 
 
 def check_channel(name: str) -> None:
-    """Raises InputError for what cannot be the name of a channel."""
+    """Raises InputError for names that channels cannot have."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise InputError(f"{name!r} cannot be a channel; use letters, digits, '.', '_' and '-', such as stable")
-
-
-def _regressions(before: Manifest | None, contents: ReleaseContents, gates: Sequence[Limit]) -> list[str]:
-    known = dict(before.files) if before and gates else {}
-    return [
-        problem
-        for name, file in contents.files
-        if name in known
-        for problem in regressions(known[name].result, file.result, gates)
-    ]
 
 
 def _history(present: Channel | None) -> tuple[str, ...]:

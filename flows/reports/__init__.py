@@ -1,1 +1,1 @@
-"""What a run's files contain, and how they compare: as text, tables and the HTML page."""
+"""Contents of a run's files, and comparisons: as text, tables and the HTML page."""

@@ -1,4 +1,4 @@
-"""What changed since the runs before: which files failed, are new, differ or are as before, and by how much."""
+"""Changes since earlier runs: which files failed, are new, differ or are as before, and by how much."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from ...tasks.results.delivered import Delivered
 from ...tasks.results.finding import Fact
 
 State = Literal["failed", "changed", "new", "as before", "not applicable"]
-"""What became of a file, in the order of what should be looked at first."""
+"""States of files, the most interesting first."""
 
-_FOLLOWED = ("size", "SQNR")  # columns
-_RUNS_READ = 30  # records that are looked at for earlier runs of a zoo
+_RUNS_READ = 30  # records that are searched for earlier runs of a zoo
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What came of a recipe of a model, and what the last run made of it, if it did."""
+    """The outcome of a recipe of a model, and that of the last run, if there is one."""
 
     result: Delivered
     before: Delivered | None
@@ -43,19 +42,19 @@ class Compared:
 
     @property
     def change(self) -> str:
-        """How it differs from the last run's, in a few words; empty where it does not, or there is none."""
+        """How it differs from the last run's, in a few words; empty if it does not, or there is none."""
         result, before, state = self.result, self.before, self.state
         if before is None or state == "not applicable":
             return ""
         if before.failure or state == "failed":
             return "failed before" if before.failure else "made before"
         changes = changes_since(result, before)
-        said = ", ".join(f"{name} {change.text}" for name, change in changes.items() if change.tone != "same")
-        return said or ("other bytes" if state == "changed" else "")
+        text = ", ".join(f"{name} {change.text}" for name, change in changes.items() if change.tone != "same")
+        return text or ("other bytes" if state == "changed" else "")
 
 
 def compare(results: Iterable[Delivered], before: RunRecord | None) -> list[Compared]:
-    """What came of recipes, each with what a run before made of it, if it did."""
+    """The outcomes of recipes, each with that of an earlier run, if there is one."""
     return [
         Compared(result, Delivered.of_run(before, result.model, result.recipe) if before else None)
         for result in results
@@ -63,7 +62,7 @@ def compare(results: Iterable[Delivered], before: RunRecord | None) -> list[Comp
 
 
 def _content(result: Delivered) -> tuple[Any, ...]:
-    """What has to be equal of equal files; their provenance may differ."""
+    """The parts that are equal for equal files; their provenance may differ."""
     digests = {ending: digest for ending, digest in result.digests.items() if ending != "json"}
     figures = [fact.text for name, fact in result.columns.items() if name in ("SQNR", "score")]
     return digests, dict(result.assets), figures
@@ -72,7 +71,7 @@ def _content(result: Delivered) -> tuple[Any, ...]:
 def changes_since(result: Delivered, last: Delivered) -> dict[str, Change]:
     """How a file differs from the one of an earlier run, by column."""
     now, before = result.columns, last.columns
-    return {name: _change(now[name], before[name]) for name in _FOLLOWED if name in now and name in before}
+    return {name: _change(now[name], before[name]) for name in ("size", "SQNR") if name in now and name in before}
 
 
 def _change(now: Fact, before: Fact) -> Change:
@@ -90,16 +89,13 @@ def _change(now: Fact, before: Fact) -> Change:
 
 
 def runs_before(run: str, zoo: str, runs: Runs) -> Iterator[RunRecord]:
-    """Earlier runs of a zoo that were to make files, the newest first, without `run` and those that are parts of runs.
-
-    Raises StoreUnusable.
-    """
+    """Other runs of a zoo that should make files, the newest first, without parts of runs; raises StoreUnusable."""
     others = (other for other in islice(runs.of_zoo(zoo), _RUNS_READ) if other.id != run and not other.part_of)
     return (other for other in others if not other.parameters.get("until"))
 
 
 def with_the_rest(record: RunRecord, earlier: Iterable[RunRecord]) -> RunRecord:
-    """A run of a part of a zoo, with what runs before it, newest first, made of the rest in the same folder."""
+    """Completes a run of a part of a zoo from earlier runs into the same folder, which come newest first."""
     parts = [record]
     for run in earlier:
         if not is_of_a_part(parts[-1]):
@@ -115,5 +111,5 @@ def with_the_rest(record: RunRecord, earlier: Iterable[RunRecord]) -> RunRecord:
 
 
 def is_of_a_part(record: RunRecord) -> bool:
-    """Whether it was to make a part of the zoo, or has not made all of it."""
+    """Whether a run was for a part of its zoo, or did not finish."""
     return record.selective or not record.ended

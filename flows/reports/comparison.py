@@ -1,4 +1,4 @@
-"""What is read of a produced file, without torch: calls, bytes and figures; and how much worse figures may become."""
+"""Reads calls, bytes and figures of produced files, without torch, and checks limits on regressions."""
 
 from __future__ import annotations
 
@@ -38,11 +38,8 @@ def read_delivered(path: Path) -> Delivered:
     result = Delivered.next_to(path, sha256)
     if result is None:
         if (sidecar := path.with_suffix(".json")).exists():
-            _log.warning(
-                "%s is not used, since it is not a file's provenance, or that of another file than %s",
-                sidecar,
-                path.name,
-            )
+            problem = "%s is not used, since it is not a file's provenance, or that of another file than %s"
+            _log.warning(problem, sidecar, path.name)
         result = Delivered(path.absolute().parent.name, path.stem, "made", digests={"pte": sha256})
     size = sum(file.stat().st_size for file in (path, *weight_files(path)))
     return replace(result, path=path, size=size, delegated=delegated)
@@ -69,7 +66,7 @@ _BLOCKS = 40  # blocks of a file that are drawn one by one
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a whole: its kind, such as ``constants``, what it is, and its bytes."""
+    """A part of a file: its kind, such as ``constants``, a label, and its bytes."""
 
     kind: str
     label: str
@@ -78,16 +75,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class PayloadMap:
-    """The methods of a payload; its name is empty in a plain file.
-
-    Attributes:
-        methods: those that compute something, as `formats.describe.describe` says.
-        problem: why the methods are not known.
-    """
+    """The methods of a payload; its name is empty in a plain file."""
 
     name: str
-    methods: tuple[dict[str, Any], ...]
-    problem: str = ""
+    methods: tuple[dict[str, Any], ...]  # from `formats.describe.describe`, without constant methods
+    problem: str = ""  # why the methods are not known
 
     @classmethod
     def of(cls, name: str, pte: PteFile) -> PayloadMap:
@@ -103,9 +95,9 @@ class FileMap:
 
 
 def map_of(path: Path, data: Sequence[Path], *, verified: bool = False) -> FileMap:
-    """Maps a file and its `.ptd`; reads only what describes it, or else all of its payloads, to verify them.
+    """Maps a file and its `.ptd`; with `verified`, reads and verifies whole payloads.
 
-    Raises InputError if a file cannot be read, as FileFormatError if it is damaged or, with `verified`, a payload is.
+    Raises InputError if a file cannot be read, as FileFormatError if it or a verified payload is damaged.
     """
     pte = open_pte(path)
     blocks = _merged([*_blocks(pte), *(Block("external", file.name, file.stat().st_size) for file in data)])
@@ -128,7 +120,7 @@ def _payload(container: Container, payload: Payload) -> PayloadMap:
 
 
 def _blocks(pte: PteFile) -> Iterator[Block]:
-    """The program and each segment that is not inside of another; bytes between them are padding."""
+    """The program and each segment that is not inside another; bytes between them are padding."""
     described, inner = describe(pte), pte.inner_segments
     names = {named["segment"]: named["key"] for named in described["named_data"]}
     yield Block("program", "program", pte.program_size)
@@ -154,17 +146,13 @@ def _merged(blocks: list[Block]) -> tuple[Block, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much worse a file may become: at most by a fraction of its size or latency, dB of SQNR, or a drop of score.
-
-    It is 0 for ``delegation`` and ``proven``.
-    """
+    """How much worse a file may become."""
 
     kind: Literal["growth", "sqnr", "score", "latency", "delegation", "proven"]
-    most: float = 0.0
+    most: float = 0.0  # a fraction of size or latency, dB of SQNR, or a drop of score; 0 for delegation and proven
 
 
-LIMITS = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), latency=10%, delegation, proven"
-"""Their forms, for messages."""
+LIMITS = "growth=2%, sqnr=1dB, score=0.5% (or score=0.005), latency=10%, delegation, proven"  # forms, for messages
 
 
 def parse_limits(text: str) -> tuple[Limit, ...]:
@@ -181,11 +169,16 @@ def regressions(before: Delivered, after: Delivered, limits: Sequence[Limit]) ->
 
     A score is compared if there was one before, and the methods of a payload if both files have them.
     """
-    return [
-        f"{after.name}: {problem}"
-        for limit in limits
-        for problem in _CHECKS.get(limit.kind, _worse)(before, after, limit)
-    ]
+    return [f"{after.name}: {problem}" for limit in limits for problem in _problems(before, after, limit)]
+
+
+def _problems(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
+    match limit.kind:
+        case "delegation":
+            return _delegation(before, after)
+        case "proven":
+            return _proven(before, after)
+    return _worse(before, after, limit)
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
@@ -194,80 +187,69 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     return (sibling,) if sibling.is_file() else ()
 
 
-_NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
-_FORMS = {
-    "growth": re.compile(_NUMBER + r" ?(%)"),
-    "sqnr": re.compile(_NUMBER + r" ?(?:dB)?()", re.IGNORECASE),
-    "score": re.compile(_NUMBER + r" ?(%?)"),
-    "latency": re.compile(_NUMBER + r" ?(%)"),
+_NUMBER = r"(\d+(?:\.\d*)?|\.\d+) ?"
+_FIGURES = {
+    "growth": ("(%)", "file", "size", 1, "the file grew by {}"),
+    "sqnr": ("(?:dB)?()", "numerics", "(edge programs: )?SQNR", -1, "SQNR fell by {}"),
+    "score": ("(%?)", "accuracy", "score", -1, "the score fell by {}"),
+    "latency": ("(%)", "times", "latency of .*", 1, "{name} is {} longer"),
 }
+"""By limit: its unit, area and names of its facts, whether more is worse (1) or less (-1), and a message."""
 
 
 def _parse_limit(part: str) -> Limit:
-    name, equals, value = (piece.strip() for piece in part.partition("="))
+    kind, equals, value = (piece.strip() for piece in part.partition("="))
     if part in ("delegation", "proven"):
-        return Limit(cast("Literal['delegation', 'proven']", part))
-    if (form := _FORMS.get(name)) and equals and (found := form.fullmatch(value)):
-        number, percent = found.groups()
-        kind = cast("Literal['growth', 'sqnr', 'score', 'latency']", name)
-        return Limit(kind, float(number) / 100 if percent else float(number))
+        return Limit(cast("Any", part))
+    unit = _FIGURES[kind][0] if kind in _FIGURES and equals else None
+    if unit and (match := re.fullmatch(_NUMBER + unit, value, re.IGNORECASE)):
+        number, percent = match.groups()
+        return Limit(cast("Any", kind), float(number) / 100 if percent else float(number))
     raise InputError(f"{part!r} is not a limit; write one or more of {LIMITS}, separated by commas")
-
-
-_FIGURES = {
-    "growth": ("file", "size", 1, "the file grew by {}"),
-    "sqnr": ("numerics", "(edge programs: )?SQNR", -1, "SQNR fell by {}"),
-    "score": ("accuracy", "score", -1, "the score fell by {}"),
-    "latency": ("times", "latency of .*", 1, "{name} is {} longer"),
-}
-"""By limit: area and names of the facts that it holds, whether more is worse, and what is worse, in words."""
 
 
 def _worse(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
     """Compares facts by name; at least one of those that the earlier file had has to be there."""
-    area, names, sign, words = _FIGURES[limit.kind]
+    _, area, names, sign, words = _FIGURES[limit.kind]
 
     def held(file: Delivered) -> dict[str, Fact]:
         facts = (fact for fact in file.facts() if fact.area == area and fact.value is not None)
         return {fact.name: fact for fact in facts if re.fullmatch(names, fact.name)}
 
-    known, found = held(before), held(after)
-    if known and not known.keys() & found.keys() and not (after.measured and limit.kind == "sqnr"):
-        had = ", ".join(f"{name} was {fact.text}" for name, fact in known.items())
+    earlier, present = held(before), held(after)
+    if earlier and not earlier.keys() & present.keys() and not (after.measured and limit.kind == "sqnr"):
+        had = ", ".join(f"{name} was {fact.text}" for name, fact in earlier.items())
         yield f"{limit.kind} cannot be compared: {had}, and the new file has no such figure"
     elif limit.kind == "sqnr" and before.figures is None:
         yield "sqnr cannot be compared: the earlier file has no provenance with figures next to it"
-    for name, now in found.items():
-        was = known.get(name)
+    for name, now in present.items():
+        was = earlier.get(name)
         if was is None or was.value == now.value:
             continue
-        old, new = was.number, now.number
-        loss = sign * (new - old) / (old if now.unit in ("B", "s") else 1)
-        if _exceeds(loss, limit.most):
+        is_ratio = now.unit in ("B", "s")
+        loss = sign * (now.number - was.number) / (was.number if is_ratio else 1)
+        # 0.985 - 0.98 is a bit more than 0.005 in binary
+        if loss > limit.most and not math.isclose(loss, limit.most, rel_tol=1e-9, abs_tol=1e-12):
             lost_by, most = (
-                (f"{100 * number:.3g} %" if now.unit in ("B", "s") else f"{number:.3g} {now.unit}".rstrip())
+                (f"{100 * number:.3g} %" if is_ratio else f"{number:.3g} {now.unit}".rstrip())
                 for number in (loss, limit.most)
             )
             yield f"{words.format(lost_by, name=name)}, from {was.text} to {now.text}; at most {most} is allowed"
 
 
-def _delegation(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
-    del limit
-    known = {(method.payload, method.method): method for method in before.delegated}
+def _delegation(before: Delivered, after: Delivered) -> Iterator[str]:
+    kernel_calls = {(method.payload, method.method): method.kernel_calls for method in before.delegated}
     for method in after.delegated:
-        earlier = known.get((method.payload, method.method))
-        if earlier and method.kernel_calls > earlier.kernel_calls:
-            yield (
-                f"{method} has {method.kernel_calls} kernel calls outside of delegates; it had {earlier.kernel_calls}"
-            )
+        had = kernel_calls.get((method.payload, method.method))
+        if had is not None and method.kernel_calls > had:
+            yield f"{method} has {method.kernel_calls} kernel calls outside of delegates; it had {had}"
     payloads = {method.payload for method in after.delegated}
     lost = {method.payload for method in before.delegated if method.delegate_calls} - payloads
     if payloads != {""}:
         yield from (f"payload {payload}, which used delegates, is gone" for payload in sorted(lost - {""}))
 
 
-def _proven(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
-    del limit
+def _proven(before: Delivered, after: Delivered) -> Iterator[str]:
     for payload, places in after.proven.items():
         what = f"payload {payload}" if payload else "the file"
         if not places:
@@ -275,11 +257,3 @@ def _proven(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
             yield f"nothing has run {what}" + (f": it {reasons}" if reasons else "")
         elif lost := [place for place in before.proven_on(payload) if place not in places]:
             yield f"{what} was run on {', '.join(lost)}, and is not any more"
-
-
-def _exceeds(value: float, limit: float) -> bool:
-    """Whether it is above the limit; 0.985 - 0.98 is a bit more than 0.005 in binary."""
-    return value > limit and not math.isclose(value, limit, rel_tol=1e-9, abs_tol=1e-12)
-
-
-_CHECKS = {"delegation": _delegation, "proven": _proven}

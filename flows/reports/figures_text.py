@@ -1,4 +1,4 @@
-"""What came of recipes, sizes, figures and ladders as text and tables, for the terminal and for all pages."""
+"""Outcomes of recipes, sizes, figures and ladders as text and tables, for the terminal and for all pages."""
 
 from __future__ import annotations
 
@@ -25,27 +25,25 @@ _RUNGS = ("exported", "transformed", "quantized", "edge", "payload")
 
 
 def markdown(text: str) -> str:
-    """Text in one line as Markdown and HTML show it, also in a cell of a table."""
-    return "".join(
-        f"\\{letter}" if letter in r"\`*_[]<>|#&~" else letter for letter in printable(text.replace("\n", " "))
-    )
+    """Escapes text for Markdown and HTML, on one line, also for a cell of a table."""
+    return re.sub(r"[\\`*_\[\]<>|#&~]", r"\\\g<0>", printable(text.replace("\n", " ")))
 
 
 def format_runtimes(runtimes: Mapping[str, str] | None) -> str:
-    """Which releases of ExecuTorch open a file, by how that is known: ``... 1.0 to 1.4 (derived), 1.5 (run)``."""
+    """Which releases of ExecuTorch open a file, and the evidence: ``... 1.0 to 1.4 (derived), 1.5 (run)``."""
     if runtimes is None:
         return "which releases of ExecuTorch open it is not known: a payload cannot be read"
     by_how: dict[str, list[str]] = {}
     for release, how in runtimes.items():
         by_how.setdefault(how, []).append(release)
-    said = [f"{' to '.join(dict.fromkeys((names[0], names[-1])))} ({how})" for how, names in by_how.items()]
-    return f"opens in ExecuTorch {', '.join(said)}" if said else "opens in no release of ExecuTorch"
+    ranges = [f"{' to '.join(dict.fromkeys((names[0], names[-1])))} ({how})" for how, names in by_how.items()]
+    return f"opens in ExecuTorch {', '.join(ranges)}" if ranges else "opens in no release of ExecuTorch"
 
 
 def memory_header(results: Iterable[Delivered]) -> str:
-    """A C++ header with the sizes of buffers that methods need: the largest that were measured, in bytes.
+    """A C++ header with the sizes in bytes of the buffers that methods need, the largest that were measured.
 
-    A namespace for each model has one for each recipe, payload of a fat file and method.
+    The namespace of a model has one for each recipe, payload of a fat file and method.
     """
     from ...tasks.results.costs import MemoryUse  # noqa: PLC0415 - completion has no time for it
 
@@ -56,14 +54,13 @@ def memory_header(results: Iterable[Delivered]) -> str:
         uses: dict[tuple[str, str], list[MemoryUse]] = {}
         for use in result.every(MemoryUse):
             uses.setdefault((use.payload, use.method), []).append(use)
-        for (payload, method), found in uses.items():
+        for (payload, method), measured in uses.items():
             parts = filter(None, (result.model, result.recipe, payload, method))
-            lines += [f"namespace {'::'.join(map(_identifier, parts))} {{", *_constants(found), "}", ""]
+            lines += [f"namespace {'::'.join(map(_identifier, parts))} {{", *_constants(measured), "}", ""]
     return "\n".join(lines)
 
 
 def _constants(uses: Sequence[MemoryUse]) -> Iterator[str]:
-    """Lines for one method."""
     planned = uses[0].planned
     sizes = {f"planned_{index}": size for index, size in enumerate(planned, 1)} | {"planned": sum(planned)}
     if buffers := [use.buffer for use in uses if use.buffer is not None]:
@@ -74,9 +71,8 @@ def _constants(uses: Sequence[MemoryUse]) -> Iterator[str]:
 
 
 def _identifier(name: str) -> str:
-    """A name as C++ takes it."""
-    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return f"_{plain}" if plain[:1].isdigit() else plain
+    """Makes a name an identifier of C++."""
+    return re.sub(r"\W|^(?=\d)", "_", name, flags=re.ASCII)
 
 
 def places_of(results: Iterable[Delivered]) -> Iterator[str]:
@@ -87,13 +83,13 @@ def places_of(results: Iterable[Delivered]) -> Iterator[str]:
     for result in results:
         for proof in result.every(Proof):
             proofs.setdefault(proof.place, []).append((result, proof))
-    for place, made in proofs.items():
-        ran = [(result.name, proof.figures.overall) for result, proof in made if proof.figures]
-        about = f" ({one_line(made[0][1].about)})" if made[0][1].about else ""
+    for place, proven in proofs.items():
+        ran = [(result.name, proof.figures.overall) for result, proof in proven if proof.figures]
+        about = f" ({one_line(proven[0][1].about)})" if proven[0][1].about else ""
         if ran:
-            name, worst = min(ran, key=lambda each: math.inf if each[1].sqnr_db is None else each[1].sqnr_db)
+            name, worst = min(ran, key=lambda run: math.inf if run[1].sqnr_db is None else run[1].sqnr_db)
             yield f"on {place}{about}: {len(ran)} files and payloads run, the worst {format_sqnr(worst)} ({name})"
-        for reason, count in Counter(proof.not_run for _, proof in made if proof.not_run).items():
+        for reason, count in Counter(proof.not_run for _, proof in proven if proof.not_run).items():
             yield f"on {place}: {count} not run: it {reason}"
 
 
@@ -105,7 +101,7 @@ def markdown_table(names: Sequence[str], rows: Iterable[Iterable[str]], numbers:
 
 
 def relative(path: Path) -> Path:
-    """The path as seen from the current folder, if it is below it."""
+    """The path relative to the current folder, if it is inside it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -138,11 +134,14 @@ def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
     for file, ladder in ladders:
         for path in ladder.paths():
             last = path[-1]
-            top1 = format_top1(last.figures) if last.figures else ""
-            ratios = {rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path}
+            cells: dict[str, str] = {
+                rung.name: format_sqnr(rung.figures) if rung.figures else "not run" for rung in path
+            }
+            if last.figures and (top1 := format_top1(last.figures)):
+                cells["top-1"] = top1
             payload = f".{'+'.join(last.specializations)}" if last.specializations else ""
             method = "" if last.method == "forward" else f" {last.method}"
-            rows.append((f"{file}{payload}{method}", ratios | ({"top-1": top1} if top1 else {})))
+            rows.append((f"{file}{payload}{method}", cells))
     columns = [name for name in (*_RUNGS, "top-1") if any(name in cells for _, cells in rows)]
     table = open_table(["SQNR against eager"], columns)
     for name, cells in rows:

@@ -1,6 +1,6 @@
-"""The page about a run: one file that needs no server and can do without its script.
+"""The page about a run: one file that needs no server, and works without its script.
 
-``out/index.html`` is that of the last run into the folder. Each of the last `_PAGES_KEPT` also has a name of its own.
+``out/index.html`` is that of the last run into the folder. The last `_PAGES_KEPT` pages also have their own names.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from .comparison import Block, FileMap, map_of
 
 NAME = "index.html"
 _PAGE = re.compile(r"run-[0-9]{8}T[0-9]{6}-\w+\.html", re.ASCII)
-_ZOO_LENGTH = 50
 _PAGES_KEPT = 20
-_TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _MARK = '<meta name="pteforge-content" content="{}">'
 _HEAD = 4096  # bytes of the page that have the mark
 _FEW = 30  # files that are all listed at once
@@ -62,26 +60,17 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class FileReport(Compared):
-    """What came of a recipe of a model, or of all of its recipes that failed with one problem, and how it is drawn.
+    """The outcome of a recipe of a model, or of all of its recipes that failed with the same problem."""
 
-    Attributes:
-        recipes: names of the recipes; `result` is that of the first.
-        stages: those of the recipes, longest first.
-        link: of the file, relative to the page; empty if there is none.
-        held_back: what release gates say of the file.
-        changes: since the last run, by column.
-        problem: why there is no map of the file.
-    """
-
-    recipes: tuple[str, ...]
-    stages: tuple[StageOutcome, ...]
-    link: str = ""
-    held_back: tuple[str, ...] = ()
-    changes: Mapping[str, Change] = field(default_factory=dict)
+    recipes: tuple[str, ...]  # names; `result` is that of the first
+    stages: tuple[StageOutcome, ...]  # of the recipes, longest first
+    link: str = ""  # to the file, relative to the page; empty if there is none
+    held_back: tuple[str, ...] = ()  # reasons of release gates
+    changes: Mapping[str, Change] = field(default_factory=dict)  # since the last run, by column
     map: FileMap | None = None
     tiles: tuple[Tile, ...] = ()
     trends: tuple[Trend, ...] = ()
-    problem: str = ""
+    problem: str = ""  # why there is no map of the file
 
     @property
     def label(self) -> str:
@@ -90,12 +79,12 @@ class FileReport(Compared):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Targets of its specializations, as far as they are known where it failed."""
+        """Targets of its specializations; of the last run if it failed."""
         return self.result.targets or (self.before.targets if self.before else ())
 
     @property
     def worse(self) -> bool:
-        """Whether it is worse than before: it was made, or a release gate or a figure says so."""
+        """Whether it is worse than before: it fails now, or a release gate or a figure got worse."""
         tones = [change.tone for change in self.changes.values()]
         return bool(self.held_back) or "worse" in tones or self.label == "failed"
 
@@ -114,14 +103,11 @@ class FileReport(Compared):
 
 
 def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
-    """Writes the page about a run, and links to the pages of earlier ones; returns False if it is there already.
+    """Writes the page about a run, with links to pages of earlier ones; returns False if it exists already.
 
-    Times and what was cached are no content: a run in which nothing changed leaves its zoo's page as it is, which
-    becomes ``index.html`` again if another zoo's was.
-
-    Raises:
-        OSError: the page cannot be written.
-        StoreUnusable: earlier runs cannot be read.
+    Times and cached stages do not count as content: a run that changed nothing keeps its zoo's page, which becomes
+    ``index.html`` again if another zoo's was. Raises OSError if the page cannot be written, StoreUnusable if earlier
+    runs cannot be read.
     """
     others = runs_before(record.id, record.zoo, runs)
     earlier = list(others) if is_of_a_part(record) else []
@@ -129,7 +115,7 @@ def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
     page, mark = out / NAME, _MARK.format(content_digest(record))
     if _has_mark(page, mark):
         return False
-    zoo = re.sub(r"\W+", "_", record.zoo, flags=re.ASCII)[:_ZOO_LENGTH] or "_"
+    zoo = re.sub(r"\W+", "_", record.zoo, flags=re.ASCII)[:50] or "_"
     pages = sorted((path for path in out.glob("run-*.html") if _PAGE.fullmatch(path.name)), reverse=True)
     last = next((path for path in pages if path.stem.endswith(f"-{zoo}")), None)
     if last and _has_mark(last, mark):
@@ -137,10 +123,10 @@ def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
     else:
         earlier += others
         started = datetime.fromisoformat(record.started).astimezone(UTC)
-        own = out / f"run-{started:%Y%m%dT%H%M%S}-{zoo}.html"
-        others_there = [path.name for path in pages[: _PAGES_KEPT - 1] if path != own]
-        content = render(record, earlier, out, mark, others_there).encode("utf-8", "backslashreplace")
-        replace_file(own, content, out)
+        named = out / f"run-{started:%Y%m%dT%H%M%S}-{zoo}.html"
+        linked = [path.name for path in pages[: _PAGES_KEPT - 1] if path != named]
+        content = render(record, earlier, out, mark, linked).encode("utf-8", "backslashreplace")
+        replace_file(named, content, out)
         for path in pages[_PAGES_KEPT - 1 :]:
             path.unlink(missing_ok=True)
     replace_file(page, content, out)
@@ -154,7 +140,7 @@ def _has_mark(page: Path, mark: str) -> bool:
 
 
 def content_digest(record: RunRecord) -> str:
-    """SHA-256 of what the page says about a run, without times and without what was cached."""
+    """SHA-256 of the page's content, without times and the difference between made and cached."""
     files = {
         model: {recipe: _lasting(entry) for recipe, entry in recipes.items()} for model, recipes in record.files.items()
     }
@@ -181,13 +167,12 @@ def render(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plain
     )
-    environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short}
-    environment.filters |= {"hash": _hash}
+    environment.filters |= {"size": format_size, "seconds": _seconds, "short": _short, "hash": _hash}
     delivered = delivered_by(record)
     files = [file for model in delivered for file in _of_model(record, delivered[model], earlier, out)]
     files.sort(key=lambda file: not file.worse)
-    groups = {state: found for state in get_args(State) if (found := [file for file in files if file.state == state])}
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    groups = {state: [file for file in files if file.state == state] for state in get_args(State)}
+    template = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
         mark=Markup(mark),  # noqa: S704 - a digest
         run=record,
@@ -195,7 +180,7 @@ def render(
         time=f"{datetime.fromisoformat(record.started).astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         selection=_selection(record.parameters),
         files=files,
-        groups=groups,
+        groups={state: alike for state, alike in groups.items() if alike},
         few=_FEW,
         columns=[*columns_of(file.result for file in files).values()],
         totals=_totals(record, delivered),
@@ -207,15 +192,13 @@ def render(
 def _of_model(
     record: RunRecord, recipes: Mapping[str, Delivered], earlier: Sequence[RunRecord], out: Path
 ) -> Iterator[FileReport]:
-    """Reports about a model's files, and about each step that failed; runs before it come newest first."""
-    failed: dict[tuple[str, str], list[str]] = {}  # names of recipes by stage and problem
-    for result in recipes.values():
-        if failure := result.failure:
-            failed.setdefault((failure.stage, failure.problem), []).append(result.recipe)
-    for result in recipes.values():
-        alike = next((names for names in failed.values() if result.recipe in names), [result.recipe])
-        if alike[0] == result.recipe:
-            yield _file(record, result, tuple(alike), earlier, out)
+    """Reports about a model's files, and one for recipes that failed alike; earlier runs come newest first."""
+    groups: dict[str | tuple[str, str], list[Delivered]] = {}  # by recipe, or by stage and problem of the failure
+    for recipe, result in recipes.items():
+        failure = result.failure
+        groups.setdefault((failure.stage, failure.problem) if failure else recipe, []).append(result)
+    for alike in groups.values():
+        yield _file(record, alike[0], tuple(result.recipe for result in alike), earlier, out)
 
 
 def _file(
@@ -225,15 +208,10 @@ def _file(
     stages = [stage for stage in record.models.get(result.model, ()) if set(recipes) & set(stage.recipes)]
     stages.sort(key=lambda stage: -stage.seconds)
     report = FileReport(result, before[0] if before else None, recipes, tuple(stages))
-    return _with_file(report, record, [each for each in before if each.path][: _RUNS_SHOWN - 1], out)
-
-
-def _with_file(report: FileReport, record: RunRecord, history: Sequence[Delivered], out: Path) -> FileReport:
-    """The report with its file, if there is one; `history` is the file in earlier runs, newest first."""
-    result, mapped, problem = report.result, None, ""
     if not result.path:
         return report
-    path = out / result.model / f"{result.recipe}.pte"
+    history = [delivered for delivered in before if delivered.path][: _RUNS_SHOWN - 1]
+    path, mapped, problem = out / result.model / f"{result.recipe}.pte", None, ""
     try:
         mapped = map_of(path, [path.with_suffix(".ptd")] if result.data else [])
     except (InputError, OSError) as error:
@@ -254,9 +232,9 @@ def _with_file(report: FileReport, record: RunRecord, history: Sequence[Delivere
 def _trends(files: Sequence[Delivered]) -> Iterator[Trend]:
     """Size and SQNR over runs that made the file, where at least two have a number."""
     for name in ("size", "SQNR"):
-        found = [file.columns[name] for file in files if isinstance(file.value(name), int | float)]
-        if len(found) > 1:
-            yield Trend(name, found[0].text, found[-1].text, sparkline([fact.number for fact in found], 120, 28))
+        facts = [file.columns[name] for file in files if isinstance(file.value(name), int | float)]
+        if len(facts) > 1:
+            yield Trend(name, facts[0].text, facts[-1].text, sparkline([fact.number for fact in facts], 120, 28))
 
 
 def _totals(record: RunRecord, delivered: Mapping[str, Mapping[str, Delivered]]) -> dict[str, int]:
@@ -273,10 +251,9 @@ def _totals(record: RunRecord, delivered: Mapping[str, Mapping[str, Delivered]])
 
 
 def _selection(parameters: Mapping[str, Any]) -> str:
-    """What of the zoo was asked for; empty for all of it."""
-    chosen = {name: parameters.get(name) or "*" for name in ("models", "recipes")}
-    named = [f"{name} {globs}" for name, globs in chosen.items() if globs != "*"]
-    return ", ".join([*named, *(f"with {change}" for change in parameters.get("overrides") or ())])
+    """The selected models, recipes and overrides; empty for the whole zoo as it is."""
+    parts = [f"{name} {globs}" for name in ("models", "recipes") if (globs := parameters.get(name) or "*") != "*"]
+    return ", ".join([*parts, *(f"with {change}" for change in parameters.get("overrides") or ())])
 
 
 def _hash(script: str) -> str:
@@ -295,7 +272,7 @@ def _short(block: Block) -> str:
 
 
 def _plain(value: object) -> object:
-    """What the template shows: text without terminal colours, safe to print."""
+    """A value for the template: text is safe to print and has no terminal colours."""
     return printable(_COLOURS.sub("", value), keep="\n\t\u00a0") if type(value) is str else value
 
 

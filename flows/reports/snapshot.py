@@ -1,4 +1,4 @@
-"""What a produced file contains and what is known of it, as named facts that can be compared."""
+"""Snapshots of produced files: what is in them and what their provenance says, as named facts to compare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...artifacts.digest import digest_bytes, digest_file, digest_json, is_digest
 from ...artifacts.records import Record
 from ...formats.nfat.container import is_fat, open_fat
-from ...formats.pte.contents import Extent, Method, TensorSpec, ValueSpec
+from ...formats.pte.contents import Extent, Method, PteFile, TensorSpec, ValueSpec
 from ...formats.pte.metadata import metadata_json, metadata_of, read_metadata, returning_methods
 from ...formats.pte.ptd import ptd_extents
 from ...formats.pte.reader import map_file, naming, open_pte, read_pte
@@ -23,15 +23,15 @@ from .comparison import read_delivered, weight_files
 
 @dataclass(frozen=True, slots=True, order=True)
 class Content:
-    """Bytes in a file: all delegates of one backend in a method, a tensor, or a whole file.
-
-    Attributes:
-        sha256: of the bytes; of the digests of the parts, if there are several.
-    """
+    """Bytes in a file: all delegates of one backend in a method, a tensor, or a whole file."""
 
     size: int
-    sha256: str
+    sha256: str  # of the bytes; of the digests of the parts, if there are several
     count: int = 1
+
+    @classmethod
+    def of_file(cls, path: Path) -> Content:
+        return cls(path.stat().st_size, digest_file(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ Value = str | int | float | Content | Size
 
 
 class Item(NamedTuple):
-    """What a fact is about: an area (one of `tasks.results.finding.AREAS`), and a name in it."""
+    """The subject of a fact: an area (one of `tasks.results.finding.AREAS`), and a name in it."""
 
     area: str
     name: str
@@ -53,16 +53,11 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about a file or a part of it.
+    """Facts about a file or a part of it."""
 
-    Attributes:
-        unnamed: contents without names of their own, by what distinguishes them, such as dtype and shape.
-        parts: facts that mean nothing unless both files have the part: a payload, a method, a provenance.
-    """
-
-    known: Mapping[Item, Value] = field(default_factory=dict)
-    unnamed: Mapping[Item, Sequence[Content]] = field(default_factory=dict)
-    parts: Mapping[str, Facts] = field(default_factory=dict)
+    named: Mapping[Item, Value] = field(default_factory=dict)
+    unnamed: Mapping[Item, Sequence[Content]] = field(default_factory=dict)  # by what tells them apart, such as dtype
+    parts: Mapping[str, Facts] = field(default_factory=dict)  # compared if both files have the payload, method, ...
 
 
 CONTENTS, PROVENANCE = "contents", "provenance"
@@ -83,18 +78,18 @@ class Snapshot:
 
     @classmethod
     def of(cls, result: Delivered) -> Snapshot:
-        """What is known of a file without reading it."""
-        known = dict(_recorded(result))
-        file = {item: value for item, value in known.items() if item.area == "file"}
-        return cls(result, Facts(file, parts={PROVENANCE: Facts(known)} if result.figures else {}))
+        """The facts that are recorded about a file, without reading it."""
+        recorded = dict(_recorded(result))
+        file = {item: value for item, value in recorded.items() if item.area == "file"}
+        return cls(result, Facts(file, parts={PROVENANCE: Facts(recorded)} if result.figures else {}))
 
     def with_contents(self, contents: Facts) -> Snapshot:
-        """The same with other facts about what is in the file; with empty ones, contents never differ."""
+        """Adds facts about what is in the file; with empty ones, contents never differ."""
         return replace(self, facts=replace(self.facts, parts={**self.facts.parts, CONTENTS: contents}))
 
 
 def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
-    """Its facts that equal files have alike."""
+    """The facts that are the same for equal files."""
     for fact in result.facts():
         if fact.value is not None and fact.area not in ("times", "places"):
             name = f"{fact.name}, {fact.unit}" if fact.unit in ("dB", "%") else fact.name
@@ -111,25 +106,25 @@ def _contents(path: Path) -> Facts:
         Item("metadata", key): ", ".join(map(str, value)) if isinstance(value, list) else value
         for key, value in metadata_json(read_metadata(path)).items()
     }
-    contents = _fat(path) if is_fat(open_pte(path)) else _plain(path, "", weight_files(path))
-    return replace(contents, known={**contents.known, **metadata})
+    weights = weight_files(path)
+    contents = _fat(path, weights) if is_fat(open_pte(path)) else _plain(path, "", weights)
+    whole = {Item("file", "weights (.ptd)"): Content.of_file(file) for file in weights}
+    return replace(contents, named={**whole, **contents.named, **metadata})
 
 
-def _fat(path: Path) -> Facts:
+def _fat(path: Path, weights: Sequence[Path]) -> Facts:
     """The payloads of a fat file, each rebuilt in a temporary folder."""
-    known: dict[Item, Value] = {}
+    container = open_fat(path, weights).container
+    names = ", ".join(dict.fromkeys(payload.name for payload in container.payloads))
+    named: dict[Item, Value] = {Item("payloads", "by preference"): names}
     parts: dict[str, Facts] = {}
-    for weights in weight_files(path):
-        known[Item("file", "weights (.ptd)")] = Content(weights.stat().st_size, digest_file(weights))
-    container = open_fat(path, weight_files(path)).container
-    known[Item("payloads", "by preference")] = ", ".join(dict.fromkeys(payload.name for payload in container.payloads))
     with TemporaryDirectory(prefix="pteforge-") as folder:
         for index, payload in enumerate(container.payloads):
             file, name = Path(folder) / f"{index}.pte", payload.name
             container.write(payload, file)
-            known[Item("payloads", name)] = Content(file.stat().st_size, digest_file(file))
+            named[Item("payloads", name)] = Content.of_file(file)
             parts[f"payload {name}"] = _plain(file, f"{name}: ", ())
-    return Facts(known, parts=parts)
+    return Facts(named, parts=parts)
 
 
 def _plain(path: Path, prefix: str, weights: Sequence[Path]) -> Facts:
@@ -137,51 +132,45 @@ def _plain(path: Path, prefix: str, weights: Sequence[Path]) -> Facts:
     view = map_file(path)
     with naming(path):
         pte = read_pte(view)
-    known: dict[Item, Value] = {}
-    for file in weights:
-        known[Item("file", "weights (.ptd)")] = Content(file.stat().st_size, digest_file(file))
     returning = returning_methods(pte, metadata_of(pte, view))
-    known |= {
+    named: dict[Item, Value] = {
         Item("methods", f"{prefix}{method.name}"): _signature(method)
         for method in pte.methods
         if method.name not in returning
     }
-    constants = _Contents(prefix)
+    unnamed: defaultdict[Item, list[Content]] = defaultdict(list)
+    for name, kind, content in _constants(pte, view, weights):
+        item = Item("constants", f"{prefix}{name or kind}")
+        if name and item not in named:
+            named[item] = content
+        else:
+            unnamed[item].append(content)
+    parts = {f"method {method.name}": Facts(_method(method, prefix, view)) for method in pte.methods}
+    return Facts(named, unnamed, parts)
+
+
+def _constants(pte: PteFile, view: memoryview, weights: Sequence[Path]) -> Iterator[tuple[str, str, Content]]:
+    """The name of each constant, empty if it has none, its kind and content."""
     for constant in pte.constants:
-        state = " (initial state)" if constant.mutable else ""
-        kind = f"{_tensor(constant.tensor)}{state}"
-        constants.add(constant.tensor.name and f"{constant.tensor.name}{state}", kind, constant.extent, view)
-    for named in pte.named_data:
-        constants.add_named(named.key, pte.segments[named.segment], view)
+        name, state = constant.tensor.name, " (initial state)" if constant.mutable else ""
+        yield name and f"{name}{state}", f"{_tensor(constant.tensor)}{state}", _content(constant.extent, view)
+    for data in pte.named_data:
+        yield _weight(data.key, pte.segments[data.segment], view)
     for file in weights:
         outside = map_file(file)
         with naming(file):
             for key, extent in ptd_extents(outside):
-                constants.add_named(key, extent, outside)
-    parts = {f"method {method.name}": Facts(_method(method, prefix, view)) for method in pte.methods}
-    return Facts(known | constants.known, constants.unnamed, parts)
+                yield _weight(key, extent, outside)
 
 
-class _Contents:
-    """Collects the constants of a file."""
+def _weight(key: str, extent: Extent, view: memoryview) -> tuple[str, str, Content]:
+    """A weight of a delegate or of a `.ptd`; several backends name weights by their digests."""
+    name = "" if is_digest(key.removeprefix("scale_")) else key
+    return name, f"weight of {extent.size} B", _content(extent, view)
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.known: dict[Item, Value] = {}
-        self.unnamed: defaultdict[Item, list[Content]] = defaultdict(list)
 
-    def add(self, name: str, kind: str, extent: Extent, view: memoryview) -> None:
-        content = Content(extent.size, digest_bytes(extent.of(view)))
-        item = Item("constants", f"{self.prefix}{name or kind}")
-        if name and item not in self.known:
-            self.known[item] = content
-        else:
-            self.unnamed[item].append(content)
-
-    def add_named(self, key: str, extent: Extent, view: memoryview) -> None:
-        """Adds a weight of a delegate or of a `.ptd`; several backends call weights by their digests."""
-        name = "" if is_digest(key.removeprefix("scale_")) else key
-        self.add(name, f"weight of {extent.size} B", extent, view)
+def _content(extent: Extent, view: memoryview) -> Content:
+    return Content(extent.size, digest_bytes(extent.of(view)))
 
 
 def _method(method: Method, prefix: str, view: memoryview) -> dict[Item, Value]:
@@ -189,19 +178,19 @@ def _method(method: Method, prefix: str, view: memoryview) -> dict[Item, Value]:
     calls = Counter[str]()
     for operator, number in zip(method.operators, method.operator_calls, strict=True):
         calls[operator] += number
-    known: dict[Item, Value] = {Item("operators", f"{name} {operator}"): number for operator, number in calls.items()}
+    named: dict[Item, Value] = {Item("operators", f"{name} {operator}"): number for operator, number in calls.items()}
     for backend in dict.fromkeys(delegate.id for delegate in method.delegates):
         extents = [delegate.extent for delegate in method.delegates if delegate.id == backend]
         digests = [digest_bytes(extent.of(view)) for extent in extents]
         sha256 = digests[0] if len(digests) == 1 else digest_json(digests)
         size = sum(extent.size for extent in extents)
-        known[Item("delegates", f"{name} {backend}")] = Content(size, sha256, len(extents))
+        named[Item("delegates", f"{name} {backend}")] = Content(size, sha256, len(extents))
     planned = enumerate(method.planned_memory, 1)
-    return known | {Item("memory", f"{name} buffer {index}"): Size(size) for index, size in planned}
+    return named | {Item("memory", f"{name} buffer {index}"): Size(size) for index, size in planned}
 
 
 def _signature(method: Method) -> str:
-    """The signature, such as ``(float32[2, 4]) -> float32[2, 3]``, or the value of a constant method."""
+    """A signature such as ``(float32[2, 4]) -> float32[2, 3]``, or the value of a constant method."""
     outputs = ", ".join(map(_value, method.outputs))
     return outputs if method.constant else f"({', '.join(map(_value, method.inputs))}) -> {outputs}"
 
@@ -230,13 +219,13 @@ class Change(Record):
 
 def changes(before: Facts, after: Facts) -> tuple[Change, ...]:
     """All facts that differ, by area. Parts that only one side has are left out."""
-    found = dict.fromkeys(_changes(before, after))
-    return tuple(sorted(found, key=lambda change: AREAS.index(change.area)))
+    distinct = dict.fromkeys(_changes(before, after))
+    return tuple(sorted(distinct, key=lambda change: AREAS.index(change.area)))
 
 
 def _changes(before: Facts, after: Facts) -> Iterator[Change]:
-    for item in dict.fromkeys((*before.known, *after.known)):
-        old, new = before.known.get(item), after.known.get(item)
+    for item in dict.fromkeys((*before.named, *after.named)):
+        old, new = before.named.get(item), after.named.get(item)
         if old != new:
             yield Change(*item, old, new)
     for item in dict.fromkeys((*before.unnamed, *after.unnamed)):
@@ -247,7 +236,7 @@ def _changes(before: Facts, after: Facts) -> Iterator[Change]:
 
 
 def _unnamed_changes(item: Item, before: Sequence[Content], after: Sequence[Content]) -> Iterator[Change]:
-    """Pairs what is not equal in its order; numbers it if there is more than one."""
+    """Pairs the contents that differ, in order; numbers them if there are several."""
     gone, come = _without(before, after), _without(after, before)
     several = max(len(before), len(after)) > 1
     for index in range(max(len(gone), len(come))):
@@ -258,7 +247,7 @@ def _unnamed_changes(item: Item, before: Sequence[Content], after: Sequence[Cont
 
 
 def _without(contents: Sequence[Content], others: Sequence[Content]) -> list[tuple[int, Content]]:
-    """The contents with their positions, without those that the others have as well, each as often."""
+    """The contents with their positions, except those that the others have as often."""
     left = Counter(others)
     rest = []
     for position, content in enumerate(contents):

@@ -1,1 +1,1 @@
-"""A run of a zoo: what it is asked for, its models, how far it is, and what came of it."""
+"""A run of a zoo: its request, models, progress and outcome."""

@@ -1,4 +1,4 @@
-"""The space on disks that a run needs, estimated before any stage runs."""
+"""Estimates the disk space that a run needs, before any stage runs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from ...artifacts.store import Store
 from ...configs.sources import BuilderSource, ProgramSource
 from ...errors import InputError, SourceError, StoreError
 from ...formats.checkpoint import ENTRIES, files_of, read_header
-from ...tasks.lowering.model import PlannedModel, PlannedRecipe
+from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.tables import format_size
 from ...tasks.sources import find
-from .pace import ExpectedStage
+from .progress import ExpectedStage
 from .session import Session
 
 _log = logging.getLogger(__name__)
 
-_TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
-"""Of dtypes, the name in safetensors and the bytes."""
-
+_TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}  # name in safetensors, and bytes
 _SMALL = 512  # bytes: smaller tensors are not objects of their own
 
-# Bytes for each weight that a recipe quantizes, of two bits or more: at least and probably in the file, and in the
-# store, which also has it before it is packed.
+# Bytes per quantized weight, which has two bits or more: at least and probably in the file, and in the store, which
+# also has it before it is packed.
 _LEAST, _LIKELY, _STORED = 0.25, 1.0, 2.25
 
 
@@ -57,29 +55,21 @@ class Space:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of a model.
-
-    Attributes:
-        count: how many there are.
-        size: their bytes as they are computed with.
-        stored: of that, what the store may have a copy of: not what it finds in the checkpoint.
-        new: of that, what it certainly has not yet, and will.
-        certain: whether the model certainly has all of them.
-    """
+    """Weights of a model, and their bytes in the dtype that it computes in."""
 
     files: tuple[Path, ...]
     count: int
     size: int
-    stored: int
-    new: int
-    certain: bool
+    stored: int  # bytes that the store may copy, rather than find in the checkpoint
+    new: int  # bytes of these that the store certainly lacks
+    certain: bool  # whether the model certainly has all of them
 
 
 def check_space(session: Session) -> None:
-    """Compares what a run will probably write to the disks of its store and its results with the space on them.
+    """Warns if the disk of the store or the results probably has too little space for the run.
 
-    It is known from the headers of weights, and from what the stages made the last time. Warns if a disk probably has
-    too little space. A run with `refresh` makes what is in the store already.
+    Estimates what the run writes from the headers of weights, and from what its stages wrote the last time. A run with
+    `refresh` makes what is in the store already.
 
     Raises:
         InputError: a disk has too little space for weights that are certainly not in the store yet, and for results.
@@ -92,7 +82,7 @@ def check_space(session: Session) -> None:
         if model.name not in session.progress.outcomes:
             planned = session.progress.planned.get(model.name, {})
             _add_model(session.store, model, planned, _weights_of(model, sizes), seen, store, results)
-    spaces = [store] if session.place.on == "local" else []
+    spaces = [store] if session.run_config.on == "local" else []
     if session.part_of is None and not session.request.until:
         spaces.append(results)
     for device in {space.existing.stat().st_dev for space in spaces}:
@@ -101,16 +91,18 @@ def check_space(session: Session) -> None:
 
 def _compare(spaces: list[Space]) -> None:
     """Compares what is written to folders on one disk with the space on it."""
-    disk = os.statvfs(spaces[0].existing)
+    folder = spaces[0].existing.resolve()
+    disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     least, likely = (sum(getattr(space, name) for space in spaces) for name in ("least", "likely"))
     if free >= likely:
         return
     certain = free < least
+    mount = next(path for path in (folder, *folder.parents) if path.is_mount())
     folders = " and ".join(f"{space.name} in {space.folder}" for space in spaces)
     needed = f"at least {format_size(round(least))}" if certain else f"probably {format_size(round(likely))}"
     problem = (
-        f"the disk of {folders} (mounted at {_mount(spaces[0].existing)}) has {format_size(free)} free, and this run "
+        f"the disk of {folders} (mounted at {mount}) has {format_size(free)} free, and this run "
         f"writes {needed} to it. Estimate: {'; '.join(part for space in spaces for part in space.parts)}. Free some "
         "space (pteforge store gc), choose another disk with --store or PTEFORGE_CACHE, and --out, or lower fewer "
         "models or recipes at once (--models, --recipes)"
@@ -118,11 +110,6 @@ def _compare(spaces: list[Space]) -> None:
     if certain:
         raise InputError(problem)
     _log.warning("%s", problem)
-
-
-def _mount(path: Path) -> Path:
-    """The folder that the disk of a path is mounted at."""
-    return next(folder for folder in (path.resolve(), *path.resolve().parents) if folder.is_mount())
 
 
 def _add_model(
@@ -146,15 +133,15 @@ def _add_model(
         seen.add(weights.files)
         space.add(f"weights of {model.name}", weights.stored, weights.new if certain else 0)
     for recipe in model.recipes:
-        what, quantizes = f"{model.name} {recipe.name}", _quantizes(recipe)
+        what, quantizes = f"{model.name} {recipe.name}", bool(recipe.quantizers or recipe.recipe.transforms)
         if of_recipe := _last_objects(store, of_recipes[recipe.name]) - objects:
             space.add(f"{what}, as the last time", sum(blob.size for blob in of_recipe))
         elif weights and quantizes and of_recipes[recipe.name]:
             whole = certain and not any((store.local.root / "unfinished").glob("*"))  # some may be there already
             space.add(f"{what}, quantized", _STORED * weights.count, _LEAST * weights.count if whole else 0)
         last = [slot for slot in planned if slot == f"{model.name}/serialize/{recipe.name}"]
-        if made := _last_objects(store, last, "file", "data"):
-            results.add(f"{what}.pte, as the last time", sum(blob.size for blob in made))
+        if files := _last_objects(store, last, "file", "data"):
+            results.add(f"{what}.pte, as the last time", sum(blob.size for blob in files))
         elif weights:
             likely = _LIKELY * weights.count if quantizes else weights.size
             least = _LEAST * weights.count if quantizes else weights.size / 2  # targets may compute in 16 bits
@@ -163,56 +150,51 @@ def _add_model(
 
 def _last_objects(store: Store, slots: Iterable[str], *roles: str) -> set[BlobRef]:
     """Objects that stages made the last time; of all roles if none are named."""
-    found: set[BlobRef] = set()
-    for slot in slots:
-        if record := store.ledger.last_run(slot):
-            for role, ref in record.outputs.items():
-                if not roles or role in roles:
-                    with suppress(StoreError):
-                        found.update(store.objects_of(ref))
-    return found
-
-
-def _quantizes(recipe: PlannedRecipe) -> bool:
-    return bool(recipe.quantizers or recipe.recipe.transforms)
+    objects: set[BlobRef] = set()
+    for record in filter(None, map(store.ledger.last_run, slots)):
+        for role, ref in record.outputs.items():
+            if not roles or role in roles:
+                with suppress(StoreError):
+                    objects.update(store.objects_of(ref))
+    return objects
 
 
 def _weights_of(model: PlannedModel, stored: Collection[int]) -> Weights | None:
-    """Weights of a model, if their files are known; `stored` has the sizes of all objects of the store.
+    """The weights of a model, if their files are known; `stored` has the sizes of all objects in the store.
 
-    The store refers to a checkpoint's weights, also to bfloat16 that is widened to float32. A tensor whose size an
-    object has may be that object. If a task is named, some weights of a file may be unused.
+    The store refers to a checkpoint's weights, also to bfloat16 that is widened to float32. A tensor that has the size
+    of an object may be that object. If a task is named, the model may not use all weights of a file.
     """
     match model.source:
         case ProgramSource(program=program):
             files: tuple[Path, ...] = (program,)
-            wanted, item, certain = "", 0, True
+            kept_type, item_size, certain = "", 0, True
         case BuilderSource(builder=builder, kwargs=kwargs, files=declared):
             named = builder.startswith(f"{find.__package__}.")
             if named and kwargs.get("config") is not None:
                 return None  # random ones
             files = _weight_files(declared)
-            wanted, item = _TYPES[str(kwargs.get("dtype", "float32"))] if named else ("", 0)
+            kept_type, item_size = _TYPES[str(kwargs.get("dtype", "float32"))] if named else ("", 0)
             certain = named and not (kwargs.keys() & {"task", "outputs", "weights"})
         case _:
             return None
     count = size = copied = new = 0
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile):
         for file in files:
-            for kind, elements, own in _tensors(file):
-                used = elements * (item or own)
+            for kind, elements, element_size in _tensors(file):
+                used = elements * (item_size or element_size)
                 count, size = count + elements, size + used
-                if kind and wanted in ("", kind):
+                if kind and kept_type in ("", kind):
                     continue
                 copied += used
-                if (kind, wanted) != ("BF16", "F32") and used not in stored and used > _SMALL:
+                if (kind, kept_type) != ("BF16", "F32") and used not in stored and used > _SMALL:
                     new += used
         return Weights(files, count, size, copied, new, certain) if size else None
     return None  # a damaged file, which the stage that reads it reports
 
 
 def _weight_files(declared: Iterable[Path]) -> tuple[Path, ...]:
-    """Those of a model's files that its weights are read from."""
+    """The files among `declared` that a model reads its weights from."""
     by_name = {file.name: file for file in declared}
     if entries := [by_name[name] for name in ENTRIES if name in by_name]:
         with suppress(SourceError):
@@ -222,9 +204,9 @@ def _weight_files(declared: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, int, int]]:
-    """Type, number of elements and bytes of each element of the tensors in a file, by its header.
+    """Type, number of elements and bytes per element of the tensors in a file, from its header.
 
-    Of an archive of torch's, the type is not known, and elements count as four bytes.
+    In torch's archives, the type is unknown, and elements count as four bytes.
     """
     if file.suffix != ".safetensors":
         with zipfile.ZipFile(file) as archive:

@@ -1,4 +1,4 @@
-"""What `pteforge bisect` and `doctor` find out: where a recipe loses quality, and whether models can be exported."""
+"""Runs `pteforge bisect` and `doctor`: finds where a recipe loses quality, and whether models can be exported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def bisect(session: Session, drop_db: float) -> Bisection:
     """Finds where the only recipe of a session's only model loses quality. Runs only stages that are not cached.
 
-    Raises PteforgeError if a stage that the ladder needs failed.
+    Raises PteforgeError if a stage that the ladder needs fails.
     """
     (model,) = session.models
     try:
@@ -42,7 +42,6 @@ def bisect(session: Session, drop_db: float) -> Bisection:
         return asyncio.run(lowering.bisect(session.local_runner(), model, drop_db))
 
 
-_NODES = 12
 _EXACT_DB = 160.0  # plotted for equal outputs; fp32 reaches about 150
 
 
@@ -60,7 +59,7 @@ def draw(bisection: Bisection) -> bytes:
     """The plot as a PNG file."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow import, and an optional dependency
 
-    nodes = bisection.nodes.losing[:_NODES] if bisection.nodes else ()
+    nodes = bisection.nodes.losing[:12] if bisection.nodes else ()
     columns = 2 if nodes else 1
     figure = Figure(figsize=(6.0 * columns, 4.5), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
@@ -103,31 +102,29 @@ def _decibels(worst: Worst | None) -> float:
     return _EXACT_DB if worst.sqnr_db is None else worst.sqnr_db
 
 
-_MODELS_AT_ONCE = 16  # they mostly wait for workers
-
-
 @dataclass(frozen=True, slots=True)
 class ModelDiagnosis:
-    """What was found about a model.
-
-    Attributes:
-        methods: by method, the diagnosis, or why there is none. The name is empty where the model could not be built.
-    """
+    """The diagnosis of each method of a model, or why there is none; without a name if the model cannot be built."""
 
     model: str
     methods: Mapping[str, Diagnosis | Failure]
 
     @property
     def well(self) -> bool:
-        return all(map(_is_well, self.methods.values()))
+        return all(method["well"] for method in self._described().values())
 
     def to_json(self) -> dict[str, Any]:
-        methods = {method: {"well": _is_well(found), **found.to_json()} for method, found in self.methods.items()}
-        return {"well": self.well, "methods": methods}
+        return {"well": self.well, "methods": self._described()}
+
+    def _described(self) -> dict[str, dict[str, Any]]:
+        return {
+            method: {"well": isinstance(diagnosis, Diagnosis) and diagnosis.well, **diagnosis.to_json()}
+            for method, diagnosis in self.methods.items()
+        }
 
 
 def examine(session: Session) -> tuple[ModelDiagnosis, ...]:
-    """Diagnoses every method of a session's models. Runs only what is not cached."""
+    """Diagnoses every method of a session's models. Runs only stages that are not cached."""
     try:
         return run_without_loop(_examine(session.models, LedgerRunner(session.executor)))
     except NotCached:
@@ -138,10 +135,10 @@ def examine(session: Session) -> tuple[ModelDiagnosis, ...]:
 async def _examine(models: tuple[PlannedModel, ...], runner: Runner) -> tuple[ModelDiagnosis, ...]:
     if isinstance(runner, LedgerRunner):
         return tuple([await _examine_model(model, runner) for model in models])
-    slots = asyncio.Semaphore(_MODELS_AT_ONCE)
+    limit = asyncio.Semaphore(16)  # models at once; they mostly wait for workers
 
     async def examine_one(model: PlannedModel) -> ModelDiagnosis:
-        async with slots:
+        async with limit:
             return await _examine_model(model, runner)
 
     return tuple(await asyncio.gather(*map(examine_one, models)))
@@ -150,21 +147,13 @@ async def _examine(models: tuple[PlannedModel, ...], runner: Runner) -> tuple[Mo
 async def _examine_model(model: PlannedModel, runner: Runner) -> ModelDiagnosis:
     run = ModelRun(runner, model)
     try:
-        found = await diagnose_methods(run)
-    except NotCached:
-        raise
+        results = await diagnose_methods(run)
     except Exception as error:  # noqa: BLE001 - the boundary of a model: the others continue
-        found = {"": error}
-    if missing := next((each for each in found.values() if isinstance(each, NotCached)), None):
+        results = {"": error}
+    if missing := next((result for result in results.values() if isinstance(result, NotCached)), None):
         raise missing
-    return ModelDiagnosis(
-        model.name,
-        {
-            method: Failure.of(run.step_of(each), each) if isinstance(each, Exception) else each
-            for method, each in found.items()
-        },
-    )
-
-
-def _is_well(found: Diagnosis | Failure) -> bool:
-    return isinstance(found, Diagnosis) and found.well
+    methods = {
+        method: Failure.of(run.step_of(result), result) if isinstance(result, Exception) else result
+        for method, result in results.items()
+    }
+    return ModelDiagnosis(model.name, methods)

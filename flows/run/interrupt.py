@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from .json_log import print_error
@@ -23,15 +22,12 @@ INTERRUPTED = 130
 MESSAGE = "interrupted; finished stages are kept, run the same command to go on"
 
 _PATIENCE = 3.0  # seconds for Prefect to notify its server
-
-
-_noticed: list[int] = []
-"""Signals of Ctrl-C that came while nobody else handled them."""
+_noticed: list[int] = []  # signals of Ctrl-C that came while nobody else handled them
 
 
 @contextmanager
 def noticed_interrupts() -> Iterator[list[int]]:
-    """While the context is open, signals of Ctrl-C are listed. They raise KeyboardInterrupt, as they do by default."""
+    """Lists signals of Ctrl-C while the context is open. They raise KeyboardInterrupt, as they do by default."""
     if threading.current_thread() is not threading.main_thread():
         yield []  # signals only reach the main thread
         return
@@ -123,6 +119,6 @@ def leave_interrupted() -> NoReturn:
 def leave(code: int) -> NoReturn:
     """Exits at once: no exit functions, no waiting for threads or for a server that does not answer."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # its reader is gone
+        with suppress(OSError, ValueError):  # its reader is gone
             stream.flush()
     os._exit(code)

@@ -27,10 +27,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_json() -> None:
-    """Makes this process log JSON to standard error: what `say` is given, warnings, errors and crashes."""
+    """Makes this process log JSON to standard error: events of `say`, warnings, errors and crashes."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
-    _ours.handlers = [handler, *(each for each in _ours.handlers if not isinstance(each, logging.StreamHandler))]
+    _ours.handlers = [handler, *(other for other in _ours.handlers if not isinstance(other, logging.StreamHandler))]
     _ours.propagate = False
     logging.lastResort = handler  # for the logs of libraries, from warnings on
     logging.captureWarnings(True)

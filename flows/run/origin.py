@@ -1,4 +1,4 @@
-"""What a file was made from, recorded in its provenance so that `pteforge reproduce` can make it again."""
+"""The origin of a file, recorded in its provenance so that `pteforge reproduce` can make it again."""
 
 from __future__ import annotations
 
@@ -25,28 +25,22 @@ from ...tasks.engine.keys.search import host_capability
 class Origin(Record):
     """A model of a zoo, as a run lowered it.
 
-    Attributes:
-        zoo: a zoo file with the model and its recipes, after includes, defaults and overrides. Paths below the root of
-            the repository, or below the folder of a zoo without git, are relative to `folder`.
-        folder: where the zoo is, relative to the root of the repository; empty without git.
-        debug: whether it was asked for with ``--debug``.
-        python: version of Python.
-        machine: the instructions that torch chose kernels by.
+    `zoo` is a zoo file with the model and its recipes, after includes, defaults and overrides. Paths below the root of
+    the repository, or below the folder of a zoo without git, are relative to `folder`.
     """
 
     zoo: Mapping[str, Any]
-    folder: str
-    debug: bool
-    python: str
-    machine: str
+    folder: str  # of the zoo, relative to the root of the repository; empty without git
+    debug: bool  # whether the run had the option --debug
+    python: str  # version
+    machine: str  # the vector instructions by which torch chose kernels
 
     @classmethod
     def of(cls, loaded: LoadedZoo, model: str, *, debug: bool) -> Origin:
-        place = loaded.files[0].parent
-        folder = git_folder(place)
-        root = (place, *place.parents)[len(Path(folder or "").parts)]
-        zoo = _part(loaded.zoo, model, place, root)
-        return cls(zoo, folder or "", debug, platform.python_version(), host_capability())
+        here = loaded.files[0].parent
+        folder = git_folder(here) or ""
+        zoo = _part(loaded.zoo, model, here, root_of(here, folder))
+        return cls(zoo, folder, debug, platform.python_version(), host_capability())
 
     def load(self, folder: Path) -> LoadedZoo:
         """The zoo, as if it were a file in a folder; raises ConfigError as `load_zoo`."""
@@ -54,13 +48,13 @@ class Origin(Record):
 
 
 def git_commit(folder: Path) -> str:
-    """The commit that is checked out in a folder, with ``-dirty`` where tracked files differ; empty without git."""
+    """The commit that is checked out in a folder, with ``-dirty`` if tracked files differ; empty without git."""
     return _git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") or ""
 
 
 def version_in(root: Path) -> str:
-    """The version of pteforge; in a clone that is not at its release, with the commit, as in 0.1.0+g1a2b3c4."""
-    if not (root / ".git").exists():  # installed, maybe below the repository of somebody else
+    """The version of pteforge; with the commit in a clone that is not at its release, such as 0.1.0+g1a2b3c4."""
+    if not (root / ".git").exists():  # installed, maybe inside another project's repository
         return __version__
     described = _git(root, "describe", "--tags", "--long", "--always", "--dirty=.dirty", f"--match=v{__version__}")
     ahead, _, commit = (described or "").rpartition("-g")
@@ -68,9 +62,14 @@ def version_in(root: Path) -> str:
     return __version__ if released or not commit else f"{__version__}+g{commit}"
 
 
+def root_of(folder: Path, inside: str) -> Path:
+    """The folder in which the relative path of `folder` is `inside`."""
+    return (folder, *folder.parents)[len(Path(inside).parts)]
+
+
 @cache
 def git_folder(folder: Path) -> str | None:
-    """A folder relative to the root of its repository; None without git. Looked up once per process, not per file."""
+    """A folder relative to the root of its repository; None without git. Cached, since each file asks."""
     prefix = _git(folder, "rev-parse", "--show-prefix")
     return None if prefix is None else prefix.rstrip("/")
 
@@ -89,13 +88,13 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _part(zoo: Zoo, model: str, place: Path, root: Path) -> dict[str, Any]:
+def _part(zoo: Zoo, model: str, folder: Path, root: Path) -> dict[str, Any]:
     """The zoo with one model, and the recipes that it names, as JSON."""
 
     def relative(path: object) -> str:
         if not isinstance(path, Path):
             raise TypeError(f"{path!r} is not JSON")
-        return os.path.relpath(path, place) if path.is_relative_to(root) else str(path)
+        return os.path.relpath(path, folder) if path.is_relative_to(root) else str(path)
 
     recipes = {}
     for name in zoo.recipes_of(model):  # without exceptions for other models, which the loader would not find
@@ -106,6 +105,6 @@ def _part(zoo: Zoo, model: str, place: Path, root: Path) -> dict[str, Any]:
             changes["verify"] = recipe.verify.model_copy(update={"on": (HOST,), "required": False})
         recipes[name] = recipe.model_copy(update=changes) if changes else recipe
     part = zoo.model_copy(update={"models": {model: zoo.models[model]}, "recipes": recipes})
-    written = part.model_dump(exclude={"run", "publish", "places"}, exclude_unset=True)
-    tree: dict[str, Any] = json.loads(json.dumps(written, default=relative))
+    fields = part.model_dump(exclude={"run", "publish", "places"}, exclude_unset=True)
+    tree: dict[str, Any] = json.loads(json.dumps(fields, default=relative))
     return tree

@@ -16,23 +16,19 @@ KEPT_AS = "; the file is kept as "
 
 @dataclass(frozen=True, slots=True)
 class ModelOutcome:
-    """All recipes of one model, and its stages.
-
-    Attributes:
-        unwatched: what the stages that ran have read that is not watched: see `tasks.engine.keys.inputs.Observed`.
-    """
+    """All recipes of one model, and its stages."""
 
     model: str
     recipes: tuple[Delivered, ...]
     stages: tuple[StageOutcome, ...] = ()
-    unwatched: tuple[str, ...] = ()
+    unwatched: tuple[str, ...] = ()  # inputs of its stages that are not watched: `tasks.engine.keys.inputs.Observed`
 
     @property
     def status(self) -> Status:
         """``failed`` if any recipe is, else ``made`` if any stage ran, else ``cached``."""
-        found = {recipe.status for recipe in self.recipes}
+        statuses = {recipe.status for recipe in self.recipes}
         order: tuple[Status, ...] = ("failed", "made", "cached")
-        return next((status for status in order if status in found), "not applicable")
+        return next((status for status in order if status in statuses), "not applicable")
 
     @property
     def ran(self) -> int:
@@ -44,12 +40,12 @@ class ModelOutcome:
 
     @property
     def until(self) -> str:
-        """The stage after which its recipes stopped, as they were asked to; empty where they made files."""
+        """The stage after which `--until` stopped its recipes; empty if they made files."""
         return ", ".join(dict.fromkeys(recipe.until for recipe in self.recipes if recipe.until))
 
     @property
     def proof(self) -> str:
-        """What is known of its files: all were run, or some were only made."""
+        """``verified`` if all of its files were run, else ``made``."""
         return "verified" if all(recipe.verified for recipe in self.recipes if recipe.path) else "made"
 
 
@@ -79,27 +75,26 @@ class ZooOutcome:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files that were made, in order."""
+        """Paths of the files that were made."""
         return tuple(recipe.path for recipe in self.recipes if recipe.path)
 
     @property
     def unverified(self) -> tuple[Path, ...]:
-        """Those that this machine cannot run, of recipes that do not ask for it."""
+        """Files that this machine cannot run, of recipes that do not require it."""
         return tuple(recipe.path for recipe in self.recipes if recipe.path and not recipe.verified)
 
     @property
     def summary(self) -> str:
-        """How many files were verified or, of a run that stops earlier, how far how many models came."""
-        stopped = [model for model in self.models if model.until]
-        if not stopped:
-            unverified = f", {len(self.unverified)} made and not run" if self.unverified else ""
-            verified = len(self.files) - len(self.unverified)
-            return f"{verified} file{'s' * (verified != 1)} verified{unverified}"
-        return f"{len(stopped)} model{'s' * (len(stopped) > 1)}: stages up to {stopped[0].until} done"
+        """How many files are verified; with `--until`, the last stage and how many models reached it."""
+        if stopped := [model for model in self.models if model.until]:
+            return f"{len(stopped)} model{'s' * (len(stopped) > 1)}: stages up to {stopped[0].until} done"
+        unverified = f", {len(self.unverified)} made and not run" if self.unverified else ""
+        verified = len(self.files) - len(self.unverified)
+        return f"{verified} file{'s' * (verified != 1)} verified{unverified}"
 
     @property
     def exit_code(self) -> int:
-        """0: everything that applies was made and verified. 2: all failures are unusable input. 1: others."""
+        """0 if everything applicable was made and verified, 2 if all failures are unusable input, else 1."""
         if not self.failures:
             return 0
         return 2 if all(failure.unusable for failure in self.failures) else 1

@@ -30,17 +30,11 @@ _EVERY, _EVERY_OF_PART = 15.0, 3.0  # seconds between two records while a run wo
 
 @dataclass(eq=False)
 class Recording:
-    """Keeps the record of a session, and publishes its files.
-
-    Attributes:
-        recordable: whether the store has taken the record so far.
-        page: the page about the run, once it is there.
-        release: the outcome of the release, once there is one.
-    """
+    """Keeps the record of a session, and publishes its files."""
 
     session: Session
-    recordable: bool = True
-    page: Path | None = None
+    recordable: bool = True  # whether the store has taken the record so far
+    page: Path | None = None  # about the run, once it is there
     release: ReleaseOutcome | None = None
     _published: Published | PteforgeError | None = None  # what `publish` returned or raised
     _tried_to_publish: bool = False
@@ -52,10 +46,9 @@ class Recording:
     def open(self, metrics: Path | None = None) -> Iterator[None]:
         """Keeps a record of the run in the store: written now, from time to time, and when the context ends.
 
-        Meanwhile the run holds a lease, by which it is known to live: `gc` keeps what it publishes, which may be
-        between two stages and in no record. What runs that were killed, or whose disk failed, have left half written
-        among the results is removed. The page is written at the end, and has what `publish` did in the context.
-        `metrics` is where to write some, see `write_metrics`.
+        Meanwhile the run holds a lease, which shows that it is alive: `gc` keeps what it publishes, which may be
+        between two stages and in no record. Removes half-written files of killed runs from the results. Writes the page
+        at the end, with the outcome of `publish`, and metrics to the path `metrics`.
         """
         from .telemetry import Telemetry  # noqa: PLC0415 - imports that only runs need
 
@@ -81,7 +74,7 @@ class Recording:
             except Exception:
                 status = "failed"
                 raise
-            finally:  # before the lease is released: who finds neither it nor this record takes the run for killed
+            finally:  # before the lease is released: without both, the run counts as killed
                 record = self.save(status)
                 if status != "interrupted":
                     self._write_page(record)
@@ -89,7 +82,7 @@ class Recording:
                     observer.ended(record)
 
     def save(self, status: RunStatus) -> RunRecord:
-        """Writes the run's record, in place of an earlier one; a store that cannot take it is a warning."""
+        """Writes the run's record over an earlier one; warns if the store cannot take it."""
         if status != "running":
             self._ended.set()
             self._reserve.close()
@@ -97,7 +90,7 @@ class Recording:
         try:
             with self._recording:
                 self.session.store.runs.write(record)
-            for index in (self.session.results.known, self.session.store.inputs, self.session.whole_models):
+            for index in (self.session.results.known_files, self.session.store.inputs, self.session.whole_models):
                 with suppress(StoreError):  # the next run takes longer without it
                     index.save()
         except StoreError as error:
@@ -107,7 +100,7 @@ class Recording:
         return record
 
     def _keep_recording(self) -> None:
-        """Writes the record from time to time, so that what a killed run has done is known."""
+        """Writes the record from time to time, so that there is one even if the run is killed."""
         every = _EVERY if self.session.part_of is None else _EVERY_OF_PART
         pause, recorded = every, 0
         while not self._ended.wait(pause):
@@ -120,7 +113,7 @@ class Recording:
             pause = max(every, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
 
     def _warn_of_namesakes(self, record: RunRecord) -> None:
-        """Warns where another zoo that uses the store has the name of this one."""
+        """Warns if another zoo in the store has the name of this one."""
         if not record.zoo_file:
             return
         with suppress(StoreError, OSError):
@@ -137,9 +130,9 @@ class Recording:
                     return
 
     def _is_another_zoo(self, record: RunRecord, other: RunRecord) -> bool:
-        """Whether another run was of another zoo in this store, and not in one that this is a copy of.
+        """Whether `other` is a run of another zoo in this store, and not in a store that this one is a copy of.
 
-        Checkouts of this one on other machines, or that have been removed since, are no other zoos.
+        Checkouts of this zoo on other machines, or that have been removed since, are not other zoos.
         """
         if other.host == platform.node():
             file, copied = Path(other.zoo_file), other.parameters.get("store") != record.parameters.get("store")
@@ -148,7 +141,7 @@ class Recording:
         return bool(models) and models.isdisjoint(self.session.loaded.zoo.models)
 
     def describe(self, status: RunStatus) -> RunRecord:
-        """The run's record as of now."""
+        """The run's current record."""
         session, progress = self.session, self.session.progress
         unfinished = {name: tuple(stages.values()) for name, stages in list(progress.unfinished.items())}
         return RunRecord(
@@ -168,9 +161,9 @@ class Recording:
         )
 
     def publish(self) -> Published | None:
-        """Releases the files if the run is to, and made all of them; the first time only.
+        """Releases the files if the run should and made all of them; raises as `releases.Releases.publish`.
 
-        Returns or raises (as `releases.Releases.publish`) the same again afterwards.
+        Later calls return or raise the same again.
         """
         publication = self.session.publication
         if publication and not self._tried_to_publish:
@@ -186,7 +179,7 @@ class Recording:
         return self._published
 
     def _write_page(self, record: RunRecord) -> None:
-        """Writes the page about the run next to its files, if it was to make files; a failure is a warning."""
+        """Writes the page about the run next to its files, if it makes files; warns if that fails."""
         session = self.session
         if not session.progress.outcomes or session.request.until:
             return
@@ -200,7 +193,7 @@ class Recording:
 
     @cached_property
     def previous(self) -> RunRecord | None:
-        """The zoo's last run before this one, with what earlier runs made of the rest; None if none can be read."""
+        """The zoo's last run before this one, completed from earlier runs; None if none can be read."""
         from ..reports.changes import runs_before, with_the_rest  # noqa: PLC0415 - an import that only runs need
 
         with suppress(StoreError, StopIteration):

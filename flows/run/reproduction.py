@@ -1,4 +1,4 @@
-"""Makes a file of a release again from what its manifest records, and compares the two."""
+"""Makes a file of a release again from its manifest, and compares the two."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ...tasks.lowering.graph import STAGES
 from ..releases.difference import File, FileDifference, compare_files
 from ..releases.records import ReleasedFile
 from ..releases.releases import Releases
-from .origin import Origin, git_commit, git_folder
+from .origin import Origin, git_commit, git_folder, root_of
 from .request import ExportRequest
 from .select import select_models
 from .session import Session, check_names
@@ -39,21 +39,13 @@ Observe = Callable[[Session], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A file of a release, and the one that was made again.
+    """A file of a release, compared with the one that was made again."""
 
-    Attributes:
-        name: ``MODEL/RECIPE``.
-        release: name of the release.
-        sha256: of the file in the release.
-        difference: what differs; None if the files, and their `.ptd`, have the same bytes.
-        notes: what may be the reason.
-    """
-
-    name: str
+    name: str  # MODEL/RECIPE
     release: str
-    sha256: str
-    difference: FileDifference | None
-    notes: tuple[str, ...] = ()
+    sha256: str  # of the file in the release
+    difference: FileDifference | None  # None if the files, and their `.ptd`, have the same bytes
+    notes: tuple[str, ...] = ()  # possible reasons
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -78,12 +70,12 @@ def reproduce(
 ) -> Reproduction:
     """Lowers ``MODEL/RECIPE`` of a release again, with a store and a cache of its own.
 
-    `source` is a folder in the checkout of the repository that the zoo was in; the zoo's folder if it was in none. With
-    a `public_key`, the release's signature is checked first.
+    `source` is a folder in a checkout of the zoo's repository, or the zoo's folder if it was in none. Checks the
+    release's signature first if there is a `public_key`.
 
     Raises:
-        InputError: the release has no such file, or this is not what it was made with: the message names all that
-            differs. Nothing has run.
+        InputError: the release has no such file, or the sources or packages here differ from those that it was made
+            with: the message names all differences. Nothing has run.
         ReleaseDamaged: the release cannot be read, or its signature does not fit.
         StageFailed: a stage failed, or the file did not pass its verification.
     """
@@ -97,19 +89,19 @@ def reproduce(
         TemporaryDirectory(prefix="pteforge-reproduce-") as folder,
         patch.dict(os.environ, PTEFORGE_CACHE=f"{folder}/cache"),  # of this process, and of workers that it starts
     ):
-        made = _make(loaded, recorded.request, name, Path(folder), observe, jobs)
-        before, after = File.of_release(releases, released), File.at(made)
+        path = _make(loaded, recorded.request, name, Path(folder), observe, jobs)
+        before, after = File.of_release(releases, released), File.at(path)
         sha256 = released.file.sha256
         if before.sha256() == after.sha256():
             return Reproduction(name, release, sha256, None)
-        keys = json.loads(made.with_suffix(".json").read_bytes())["stage_keys"]
+        keys = json.loads(path.with_suffix(".json").read_bytes())["stage_keys"]
         notes = tuple(_suspicions(recorded.request, released.provenance["stage_keys"], keys))
         return Reproduction(name, release, sha256, compare_files(name, before, after), notes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run(Record):
-    """What is read of the run in a file's provenance."""
+    """The run that made a file, from its provenance."""
 
     version: str
     commit: str
@@ -127,10 +119,10 @@ def _recorded(released: ReleasedFile, what: str) -> _Run:
 
 
 def _prepare(recorded: _Run, released: ReleasedFile, name: str, source: Path) -> LoadedZoo:
-    """The zoo to lower; raises InputError with everything that is not as it was, and how to get it."""
-    below = git_folder(source.absolute()) if recorded.commit else None
-    root = (source.absolute(), *source.absolute().parents)[len(Path(below or "").parts)]
-    folder = root / recorded.request.folder
+    """The zoo to lower; raises InputError with everything that has changed, and how to get it back."""
+    source = source.absolute()
+    inside = git_folder(source) if recorded.commit else None
+    folder = root_of(source, inside or "") / recorded.request.folder
     problems = [*_other_sources(recorded, folder), *_other_versions(recorded, released.provenance["toolchain"])]
     if problems:
         raise InputError("\n  ".join((f"{name} was not made with what is here, and nothing was built:", *problems)))
@@ -172,18 +164,18 @@ def _make(loaded: LoadedZoo, origin: Origin, name: str, folder: Path, observe: O
         models = tuple(model.for_debugging() for model in models)
     with open_store(str(folder / "store")) as store, Workers(jobs=jobs) as workers:
         executor = Executor(store, workers)
-        asked = ExportRequest(zoo=loaded.files[0], out=folder / "out", debug=origin.debug)
-        session = Session(loaded, models, executor, workers, asked)
+        request = ExportRequest(zoo=loaded.files[0], out=folder / "out", debug=origin.debug)
+        session = Session(loaded, models, executor, workers, request)
         with observe(session):
             check_names(session)
             asyncio.run(lower_rest(session, session.local_runner()))
     (outcome,) = session.progress.outcome().models
-    made = outcome.recipes[0]
-    if made.failure:
-        raise made.failure.error(name)
-    if made.path is None:
-        raise InputError(f"{name}: {made.reason}")
-    return made.path
+    delivered = outcome.recipes[0]
+    if delivered.failure:
+        raise delivered.failure.error(name)
+    if delivered.path is None:
+        raise InputError(f"{name}: {delivered.reason}")
+    return delivered.path
 
 
 def _suspicions(origin: Origin, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:

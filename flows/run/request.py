@@ -1,4 +1,4 @@
-"""What a run of a zoo is asked for, as one value."""
+"""The request for a run of a zoo: one value for commands, flows and records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from ...errors import InputError
 
 BLOCK = "block:"
-"""Before the name of a Prefect block that has a store's URL and signing key."""
+"""Prefix of the name of a Prefect block that has a store's URL and signing key."""
 
 Place = Literal["local", "pool", "dask", "ray"]  # as in `configs.zoo`, which completion has no time to import
 
@@ -20,19 +20,18 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
 
 
 def joined(globs: str | Sequence[str]) -> str:
-    """Globs with commas between them."""
     return globs if isinstance(globs, str) else ",".join(globs)
 
 
 Globs = Annotated[str, BeforeValidator(joined, json_schema_input_type=str | list[str])]
-"""Globs with commas between them; a list is read too."""
+"""Globs with commas between them; lists are converted."""
 
 
 class ExportRequest(BaseModel):
-    """What a run of a zoo is asked for.
+    """The request for a run of a zoo.
 
-    Each field is a parameter of the flows, an option of the commands that start or plan runs, and part of the record of
-    the run. Its docstring is the help of the option, and the description in Prefect's form.
+    Each field is a parameter of the flows, an option of the commands that start or plan runs, and part of the run's
+    record. Its docstring is the help of the option, and the description in Prefect's form.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -91,23 +90,22 @@ class ExportRequest(BaseModel):
 
     def parameters(self, *, defaults: bool = True) -> dict[str, Any]:
         """The fields as JSON values: parameters of the flows. Paths are absolute, since runs start in other folders."""
-        places: dict[str, Any] = {"zoo": self.zoo.absolute(), "out": self.out.absolute()}
-        places |= {name: absolute_place(place) for name in ("store", "publish") if (place := getattr(self, name))}
-        if self.places:
-            places["places"] = tuple(map(_absolute_library, self.places))
-        return self.model_copy(update=places).model_dump(mode="json", exclude_defaults=not defaults)
+        absolute: dict[str, Any] = {"zoo": self.zoo.absolute(), "out": self.out.absolute()}
+        absolute |= {name: absolute_url(url) for name in ("store", "publish") if (url := getattr(self, name))}
+        absolute["places"] = tuple(map(_absolute_library, self.places))
+        return self.model_copy(update=absolute).model_dump(mode="json", exclude_defaults=not defaults)
 
 
 def _absolute_library(place: str) -> str:
-    kind, colon, path = place.partition(":")
-    return f"{kind}{colon}{Path(path).absolute()}" if kind == "library" and colon else place
+    library = place.removeprefix("library:")
+    return place if library == place else f"library:{Path(library).absolute()}"
 
 
 def describe(field: str) -> str:
-    """What a field of a request means, for people."""
+    """The help text of a field of a request."""
     return ExportRequest.model_fields[field].description or ""
 
 
-def absolute_place(place: str) -> str:
-    """A URL or a block as it is, a folder as an absolute path."""
-    return place if "://" in place or place.startswith(BLOCK) else str(Path(place).absolute())
+def absolute_url(text: str) -> str:
+    """Makes a folder absolute; returns a URL or a block unchanged."""
+    return text if "://" in text or text.startswith(BLOCK) else str(Path(text).absolute())

@@ -26,7 +26,7 @@ from ...tasks.lowering.model import PlannedModel, PlannedRecipe, check_callable,
 from ...tasks.sources.find import find_source, methods_of
 from ...tasks.verify.places import PlannedPlace, plan_place
 from ..releases.publish import Publication
-from .request import ExportRequest, absolute_place
+from .request import ExportRequest, absolute_url
 
 
 def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
@@ -58,11 +58,8 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
 
 
 def publication_of(loaded: LoadedZoo, request: ExportRequest) -> Publication | None:
-    """What a run publishes. Only a whole run does so without being asked.
-
-    Raises InputError, before any work, if that cannot be done.
-    """
-    config, url = loaded.zoo.publish, request.publish and absolute_place(request.publish)
+    """How a run publishes; a partial run only does so with ``--publish``. Raises InputError if it cannot publish."""
+    config, url = loaded.zoo.publish, request.publish and absolute_url(request.publish)
     if url:
         config = config.model_copy(update={"url": url}) if config else PublishConfig(url=url)
     if config is None:
@@ -70,9 +67,8 @@ def publication_of(loaded: LoadedZoo, request: ExportRequest) -> Publication | N
     parts = [name for name in ("models", "recipes") if getattr(request, name) != "*"]
     parts += [name for name in ("until", "debug") if getattr(request, name)]
     if parts and not url:
-        return Publication(
-            config.url, skipped=f"it was not a whole run ({', '.join(parts)}); use --publish URL to do so"
-        )
+        reason = f"it was not a whole run ({', '.join(parts)}); use --publish URL to do so"
+        return Publication(config.url, skipped=reason)
     try:
         return Publication.of(config)
     except InputError as error:
@@ -81,7 +77,7 @@ def publication_of(loaded: LoadedZoo, request: ExportRequest) -> Publication | N
 
 @contextmanager
 def _collected(problems: list[InputError]) -> Iterator[None]:
-    """Ends at an error, which is kept."""
+    """Ends at an InputError, and adds it to the problems."""
     try:
         yield
     except InputError as error:
@@ -147,7 +143,7 @@ def _plan(
 
 
 def _check_methods(loaded: LoadedZoo, model: PlannedModel, methods: Mapping[str, bool]) -> None:
-    """Raises InputError for methods that a model by name does not have, and for what those that it has cannot do."""
+    """Raises InputError for methods that a model by name lacks, and for options that its methods do not take."""
     error_at, where = loaded.locations.error, ("models", model.name)
     for method in [bucket.method for bucket in model.buckets if methods.get(bucket.method)]:
         problem = "the method keeps a cache, and each bucket would have its own; leave the buckets out"
@@ -169,7 +165,7 @@ def _check_methods(loaded: LoadedZoo, model: PlannedModel, methods: Mapping[str,
 
 
 def _check_evaluator(gate: AccuracyGate | None, methods: Mapping[str, bool]) -> None:
-    """Raises SourceError if an evaluator of pteforge's runs a method that is not there, or does not generate text."""
+    """Raises SourceError if one of pteforge's evaluators needs a method or text generation that the model lacks."""
     if gate is None or not gate.evaluator.builder.startswith(SHIPPED_EVALUATORS):
         return
     name, method = gate.evaluator.builder.rpartition(":")[2], str(gate.evaluator.kwargs.get("method", "forward"))
@@ -180,10 +176,10 @@ def _check_evaluator(gate: AccuracyGate | None, methods: Mapping[str, bool]) -> 
 
 
 def _check_layers(loaded: LoadedZoo, name: str, recipes: Sequence[str]) -> None:
-    """Raises InputError if a model says how its recipes quantize layers, and none of them quantizes any."""
+    """Raises InputError if a model says how its recipes quantize layers, and none of them does."""
     fields = getattr(loaded.zoo.models[name].source, "quantize_layers", None)
-    found = [loaded.zoo.recipes[recipe] for recipe in recipes]
-    if fields and not any(recipe.quantize_layers and not recipe.source_transforms for recipe in found):
+    named = (loaded.zoo.recipes[recipe] for recipe in recipes)
+    if fields and not any(recipe.quantize_layers and not recipe.source_transforms for recipe in named):
         problem = (
             f"no recipe of the model goes by `quantize_layers` ({', '.join(recipes)}); add one that does, such as "
             "xnnpack-llm-8da4w"
@@ -192,7 +188,7 @@ def _check_layers(loaded: LoadedZoo, name: str, recipes: Sequence[str]) -> None:
 
 
 def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: ModuleSearch) -> ResolvedSource:
-    """The model's source, which is a builder if it was a name."""
+    """The model's source; a builder in place of a name."""
     source: ResolvedSource
     error_at, where = loaded.locations.error, ("models", name, "source")
     match config.source:
@@ -232,9 +228,10 @@ def _plan_recipe(
     bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)
     bounded = _bounds_are_written(loaded, ("models", model)) or _bounds_are_written(loaded, ("recipes", name))
     planned = plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded)
-    places = tuple(place(each) for each in recipe.verify.on if each != HOST)
+    places = tuple(place(where) for where in recipe.verify.on if where != HOST)
     device = loaded.zoo.models[model].limits.device
-    for limit in device.written if device and not any(map(_may_measure, places)) else ():
+    may_measure = any(runtime.params.command or runtime.unreachable for runtime in places)
+    for limit in device.written if device and not may_measure else ():
         if limit != "planned":
             problem = (
                 f"no place of recipe {name!r} measures it: run `pteforge runtime install host` once, and verify on "
@@ -246,7 +243,7 @@ def _plan_recipe(
 
 def _check_dtype(source: HuggingFaceSource, name: str, recipe: Recipe) -> None:
     """Raises SourceError for a dtype in which XNNPACK cannot quantize as the recipe says (executorch 1.5.1)."""
-    lowers = any("xnnpack" in made.target.split(TARGET_SEPARATOR) for made in recipe.specializations)
+    lowers = any("xnnpack" in spec.target.split(TARGET_SEPARATOR) for spec in recipe.specializations)
     quantizes = recipe.quantize and any(chosen.quantizer == "xnnpack" for chosen in recipe.quantize.chosen)
     if source.dtype in {"float16", "bfloat16"} and quantizes:
         raise SourceError(f"XNNPACK's quantizer takes float32 only, and recipe {name!r} has it; leave `dtype` out")
@@ -256,13 +253,8 @@ def _check_dtype(source: HuggingFaceSource, name: str, recipe: Recipe) -> None:
         )
 
 
-def _may_measure(place: PlannedPlace) -> bool:
-    """Whether a place may say how much memory methods take."""
-    return bool(place.params.command or place.unreachable)
-
-
 def _plan_place(loaded: LoadedZoo, name: str) -> PlannedPlace:
-    """Asks a place of the zoo or of the command line what it is; raises InputError where it cannot exist."""
+    """Plans a place of the zoo or of the command line; raises InputError if it cannot exist."""
     where = "places", name
     try:
         return plan_place(name, loaded.zoo.places[name], loaded.files[0].parent)
@@ -274,12 +266,12 @@ def _plan_place(loaded: LoadedZoo, name: str) -> PlannedPlace:
 
 def _bounds_are_written(loaded: LoadedZoo, where: FieldPath) -> bool:
     """Whether the user has written a bound there; those of shipped recipes are for models without a gate."""
-    places = (loaded.locations.written_at((*where, "verify", bound)) for bound in ERROR_BOUNDS)
-    return any(place is not None and not place.file.startswith("<preset ") for place in places)
+    locations = (loaded.locations.written_at((*where, "verify", bound)) for bound in ERROR_BOUNDS)
+    return any(location is not None and not location.file.startswith("<preset ") for location in locations)
 
 
 def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -> AccuracyGate | None:
-    """The accuracy gate of a file, if any; raises InputError, with the position in the zoo file, if it is unusable."""
+    """The accuracy gate of a file, if any; raises InputError with the location in the zoo file if it is unusable."""
     overrides = loaded.zoo.models[model].accuracy
     overridden = overrides.model_fields_set if overrides else set()
     of_model = "models", model, "accuracy"
@@ -290,9 +282,8 @@ def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -
         return None
 
     def error_at(problem: str, field: FieldPath) -> ConfigError:
-        return loaded.locations.error(
-            problem, (*(of_model if overridden & {"evaluator", field[0]} else of_recipe), *field)
-        )
+        where = of_model if overridden & {"evaluator", field[0]} else of_recipe
+        return loaded.locations.error(problem, (*where, *field))
 
     evaluator = gate.evaluator
     check_callable(evaluator.builder, evaluator.kwargs, search, error_at, (), "evaluator", given=1)
@@ -303,8 +294,7 @@ def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -
                 find_builder(str(evaluator.kwargs[argument]), search)
         if (metric := evaluator.builder.rpartition(":")[2]) in METRICS:
             with errors_at(error_at, ("kwargs",)):
-                read = check_text_options(evaluator.kwargs, metric, loaded.files[0].parent)
-            gate = gate.model_copy(
-                update={"evaluator": evaluator.model_copy(update={"files": (*evaluator.files, *read)})}
-            )
+                files = check_text_options(evaluator.kwargs, metric, loaded.files[0].parent)
+            evaluator = evaluator.model_copy(update={"files": (*evaluator.files, *files)})
+            gate = gate.model_copy(update={"evaluator": evaluator})
     return gate

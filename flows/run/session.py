@@ -1,4 +1,4 @@
-"""What a run of a zoo is: what was asked for, its models, store and workers."""
+"""A run of a zoo: its request, models, store and workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from ... import __version__
 from ...artifacts.digest import digest_json
@@ -26,8 +25,7 @@ from ...tasks.engine.workers import WorkerCall, Workers, memory_for_calls
 from ...tasks.lowering.model import PlannedModel, torchao_calls
 from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import git_commit
-from .pace import expected_stages
-from .progress import Progress
+from .progress import Progress, expected_stages
 from .recording import Recording
 from .request import ExportRequest
 from .select import publication_of, select_models
@@ -36,29 +34,20 @@ from .whole import WholeModels
 _log = logging.getLogger(__name__)
 
 _SUBMITTED_TO_A_CLUSTER = 256  # stages that are submitted at once to a cluster whose size is not known
-_CHECK_OPERATORS = "pteforge.tasks.programs.graphs:check_operators"
-_CHECK_TRANSFORMS = "pteforge.tasks.quantize.module_transforms:check_transforms"
 
 
 @dataclass
 class PrefectState:
-    """The state of Prefect in a run, which does not depend on it.
+    """The state of Prefect in a run, which does not depend on it."""
 
-    Attributes:
-        lost: Prefect failed.
-        embedded: its server ends with the run.
-        url: of the run's page, if the server stays.
-        quiet: failures of Prefect are not logged, since the run is aborted.
-    """
-
-    lost: bool = False
-    embedded: bool = False
-    url: str = ""
-    quiet: bool = False
+    lost: bool = False  # Prefect failed
+    embedded: bool = False  # its server ends with the run
+    url: str = ""  # of the run's page, if the server stays
+    quiet: bool = False  # its failures are not logged, since the run is aborted
 
     @contextmanager
     def optional(self) -> Iterator[None]:
-        """Ends at the first failure of Prefect, which is logged the first time. Errors of ours are raised."""
+        """Ends at a failure of Prefect, and logs the first one. Raises errors of ours."""
         try:
             yield
         except PteforgeError:
@@ -79,22 +68,16 @@ class PrefectState:
 
 @dataclass(frozen=True)
 class Session:
-    """One run; what changes while it runs is in `progress`, `recording` and `prefect`.
-
-    Attributes:
-        workers: processes for stages, started when the first stage has to run.
-        publication: what becomes of the files at the end.
-        part_of: the id of the run that publishes and shows the files, empty if unknown; None if this run does so.
-    """
+    """One run. Only `progress`, `recording` and `prefect` change while it runs."""
 
     loaded: LoadedZoo
     models: tuple[PlannedModel, ...]
     executor: Executor
-    workers: Workers
+    workers: Workers  # processes for stages, started when the first stage has to run
     request: ExportRequest
-    publication: Publication | None = None
+    publication: Publication | None = None  # of the files at the end
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    part_of: str | None = None
+    part_of: str | None = None  # id of the run that publishes and shows the files, empty if unknown; None for this run
     prefect: PrefectState = field(default_factory=PrefectState)
     progress: Progress = field(init=False)
     recording: Recording = field(init=False)
@@ -106,11 +89,10 @@ class Session:
 
     @property
     def zoo(self) -> str:
-        """The zoo's name."""
         return self.loaded.zoo.name
 
     @property
-    def place(self) -> RunConfig:
+    def run_config(self) -> RunConfig:
         """The zoo's settings of where stages run."""
         return self.loaded.zoo.run
 
@@ -120,21 +102,24 @@ class Session:
 
     @property
     def out(self) -> Path:
-        """The folder for results."""
         return self.request.out.absolute()
 
     @property
     def submitted_at_once(self) -> int:
         """Stages that are submitted at once: some more than can run, so that no process has to wait for its next."""
-        processes = self.place.processes
-        return _SUBMITTED_TO_A_CLUSTER if processes is None else _submitted_here(self.workers) * processes
+        processes = self.run_config.processes
+        return _SUBMITTED_TO_A_CLUSTER if processes is None else self._submitted_here * processes
+
+    @property
+    def _submitted_here(self) -> int:
+        return 2 * self.workers.jobs + 2
 
     def local_runner(self) -> LocalRunner:
         """Runs stages in this machine's workers, without Prefect."""
-        return LocalRunner(self.executor, _submitted_here(self.workers), self.progress)
+        return LocalRunner(self.executor, self._submitted_here, self.progress)
 
     def expect_stages(self) -> None:
-        """Tells the pace which stages models that are due will have, as far as the store can say; does it once."""
+        """Estimates the stages of models without an outcome from the store, once."""
         pace, done = self.progress.pace, self.progress.outcomes
         with self._expecting, suppress(Exception):  # an estimate must not end a run
             if pace.asked:
@@ -153,17 +138,15 @@ class Session:
 
     @cached_property
     def results(self) -> ResultsFolder:
-        """The folder for results."""
         return ResultsFolder(self.store, self.out)
 
     @cached_property
     def whole_models(self) -> WholeModels:
-        """The models that the ledger had whole the last time."""
         return WholeModels(self.executor, str(self.loaded.files[0]))
 
     @cached_property
     def identity(self) -> dict[str, str]:
-        """Which run this is: fields of its `RunRecord`, which are also in the provenance of the files that it makes."""
+        """Identifies the run: fields of its `RunRecord` and of the provenance of its files."""
         return {
             "id": self.id,
             "zoo": self.zoo,
@@ -175,41 +158,37 @@ class Session:
         }
 
 
-def _submitted_here(workers: Workers) -> int:
-    return 2 * workers.jobs + 2
-
-
 def start_workers(session: Session) -> None:
     """Starts the worker server in the background, for all processes here that run stages, unless none will."""
-    if not session.progress.complete and session.place.processes:
+    if not session.progress.complete and session.run_config.processes:
         session.workers.start(shared=True)
 
 
 def check_names(session: Session) -> None:
-    """Checks recipes' torch operators and torchao configs in a worker; raises TargetError for what it rejects."""
+    """Checks recipes' torch operators and torchao configs in a worker; raises TargetError for those that it rejects."""
     if session.progress.complete:
         return
     recipes = [recipe.recipe for model in session.models for recipe in model.recipes]
-    _check(session.workers, _CHECK_OPERATORS, sorted({name for recipe in recipes for name in recipe.operators}))
+    operators = sorted({name for recipe in recipes for name in recipe.operators})
     transforms = [list(config) for recipe in recipes for config in torchao_calls(recipe)]
-    _check(session.workers, _CHECK_TRANSFORMS, transforms)
+    for body, names in (
+        ("pteforge.tasks.programs.graphs:check_operators", operators),
+        ("pteforge.tasks.quantize.module_transforms:check_transforms", transforms),
+    ):
+        try:
+            if names:
+                session.workers.run(WorkerCall(body, names, Limits(timeout=60, memory=2**30)))
+        except StageFailed as error:
+            if error.bad_input:
+                raise TargetError(str(error)) from error
+            raise
 
 
-def _check(workers: Workers, body: str, names: list[Any]) -> None:
-    try:
-        if names:
-            workers.run(WorkerCall(body, names, Limits(timeout=60, memory=2**30)))
-    except StageFailed as error:
-        if error.bad_input:
-            raise TargetError(str(error)) from error
-        raise
-
-
-def stage_memory(place: RunConfig) -> int | None:
-    """Bytes that the stages of one process may need together; None for the default of the machine it is on."""
-    if place.processes is None:
-        return place.memory
-    return max(1, (place.memory or memory_for_calls()) // place.processes)
+def stage_memory(config: RunConfig) -> int | None:
+    """Bytes that the stages of one process may need together; None for the default of its machine."""
+    if config.processes is None:
+        return config.memory
+    return max(1, (config.memory or memory_for_calls()) // config.processes)
 
 
 def load(request: ExportRequest) -> LoadedZoo:
@@ -233,10 +212,9 @@ def open_session(
 ) -> Iterator[Session]:
     """Loads a zoo and checks everything that needs no work; the session's processes end with the context.
 
-    The zoo is a zoo file, or a builder in the folder that it is imported from; then recipes are of the shipped ones.
-    `id` is the run's, a new one by default, and `part_of` that of another run which publishes the files, if one does.
-    `store_url` finds the URL of a store as the request names it. Raises InputError if the request or the zoo cannot be
-    used, or if files are to be written, and the folder for them cannot.
+    The request's zoo is a zoo file, or a source that takes shipped recipes. `part_of` is the id of another run that
+    publishes the files, if one does, and `store_url` finds the URL of a store in the request. Raises InputError if the
+    request or the zoo cannot be used or, with `writes`, the folder for the files cannot be written.
     """
     loaded = load(request)
     shipped = {"recipes": ",".join(recipe_names(request.recipes))} if split_source(request.zoo) else {}
@@ -249,10 +227,10 @@ def open_session(
     publication = publication_of(loaded, request) if part_of is None else None
     if writes:
         check_folders(request.out.absolute() / model.name for model in selected)
-    place, jobs, run = loaded.zoo.run, request.jobs, id or uuid.uuid4().hex
-    if jobs is None and place.processes:  # those of a cluster on this machine share its cores
-        jobs = max(1, (os.cpu_count() or 1) // place.processes)
-    workers = Workers(jobs=jobs, memory=stage_memory(place))
+    config, jobs, run = loaded.zoo.run, request.jobs, id or uuid.uuid4().hex
+    if jobs is None and config.processes:  # those of a cluster on this machine share its cores
+        jobs = max(1, (os.cpu_count() or 1) // config.processes)
+    workers = Workers(jobs=jobs, memory=stage_memory(config))
     with open_store(store_url(request.store)) as opened, workers:
         executor = Executor(opened, workers, refresh=run if request.refresh else "")
         yield Session(loaded, selected, executor, workers, request, publication, run, part_of)

@@ -1,10 +1,15 @@
-"""What a run reports to other programs, if asked to: lines of JSON, spans of OpenTelemetry, and metrics at its end."""
+"""Reports of runs to other programs: lines of JSON, spans of OpenTelemetry, and a metrics file for Prometheus.
+
+The textfile collector of node_exporter reads the metrics.
+"""
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from functools import cache
@@ -15,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...artifacts.runs import RunRecord, StageOutcome
+from ...errors import InputError, StoreError, first_line, printable
 from ...tasks.engine.runner import Done, StageCall
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
 from .json_log import say
-from .metrics import write_metrics
 from .outcome import ModelOutcome
 from .progress import ZooObserver
 
@@ -34,12 +39,24 @@ _OF_STAGES = ("stage", "step", "recipes", "key", "status", "seconds", "queued", 
 _SCOPES = ("pteforge", "prefect")  # whose spans are sent: FastAPI, in the embedded server, traces each request
 _ASKED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
+METRICS = {
+    "pteforge_runs_total": ("Runs, by how they ended.", ("zoo", "status")),
+    "pteforge_models_total": ("Models of all runs: made, cached or failed.", ("zoo", "status")),
+    "pteforge_stages_total": ("Stages of all runs: ran, cached or failed.", ("zoo", "stage", "status")),
+    "pteforge_stage_seconds_total": ("Seconds that stages ran.", ("zoo", "stage")),
+    "pteforge_last_run_timestamp_seconds": ("When the last run ended.", ("zoo",)),
+    "pteforge_last_run_duration_seconds": ("How long the last run took.", ("zoo",)),
+    "pteforge_last_success_timestamp_seconds": ("When a run last had all files of a model.", ("zoo", "model")),
+    "pteforge_store_size_bytes": ("Size of all objects in the store, after the last run.", ("zoo",)),
+}
+"""Help and labels of each metric. Later runs add to metrics that end in `_total`, and replace the others."""
+
 _Path = tuple[tuple[str, str], ...]
 """A part of a run, such as ``(("model", "net"), ("recipe", "xnnpack-fp32"))``; empty for the whole."""
 
 
 class Telemetry(ZooObserver):
-    """Reports each stage, recipe and model when it has ended, and the run."""
+    """Reports each stage, recipe, model and the run when it ends."""
 
     def __init__(self, session: Session, metrics: Path | None) -> None:
         """Begins the span of the run, within the current one: in a deployed run, that of Prefect's flow run."""
@@ -51,7 +68,7 @@ class Telemetry(ZooObserver):
         self._open: dict[_Path, Any] = {}  # spans
         self._lock = RLock()
         if self._provider:
-            from opentelemetry import context, trace  # noqa: PLC0415 - only where it is asked for
+            from opentelemetry import context, trace  # noqa: PLC0415 - an extra, imported on request
 
             self._trace, self._tracer = trace, self._provider.get_tracer("pteforge", __version__)
             context.attach(trace.set_span_in_context(self._opened((), time.time())))  # for Prefect, if it starts here
@@ -72,17 +89,18 @@ class Telemetry(ZooObserver):
         for stage in outcome.stages:  # those that ran and were not heard of are reported by the process that ran them
             if not outcome.ran and stage.slot not in self._heard:
                 self._stage(stage)
-        for made in outcome.recipes:
-            facts = {name: getattr(made, name) for name in ("status", "seconds", "size", "sha256", "verified")}
-            facts |= {"file": str(made.path) if made.path else None}
-            facts |= {name.replace(" ", "_"): fact.value for name, fact in made.columns.items()}
-            if failure := made.failure:
+        for recipe in outcome.recipes:
+            facts = {name: getattr(recipe, name) for name in ("status", "seconds", "size", "sha256", "verified")}
+            facts |= {"file": str(recipe.path) if recipe.path else None}
+            facts |= {name.replace(" ", "_"): fact.value for name, fact in recipe.columns.items()}
+            if failure := recipe.failure:
                 facts |= {"failed_step": failure.step, "log": "\n".join(failure.log_tail.splitlines()[-_LOG_LINES:])}
-            self._report((("model", made.model), ("recipe", made.recipe)), facts, failure.problem if failure else None)
+            path = (("model", recipe.model), ("recipe", recipe.recipe))
+            self._report(path, facts, failure.problem if failure else None)
         self._report((("model", outcome.model),), {"status": outcome.status, "cached": not outcome.ran})
 
     def ended(self, record: RunRecord) -> None:
-        """Reports the run, and the models that have not come to their end as parts of it."""
+        """Reports the models that did not end, and the run."""
         for path in sorted(filter(None, [*self._open]), key=len, reverse=True):
             self._report(path, {"status": record.ending})
         stages = [stage.status for of_model in record.models.values() for stage in of_model]
@@ -107,7 +125,7 @@ class Telemetry(ZooObserver):
         self._report(path, facts, stage.message if stage.status == "failed" else None, now)
 
     def _report(self, path: _Path, facts: dict[str, Any], problem: str | None = None, now: float = 0.0) -> None:
-        """Logs a part of the run that has ended, and ends its span. `problem` is why it failed, where that is known."""
+        """Logs a part of the run that has ended, and ends its span. `problem` is why it failed, if that is known."""
         kind = path[-1][0] if path else "run"
         failed = facts["status"] not in ("ran", "made", "cached", "completed", "not applicable")
         text = f"{' '.join(name for _, name in path) or self._session.zoo}: {facts['status']}"
@@ -138,7 +156,7 @@ def _attributes(facts: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _sender(provider: Any) -> Callable[[], None]:
-    """Makes a function that sends the spans that are left; it waits only once for a collector that stalls."""
+    """Makes a function that sends the remaining spans; it waits only once for a collector that stalls."""
     asked: SimpleQueue[Event] = SimpleQueue()
 
     def serve() -> None:
@@ -161,14 +179,14 @@ def _sender(provider: Any) -> Callable[[], None]:
 
 @cache
 def tracer_provider() -> Any:
-    """Takes spans to the collector that variables of OpenTelemetry name; None if they name none.
+    """Sends spans to the collector that OpenTelemetry's environment variables name; None if they name none.
 
-    To be called before Prefect begins the span of a flow run.
+    Call it before Prefect begins the span of a flow run.
     """
     if not any(map(os.environ.get, _ASKED)) or os.environ.get(_ASKED[0]) == "none":
         return None
     try:
-        from opentelemetry import trace  # noqa: PLC0415 - only where it is asked for, as all of these
+        from opentelemetry import trace  # noqa: PLC0415 - an extra, as above
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
@@ -186,3 +204,59 @@ def tracer_provider() -> Any:
         provider.add_span_processor(processor)
         trace.set_tracer_provider(provider)
     return provider
+
+
+def check_metrics_file(file: Path) -> Path:
+    """Raises InputError if metrics cannot be written to it."""
+    if not file.is_dir() and (file.suffix != ".prom" or not file.parent.is_dir()):
+        raise InputError(f"--metrics {file} is no folder, and no file *.prom in an existing folder")
+    return file
+
+
+def write_metrics(file: Path, session: Session, record: RunRecord) -> None:
+    """Adds a run to the metrics in a file, or in its zoo's file in a folder; a failure is a warning."""
+    if file.is_dir():
+        file /= f"pteforge_{re.sub(r'[^A-Za-z0-9_.-]', '_', record.zoo)}.prom"
+    try:
+        with file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # other runs may add to it, too
+            _add_run(file, session, record)
+    except (OSError, ValueError, LookupError, StoreError) as error:
+        _log.warning("the metrics in %s are not those of this run: %s", file, first_line(error))
+
+
+def _add_run(file: Path, session: Session, record: RunRecord) -> None:
+    import prometheus_client as client  # noqa: PLC0415 - imported on request
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - as above
+
+    client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
+    registry, metrics = client.CollectorRegistry(), dict[str, Any]()
+    for name, (text, labels) in METRICS.items():
+        kind = client.Counter if name.endswith("_total") else client.Gauge
+        metrics[name] = kind(name, text, labels, registry=registry)
+
+    def add(name: str, value: float, *labels: str) -> None:
+        metric = metrics[name].labels(*map(printable, labels))
+        (metric.inc if name.endswith("_total") else metric.set)(value)
+
+    zoo, now, models = record.zoo, time.time(), {*map(printable, session.loaded.zoo.models), None}
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    for sample in (sample for family in text_string_to_metric_families(text) for sample in family.samples):
+        values = sample.labels
+        if not sample.name.startswith("pteforge_"):
+            raise ValueError("another program writes that file")
+        if sample.name in METRICS and (values["zoo"] != printable(zoo) or values.get("model") in models):
+            add(sample.name, sample.value, *(values[label] for label in METRICS[sample.name][1]))
+    add("pteforge_runs_total", 1, zoo, record.ending)
+    add("pteforge_last_run_timestamp_seconds", now, zoo)
+    add("pteforge_last_run_duration_seconds", record.seconds, zoo)
+    add("pteforge_store_size_bytes", sum(stored.size for stored in session.store.objects()), zoo)
+    for outcome in session.progress.outcomes.values():
+        add("pteforge_models_total", 1, zoo, outcome.status)
+        if outcome.status in ("made", "cached") and not outcome.until:
+            add("pteforge_last_success_timestamp_seconds", now, zoo, outcome.model)
+    for stage in (stage for stages in record.models.values() for stage in stages):
+        add("pteforge_stages_total", 1, zoo, stage.stage, stage.status)
+        if stage.status == "ran":
+            add("pteforge_stage_seconds_total", stage.seconds, zoo, stage.stage)
+    client.write_to_textfile(str(file), registry)

@@ -1,13 +1,12 @@
-"""Records of models that the ledger has whole, all recipes of each: what a rerun asks first, in one read for a zoo.
+"""Records of models that the ledger has whole, with all recipes. A rerun checks them first, in one read for a zoo.
 
-Such a record is an index: it says nothing that the records of the stages do not say. It holds as long as
+A record is an index of the records of the stages. It holds as long as
 
-1. its key is equal: everything that the lowering of the model depends on besides the user's code, which is the model
-   with its recipes as they are planned, pteforge's code and that of other packages' targets, versions, and the
-   machine's instructions;
+1. its key is equal: all that the lowering of the model depends on except the user's code, which is the planned model
+   with its recipes, the code of pteforge and of other packages' targets, versions, and the machine's instructions;
 2. the user's code is equal, digested again with the modules, files and environment variables that were watched when
    the record was written;
-3. every object of the file, its data and its provenance is in the store. Objects that only led there may be gone.
+3. every object of the file, its data and its provenance is in the store. Intermediate objects may be gone.
 
 Otherwise the stages are looked up one by one. A model has one record, replaced or dropped whenever its stages are
 looked up, so that the ledger's slots have the keys of the record's stages.
@@ -48,7 +47,6 @@ class WholeModels:
     """The records of one zoo."""
 
     def __init__(self, executor: Executor, zoo: str) -> None:
-        """Reads the records of the zoo of this name."""
         self._executor = executor
         self._store = executor.store
         self._zoo = zoo
@@ -58,7 +56,7 @@ class WholeModels:
         self._searches: dict[tuple[Path, ...], ModuleSearch] = {}
 
     def find(self, model: PlannedModel) -> ModelRecord | None:
-        """The record of a model, if it holds and the run is not to make everything again."""
+        """The record of a model, if it holds and the run does not refresh."""
         if self._store.forget_damaged():
             self._records = self._store.ledger.whole_models(self._zoo)
         record = self._records.get(model.name)
@@ -67,18 +65,18 @@ class WholeModels:
         try:
             holds = record.key == self._key(model, record.distributions) and self._same_sources(model, record)
         except (SourceError, CodeChanged):
-            return None  # a file is gone, or code has changed: whoever looks up the stages says so
+            return None  # a file is gone, or code has changed: looking up the stages reports it
         return record if holds and self._store.has_all(record.objects) else None
 
     def note(self, run: ModelRun, stages: Iterable[StageOutcome], outcomes: Sequence[Delivered]) -> None:
-        """Makes the record of a model whose stages were looked up or run, or drops it where something is missing."""
+        """Makes the record of a model whose stages were looked up or run; drops it if something is missing."""
         try:
             self._changes[run.model.name] = self._describe(run, stages, outcomes)
         except PteforgeError:
             self._changes[run.model.name] = None
 
     def save(self) -> None:
-        """Adds what was noted to what other runs may have written meanwhile; raises StoreUnusable."""
+        """Merges the new records into those in the store, which other runs may change; raises StoreUnusable."""
         if not self._changes:
             return
         before = self._store.ledger.whole_models(self._zoo)
@@ -90,7 +88,7 @@ class WholeModels:
     def _describe(
         self, run: ModelRun, stages: Iterable[StageOutcome], outcomes: Sequence[Delivered]
     ) -> ModelRecord | None:
-        """The record, as the next run is to find it: with all stages cached."""
+        """The record for the next run: all stages are cached."""
         recipes = [
             replace(delivered, status="cached", path=None)
             for delivered in outcomes
@@ -114,7 +112,7 @@ class WholeModels:
         )
 
     def _sources(self, run: ModelRun, calls: Iterable[StageCall]) -> Iterator[SourceRecord]:
-        """The user's code that stages run, with all that is watched by now: stages that ran may have added to that."""
+        """The user's code that stages run, with everything watched by now, to which stages that ran may have added."""
         watching = [(call.user_code, call.params.source) for call in calls if call.user_code]
         digests = {
             (code.source.model_dump_json(), self._store.ledger.watched(code.watch_name)): digest_json(fields)
@@ -135,7 +133,7 @@ class WholeModels:
         return digest_json([repr(model), *machine, _toolchain(distributions, tuple(sorted(targets)))])
 
     def _same_sources(self, model: PlannedModel, record: ModelRecord) -> bool:
-        """Whether the user's code is what it was; raises SourceError."""
+        """Whether the user's code is unchanged; raises SourceError."""
         search = self._searches.setdefault(model.python_path, ModuleSearch(model.python_path))
 
         def digest(recorded: SourceRecord) -> Digest:
@@ -149,16 +147,13 @@ class WholeModels:
 
 @cache
 def _toolchain(distributions: tuple[str, ...], targets: tuple[str, ...]) -> Digest:
-    """Digest of all code that is not the user's, and of versions, computed once per process, which loads code once."""
+    """Digest of versions and of all code except the user's, computed once per process, which loads code once."""
     classes = [find_target_class(link) for target in targets for link in link_names(target)]
     modules = sorted({target.__module__ for target in classes})
     others = [stage_code_digest(module) for module in modules if module.partition(".")[0] != PTEFORGE]
     names = {*TOOLCHAIN, *distributions, *(name for target in classes for name in target.distributions)}
     versions = {"python": platform.python_version(), **distribution_versions(names)}
     check_distributions(versions)
-    return digest_json([_package_digest(), others, list(targets), versions])
-
-
-def _package_digest() -> Digest:
-    """Digest of pteforge's own code with its comments, which takes a tenth of the time of parsing it."""
-    return digest_json({path: digest_bytes(content) for path, content in own_sources().items()})
+    # pteforge's own code with its comments: parsing it would take ten times as long
+    package = digest_json({path: digest_bytes(content) for path, content in own_sources().items()})
+    return digest_json([package, others, list(targets), versions])

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord, StageOutcome
@@ -31,27 +30,25 @@ from ...tasks.verify.stages.search_inputs import SearchInputs
 from ...tasks.verify.stages.verify import Verify
 from .origin import Origin
 from .outcome import KEPT_AS, ModelOutcome
-from .pace import planned_stages
+from .progress import planned_stages
 from .session import Session
 
-Results = dict[str, Report.Outputs | Exception]
-"""Recipe name -> result or error."""
-
-_ATTEMPTS = 3  # of a step that misses an object or finds one damaged: what made the object runs again
+Results = dict[str, Report.Outputs | Exception]  # by recipe
+_ATTEMPTS = 3  # of a step that misses an object or finds one damaged: the stage that makes the object runs again
 
 
 def find_models(session: Session) -> None:
-    """Concludes every model whose stages are all in the ledger. Needs no event loop, no torch and no Prefect."""
+    """Concludes models whose stages are all in the ledger, without an event loop, torch or Prefect."""
     searches = {path: ModuleSearch(path) for path in {model.python_path for model in session.models}}
     for model in session.models:
         find_model(session, model, searches[model.python_path])
 
 
 def find_model(session: Session, model: PlannedModel, search: ModuleSearch | None = None) -> bool:
-    """Concludes a model if the ledger has all of its stages, else notes its plan; returns whether it has an outcome."""
+    """Concludes a model if the ledger has all of its stages, else notes its plan. Returns whether it has an outcome."""
     if model.name in session.progress.outcomes or conclude_whole(session, model):
         return True
-    for _ in range(_ATTEMPTS):  # an object that turns out to be damaged is not found the next time
+    for _ in range(_ATTEMPTS):  # a damaged object is missing in the next attempt
         runner = PlanRunner(session.executor)
         run = ModelRun(runner, model, search=search or ModuleSearch(model.python_path))
         with suppress(ObjectMissing, ObjectDamaged):
@@ -78,12 +75,12 @@ async def lower_rest(session: Session, runner: SharingRunner) -> None:
 
 async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner) -> ModelOutcome:
     """Lowers a model and publishes its files. Failures are part of the outcome."""
-    lost: Counter[str] = Counter()  # by step, or by object where the file of the model could not be put together
+    lost: Counter[str] = Counter()  # by step, or by object if a file could not be assembled
     while all(times < _ATTEMPTS for times in lost.values()):
         run = ModelRun(runner, model)
         try:
             results = await lower_model(run)
-            failed = [item for each in run.all() for item in each.failed.items()]
+            failed = [item for part in run.all() for item in part.failed.items()]
             losers = {str(step) for step, error in failed if isinstance(error, ObjectMissing | ObjectDamaged)}
             if not losers:
                 return await asyncio.to_thread(conclude, session, run, results)
@@ -105,9 +102,7 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
 def conclude(session: Session, run: ModelRun, results: Results) -> ModelOutcome:
     """Publishes a model's files, and records the outcome of each recipe and stage.
 
-    Raises:
-        ObjectMissing, ObjectDamaged: an object of a file cannot be read from the store.
-        StoreError: the store or the folder for results cannot be written.
+    Raises StoreError; as ObjectMissing or ObjectDamaged if an object of a file cannot be read.
     """
     model, history = run.model, History(run)
     recipes = tuple(_conclude_recipe(session, run, recipe.name, results[recipe.name]) for recipe in model.recipes)
@@ -118,13 +113,12 @@ def conclude(session: Session, run: ModelRun, results: Results) -> ModelOutcome:
 
 
 def conclude_whole(session: Session, model: PlannedModel) -> bool:
-    """Publishes a model's files, if one record says that the ledger has all of its stages; returns whether it does."""
+    """Publishes a model's files if a record says that the ledger has all of its stages. Returns whether it does."""
     record = session.whole_models.find(model)
     if record is None:
         return False
-    folder = session.out / model.name
     recipes = [
-        replace(delivered, path=folder / f"{delivered.recipe}.pte")
+        replace(delivered, path=session.out / model.name / f"{delivered.recipe}.pte")
         for delivered in map(Delivered.from_json, record.recipes)
     ]
     if not session.results.has(model.name, recipes):
@@ -140,9 +134,9 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
 
 
 def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord | None, problem: str) -> None:
-    """Publishes what another run made of a model, from the ledger that it shares with this one.
+    """Publishes a model that another run lowered, from the ledger that both share.
 
-    The other run's `record` says why recipes failed; `problem` is why one failed that it says nothing of.
+    The other run's `record` says why recipes failed; `problem` is the reason for recipes that it does not name.
     """
     run = ModelRun(LedgerRunner(session.executor), model)
     try:
@@ -162,32 +156,29 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
 
 
 def _failed_elsewhere(session: Session, run: ModelRun, recipe: str, there: Delivered | None, problem: str) -> Delivered:
-    """A recipe that another run did not finish, from what that run's record says; it is not there if the run died."""
+    """A recipe that another run did not finish, by that run's record; `there` is None if the run died."""
     if there is None or there.failure is None:
         failure = Failure("", problem, "", bad_input=False)
         return Delivered(run.model.name, recipe, "failed", failure=failure)
-    failure, rejected = there.failure, None
-    if recipe in run.recipes and (rejected := _keep_rejected(session, run.recipes[recipe], recipe, failure)):
-        problem = failure.problem.partition(KEPT_AS)[0]
-        failure = replace(failure, problem=f"{problem}{KEPT_AS}{rejected}")
-    return replace(there, failure=failure, rejected=rejected)
+    failed = replace(there, rejected=None)
+    return _keep_rejected(session, run.recipes[recipe], failed) if recipe in run.recipes else failed
 
 
 _JUDGES = frozenset(stage.name for stage in (Verify, SearchInputs, Prove, Gate))
 
 
-def _keep_rejected(session: Session, run: StageCalls, recipe: str, failure: Failure) -> Path | None:
-    """Keeps a file that missed its accuracy gate, to inspect, or that an earlier run had verified; returns its path.
-
-    None for other failures.
-    """
-    serialized = run.find(Serialize.name) if failure.stage in _JUDGES else None
-    if serialized is None:
-        return None
-    model, file = run.model.name, serialized.outputs.file
+def _keep_rejected(session: Session, run: StageCalls, failed: Delivered) -> Delivered:
+    """Keeps a failed recipe's file for inspection, if it missed its accuracy gate or an earlier run verified it."""
+    failure = failed.failure
+    serialized = run.find(Serialize.name) if failure and failure.stage in _JUDGES else None
+    if failure is None or serialized is None:
+        return failed
+    model, recipe, file = failed.model, failed.recipe, serialized.outputs.file
     if failure.stage != Gate.name and not session.results.has_file(model, recipe, file):
-        return None
-    return session.results.keep_rejected(model, recipe, file, serialized.outputs.data)
+        return failed
+    path = session.results.keep_rejected(model, recipe, file, serialized.outputs.data)
+    problem = failure.problem.partition(KEPT_AS)[0]
+    return replace(failed, failure=replace(failure, problem=f"{problem}{KEPT_AS}{path}"), rejected=path)
 
 
 def _add(
@@ -197,13 +188,13 @@ def _add(
     stages: tuple[StageOutcome, ...] = (),
     run: ModelRun | None = None,
 ) -> ModelOutcome:
-    """Adds what came of recipes, and those that do not apply to the model; `run` knows what its stages have read."""
+    """Adds the outcome of a model, with the recipes that do not apply to it; `run` has the inputs of its stages."""
     reasons = model.not_applicable.items()
     rest = (Delivered(model.name, recipe, "not applicable", reason=reason) for recipe, reason in reasons)
     unwatched: tuple[str, ...] = ()
-    if run:  # what stages that ran have read and is not watched
+    if run:
         ran = {stage.key for stage in stages if stage.status == "ran"}
-        roles = [done.roles for each in run.all() for done in each.done.values() if done.key.digest() in ran]
+        roles = [done.roles for part in run.all() for done in part.done.values() if done.key.digest() in ran]
         observed = {of_stage["observed"] for of_stage in roles if "observed" in of_stage}
         unwatched = tuple(sorted({name for ref in observed for name in run.read_json(ref)["unwatched"]}))
     outcome = ModelOutcome(model.name, (*recipes, *rest), stages, unwatched)
@@ -231,14 +222,14 @@ def _conclude_recipe(
 
 
 def _publish(
-    session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef, found: Iterable[Finding]
+    session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef, findings: Iterable[Finding]
 ) -> Delivered:
-    """Writes the files that a provenance describes, and the provenance with this run and what it `found` since."""
+    """Writes the files that a provenance describes, and the provenance with this run and its later findings."""
     session.store.fetch(report)
     provenance = json.loads(session.store.local.read_artifact(report))
     origin = Origin.of(session.loaded, model.name, debug=session.request.debug)
     provenance["run"] = {**session.identity, "request": origin.to_json()}
-    if since := {role: value for role, value in to_json(found).items() if role not in provenance["findings"]}:
+    if since := {role: value for role, value in to_json(findings).items() if role not in provenance["findings"]}:
         provenance["run"]["findings"] = since
     delivered = Delivered.of_provenance(provenance)
     delivered = session.results.publish(delivered, provenance)
@@ -247,11 +238,7 @@ def _publish(
 
 
 def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) -> Delivered:
-    """What came of a failed recipe."""
     failure, climbed = Failure.of(run.step_of(error), error), run.find(LadderStage.name)
     rungs = Rung.found(run.read_json(climbed.outputs.numerics)) if climbed else ()
     failed = Delivered(run.model.name, recipe, "failed", failure=failure, findings=rungs)
-    path = None if isinstance(error, StoreError) else _keep_rejected(session, run, recipe, failure)
-    if path is None:
-        return failed
-    return replace(failed, failure=replace(failure, problem=f"{failure.problem}{KEPT_AS}{path}"), rejected=path)
+    return failed if isinstance(error, StoreError) else _keep_rejected(session, run, failed)

@@ -11,7 +11,7 @@ from typing import Any
 import pteforge
 import yaml
 from pteforge.artifacts.runs import StageOutcome
-from pteforge.flows.run.metrics import METRICS
+from pteforge.flows.run.telemetry import METRICS
 
 FOLDER = Path(pteforge.__file__).parent / "examples" / "observability"
 

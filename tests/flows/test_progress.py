@@ -27,8 +27,7 @@ from pteforge.configs.model import Limits
 from pteforge.configs.zoo import RunConfig
 from pteforge.flows.cli.progress import Bar, Failures, Lines
 from pteforge.flows.run.outcome import ModelOutcome
-from pteforge.flows.run.pace import ExpectedStage, Pace
-from pteforge.flows.run.progress import ZooObserver
+from pteforge.flows.run.progress import ExpectedStage, Pace, ZooObserver
 from pteforge.flows.run.session import stage_memory
 from pteforge.flows.run.zoo import find_models, lower_rest
 from pteforge.tasks.engine.executor import LocalRunner
@@ -145,7 +144,7 @@ def test_the_time_left_is_estimated():
 def clock(monkeypatch):
     """The time that a pace sees, in seconds: a list of one number."""
     now = [1000.0]
-    monkeypatch.setattr("pteforge.flows.run.pace.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("pteforge.flows.run.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -333,7 +332,7 @@ def test_weights_do_not_pass_through_the_flow(project, tmp_path):
 _DRIVER = """
 import sys
 from pteforge.tests.command import run_command
-from pteforge.flows.run.pace import Throttle
+from pteforge.flows.run.progress import Throttle
 Throttle.due = lambda self: True  # log each sample
 sys.argv = ["pteforge", "export", "zoo.yaml"]
 sys.exit(run_command())

@@ -14,9 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pteforge.artifacts.store import open_store
 from pteforge.errors import printable
-from pteforge.flows.run.metrics import METRICS
 from pteforge.flows.run.outcome import ModelOutcome
-from pteforge.flows.run.telemetry import tracer_provider
+from pteforge.flows.run.telemetry import METRICS, tracer_provider
 from pteforge.tasks.results.delivered import Delivered
 from pteforge.tests.conftest import run_process
 from pteforge.tests.flows.conftest import Collector, Project, open_run
