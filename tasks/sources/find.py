@@ -41,8 +41,8 @@ _OLD_WEIGHTS = "pytorch_model*.bin"
 def find_source(source: Source, folder: Path) -> ResolvedSource:
     """The builder of a model that is named; other sources as they are.
 
-    A repository that is not in the hub's cache is downloaded. Files in `folder`, the zoo's, are named relative to it, so
-    that it may be moved. Raises SourceError if a package is missing, or there is no such model.
+    A repository that is not in the hub's cache is downloaded. Files in `folder`, the zoo's, are named relative to it,
+    so that it may be moved. Raises SourceError if a package is missing, or there is no such model.
     """
     match source:
         case HuggingFaceSource():

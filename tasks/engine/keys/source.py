@@ -16,7 +16,7 @@ from ....configs.sources import BuilderSource, ProgramSource
 from ....errors import SourceError
 from ..stage import CallableParams, Params
 from .code import JSON, PTEFORGE, file_digest, module_closure, read_module
-from .inputs import input_fields, is_input
+from .inputs import input_fields, is_input, numbered
 from .loaded import module_file
 from .search import ModuleSearch, Origin, distribution_versions
 
@@ -40,7 +40,7 @@ def check_program_file(path: Path) -> None:
         raise SourceError(f"there is no program file {path}")
     try:
         with zipfile.ZipFile(path) as archive:
-            problem = _archive_problem(archive)
+            problem = _problem_of_archive(archive)
     except OSError as error:
         raise SourceError(f"program file {path} cannot be read: {error}") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError) as error:
@@ -49,7 +49,7 @@ def check_program_file(path: Path) -> None:
         raise SourceError(f"program file {path} {problem}")
 
 
-def _archive_problem(archive: zipfile.ZipFile) -> str | None:
+def _problem_of_archive(archive: zipfile.ZipFile) -> str | None:
     # The example inputs are an archive within the archive: zipfile may find that one in a file that was cut off.
     if min((member.header_offset for member in archive.infolist()), default=0) > 0:
         return "is damaged or no .pt2 file: it was cut off, or other bytes stand before the archive"
@@ -82,10 +82,8 @@ def observed_modules(
     """Local modules loaded since ``sys.modules`` was `before`, sorted: later runs watch those not found statically.
 
     A module is listed by its dotted name if `ModuleSearch` finds its file by that name, otherwise (the builder changed
-    ``sys.path``, or loaded a file under a name of its own) by its absolute path. pteforge's own are left out.
-
-    The process put the folders `python_path` before its ``sys.path``. The builder may have added more: `path_before` is
-    ``sys.path`` without those, by default as it is now.
+    ``sys.path``, or loaded a file under a name of its own) by its absolute path. pteforge's own are left out. The
+    folders `python_path` precede `path_before`: ``sys.path`` before the builder changed it, by default as it is now.
     """
     search = ModuleSearch(python_path, None if path_before is None else tuple(path_before))
     observed = set()
@@ -168,20 +166,16 @@ _REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_][\w.]*")
 def _watched_files(paths: Iterable[Path]) -> dict[str, Digest]:
     """Digests of files that no module name leads to, by file name; without those that are gone."""
     digests: dict[str, list[Digest]] = {}
-    for path in paths:
-        if path.is_file():
-            digests.setdefault(f"*/{path.name}", []).append(file_digest(path))
-    return {name: digest_json(sorted(found)) for name, found in digests.items()}
+    for path in filter(Path.is_file, paths):
+        digests.setdefault(f"*/{path.name}", []).append(file_digest(path))
+    return {name: digest_json(sorted(contents)) for name, contents in digests.items()}
 
 
 def _file_digests(files: Iterable[Path], base: Path, digest: Callable[[Path], Digest]) -> dict[str, Digest]:
     digests: dict[str, Digest] = {}
-    declared = [path for file in files for path in _members(base / file)]
-    for path in declared:
+    for path in [path for file in files for path in _members(base / file)]:
         name = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
-        # Two files of one name from different folders are numbered.
-        same = sum(known.partition("#")[0] == name for known in digests)
-        digests[f"{name}#{same + 1}" if same else name] = _digest_of(path, "file", digest)
+        digests[numbered(name, digests)] = _digest_of(path, "file", digest)
     return digests
 
 
@@ -215,8 +209,8 @@ def current_params(
 ) -> Params:
     """Params of a stage that runs the user's code, with digests of that code as it is now.
 
-    `watched` is what earlier runs loaded and read, and the static closure does not see. `digest` and `seen` are those
-    of `source_fields`.
+    `watched` is what earlier runs loaded and read beyond the static closure. `digest` and `seen` are those of
+    `source_fields`.
     """
     assert call.user_code  # noqa: S101 - the caller has looked
     search = ModuleSearch(call.python_path)

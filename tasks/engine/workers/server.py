@@ -65,7 +65,7 @@ def die_with_parent(control: Callable[[int, int], None], parent: int) -> None:
 
 
 def adopt_orphans(control: Callable[[int, int], None]) -> None:
-    """Makes this process the parent of descendants whose parents have ended, in place of init.
+    """Makes this process, rather than init, the parent of descendants whose parents have ended.
 
     So a daemon, which forks twice and leaves its group, stays in the tree of the process that it comes from.
     """
@@ -220,10 +220,8 @@ def _one_message(error: BaseException) -> str:
 def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | None, *, forks: bool) -> None:
     """The main program of the server and of the processes that it forks, unless it starts them afresh.
 
-    Returns, in the server, when the pool closes its end of the control socket.
-
-    Pools of other processes of this machine get a control socket each where they connect to the listener; what they
-    have running is killed when they close it.
+    Returns, in the server, when the pool closes its end of the control socket. Pools of other processes of this machine
+    get a control socket each when they connect to the listener; their calls are killed when they close it.
 
     If the pool dies during the warm-up, a signal kills the server. Afterwards that signal is off: the control socket
     ends too, which leaves time to kill the process groups of the calls.
@@ -346,7 +344,7 @@ class _Server:
                 path.parent.rmdir()
 
     def run(self) -> list[int]:
-        """Returns when the pool has ended; and in each process that is forked, the descriptors that it is for."""
+        """Returns when the pool has ended; in each process that is forked, with the descriptors of its call."""
         while True:
             for key, _ in self._selector.select():
                 if isinstance(control := key.fileobj, socket.socket) and control in self._controls:
@@ -437,7 +435,7 @@ class _Server:
         self._end_orphans()
 
     def _end_orphans(self) -> bool:
-        """Kills what calls that have ended left behind; returns whether there was any.
+        """Kills processes that ended calls left behind; returns whether there was any.
 
         Processes of running calls are not among the server's children: they stay with the stage process. Children of an
         orphan arrive when it has ended, with the signal that wakes the server for it.

@@ -163,19 +163,18 @@ class WarmServer:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         self._control.settimeout(_WARM_UP_LIMIT)
+        warm = False
         try:
             warm = _is_ready(self._control)
         except CodeChanged as error:
             self._end(error)
             process.kill()
-            warm = False
         except TimeoutError:
             reason = f"the worker server was not ready within {_WARM_UP_LIMIT:g} s"
             self._end(StageFailed(reason, log_tail=self._tail()))
             process.kill()
-            warm = False
         except OSError:  # shut down by stop()
-            warm = False
+            pass
         self._control.settimeout(None)
         with self._changed:
             self._ready = warm
@@ -216,10 +215,8 @@ class SharedServer:
     def wait_until_ready(self) -> None:
         with self._greeting:
             if not self._ready:
-                try:
+                with contextlib.suppress(OSError):  # shut down by stop()
                     self._ready = _is_ready(self._control)
-                except OSError:  # shut down by stop()
-                    self._ready = False
             if not self._ready:
                 raise self.loss()
 
@@ -252,7 +249,6 @@ class HeldProcess:
     """A stage process as the pool holds it: `close` has the server kill it, unless it has ended."""
 
     def __init__(self, server: Server) -> None:
-        """Starts nothing yet."""
         self.server = server
         self.link, self._far_link = socket.socketpair()
         self._calls, self._far_calls = socket.socketpair()
