@@ -60,8 +60,7 @@ from .stage import (
 from .workers import CallChain, StageRunner, WorkerCall
 from .workers.protocol import PROCESSES_VARIABLE
 
-REFRESHED = "asked for with --refresh"
-"""Why a stage ran that may have been in the ledger."""
+REFRESHED = "asked for with --refresh"  # why a stage ran that may have been in the ledger
 
 _NOBODY = Observer()
 
@@ -139,10 +138,7 @@ class Executor:
         return done
 
     def unfinished(self, call: StageCall) -> Path:
-        """The folder for what a call has finished when it is interrupted.
-
-        Its name depends on the call's slot, code and versions: the key includes what the user's code reads later.
-        """
+        """The folder for an interrupted call; without the key, which includes what the user's code reads later."""
         key = self.key(call)
         return self.store.local.unfinished(digest_json([call.slot, key.code, dict(key.versions), self.refresh]))
 
@@ -306,10 +302,7 @@ _OUTPUTS = TypeAdapter(dict[str, ArtifactRef])
 
 
 def run_stage(work: Any) -> Any:
-    """Runs a stage's body in this process, from the JSON of `StageWork` to that of its outputs by role, and remarks.
-
-    A body that needs torch leaves no global state behind.
-    """
+    """Runs a stage's body here, from the JSON of `StageWork` to that of its outputs. No torch state stays changed."""
     stage_work = StageWork.from_json(work)
     call, stage, store = stage_work.call, stage_work.call.stage, LocalStore(stage_work.store, once=True)
     state: AbstractContextManager[None] = nullcontext()
@@ -366,10 +359,7 @@ def _chain(call: StageCall) -> CallChain | None:
 def _toolchain(
     module: str, distributions: tuple[str, ...], plugins: tuple[type[Plugin], ...]
 ) -> tuple[Digest, Mapping[str, str]]:
-    """The digest of our code that a stage runs, and the versions of everything else. Takes milliseconds.
-
-    Raises CodeChanged if either has changed since this process started.
-    """
+    """The digest of our code, and all other versions; raises CodeChanged if either changed since this process started."""
     modules = [module, *(plugin.__module__ for plugin in plugins)]
     names = [*distributions, *(name for plugin in plugins for name in plugin.distributions)]
     versions = {"python": platform.python_version(), **distribution_versions(names)}
@@ -380,12 +370,8 @@ def _toolchain(
 _FLOOR = 128 << 20  # for what does not depend on the size of the model
 _UNSEEN_MODEL = 1 << 30  # of the stages that build a model whose size is not known yet
 # Peak memory by the bytes of all inputs, where equal weights count once: `benchmarks/memory.py`, rounded up.
-_FACTORS = {
-    **dict.fromkeys(("edge", "partition", "serialize", "report"), 0.25),
-    "preprocess": 0.75,
-    "compile": 2.25,
-    "verify": 3.5,
-}
+_FACTORS = {"preprocess": 0.75, "compile": 2.25, "verify": 3.5}
+_FACTORS |= dict.fromkeys(("edge", "partition", "serialize", "report"), 0.25)
 _UNMEASURED = 2.5
 
 

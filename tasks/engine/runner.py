@@ -158,10 +158,7 @@ class Runner(Protocol):
 
 
 class DepthFirst:
-    """Bounds how many calls run at once. The model that began first goes first.
-
-    So the first files are there early, and a run that is stopped has made some.
-    """
+    """Bounds how many calls run at once. The model that began first goes first, so that its files are there early."""
 
     def __init__(self, calls: int) -> None:
         self._free = calls
@@ -200,10 +197,7 @@ class DepthFirst:
 
 
 class Observer:
-    """Is called when a stage begins, has processed samples, was run or found, or failed, from any thread; does nothing.
-
-    Subclasses do something.
-    """
+    """Is called when a stage begins, processes samples, finishes or fails, from any thread; subclasses do something."""
 
     def started(self, call: StageCall) -> None: ...
 

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Plugin(Protocol):
-    """What parameters may name and others may install, such as a target."""
+    """An extension that parameters may name and others may install, such as a target."""
 
     distributions: ClassVar[tuple[str, ...]]  # packages whose versions the outputs depend on
 
@@ -150,8 +150,7 @@ def from_roles(cls: type[_R], roles: Mapping[str, ArtifactRef]) -> _R:
     return cls(**values)
 
 
-UNKNOWN_DIGEST = Digest("0" * 64)
-"""Identity of an output that a plan does not know yet."""
+UNKNOWN_DIGEST = Digest("0" * 64)  # identity of an output that a plan does not know yet
 
 
 def is_known(ref: ArtifactRef) -> bool:

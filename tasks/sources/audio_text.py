@@ -19,7 +19,7 @@ from transformers import AutoFeatureExtractor, PretrainedConfig
 
 from ...configs.model import ModelDefinition
 from ...errors import SourceError
-from .huggingface import NO_PROCESSOR, SAMPLING_RATE, Options, audio_metadata, parts_of, tone
+from .huggingface import NO_PROCESSOR, SAMPLING_RATE, Options, accepted, audio_metadata, parts_of, tone
 from .multimodal import Encoder, Example, Inputs, Modality, generating
 from .text_generation import files_of
 
@@ -80,9 +80,7 @@ def _example(loaded: Any, repo: Mapping[str, Any], config: PretrainedConfig, fra
 def _extracted(repo: Mapping[str, Any]) -> torch.Tensor | None:
     with contextlib.suppress(*NO_PROCESSOR):
         extractor = AutoFeatureExtractor.from_pretrained(**repo)
-        parameters = inspect.signature(extractor.__call__).parameters
-        options = {"sampling_rate": SAMPLING_RATE, "return_tensors": "pt"}
-        options = {name: value for name, value in options.items() if name in parameters}
+        options = accepted(extractor.__call__, {"sampling_rate": SAMPLING_RATE, "return_tensors": "pt"})
         return torch.as_tensor(extractor(tone(_SECONDS).numpy(), **options)["input_features"])[:1]
     return None
 

@@ -32,8 +32,7 @@ from .huggingface import (
 )
 from .text_generation import KvCache, cache_shapes, check_logits, constants, files_of, tokenizer_files
 
-_SECONDS = 30
-"""Longest sound of a model that takes any length; Whisper's is as long."""
+_SECONDS = 30  # longest sound of a model that takes any length; Whisper's is as long
 
 _FILES = (
     *("preprocessor_config.json", "processor_config.json", "generation_config.json", "tokenizer_config.json"),
@@ -112,10 +111,7 @@ class Decoder(torch.nn.Module):
 
 
 def model(name: str, **fields: Any) -> ModelDefinition | Model:
-    """A model whose methods are `encoder` and `text_decoder`, or one without a decoder that has the same task.
-
-    `fields` are those of `Options`.
-    """
+    """A model with the methods `encoder` and `text_decoder`, or one without a decoder; `fields` as in `Options`."""
     options = Options(name, **fields)
     repo = options.repo
     loaded, configuration = options.load()
@@ -149,10 +145,7 @@ def model(name: str, **fields: Any) -> ModelDefinition | Model:
 def _with_caches(
     loaded: Any, repo: Mapping[str, Any], config: PretrainedConfig, sequence: int
 ) -> tuple[Encoder, Decoder, torch.Tensor, torch.Tensor]:
-    """Both modules, an input of the encoder, and tokens [1, 6] of the decoder.
-
-    Raises SourceError if they do not compute what the model computes without a cache.
-    """
+    """Both modules, an input of the encoder and tokens [1, 6] of the decoder; raises SourceError if they do not fit."""
     context = min(sequence, positions_of(config, TEXT_POSITIONS))
     if context < _LEAST:
         raise SourceError(f"room for {context} tokens is too little: let `sequence` be {_LEAST} or more")

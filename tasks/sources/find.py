@@ -34,8 +34,7 @@ _ARGUMENTS = {
 }
 """Fields of a source that its builder takes as they are."""
 
-_OLD_WEIGHTS = "pytorch_model*.bin"
-"""Read where a repository has no safetensors."""
+_OLD_WEIGHTS = "pytorch_model*.bin"  # read where a repository has no safetensors
 
 
 def find_source(source: Source, folder: Path) -> ResolvedSource:

@@ -537,9 +537,7 @@ class _Flat(torch.nn.Module):
         self.names = names
         self.outputs = outputs
         flags = {"return_dict": True, "use_cache": False, **({"interpolate_pos_encoding": True} if resized else {})}
-        self.flags = {
-            name: value for name, value in flags.items() if name in inspect.signature(model.forward).parameters
-        }
+        self.flags = accepted(model.forward, flags)
 
     def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Runs the model, while it is exported with the changes that transformers' own exporter makes to it."""
@@ -564,6 +562,12 @@ def _tensors(outputs: Any, wanted: list[str] | None) -> Iterator[torch.Tensor]:
         case list() | tuple():
             for value in outputs:
                 yield from _tensors(value, None)
+
+
+def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a function has parameters for."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from ..upstream.transformers import masks_of_indices
 from .huggingface import (
     Model,
     Options,
+    accepted,
     describe_generating,
     example_tokens,
     exportable,
@@ -63,8 +64,7 @@ class Encoder(torch.nn.Module):
         super().__init__()
         self.model = model
         self._accessor = accessor
-        asked = inspect.signature(getattr(model, accessor)).parameters
-        others = {name: value for name, value in inputs.others.items() if name in asked}
+        others = accepted(getattr(model, accessor), inputs.others)
         precompute_export_inputs(torch.nn.Module(), others)  # sizes become numbers
         self.inputs = replace(inputs, others=others)
         self._known = _KnownValues()
@@ -346,10 +346,7 @@ def _factors(index: np.ndarray[Any, Any], count: int) -> tuple[tuple[int, int], 
 
 
 def model(name: str, **fields: Any) -> ModelDefinition | Model:
-    """A model whose methods are `vision_encoder`, `token_embedding` and `text_decoder`, or one of another kind.
-
-    `fields` are those of `Options`.
-    """
+    """A model with the methods of `generating` for images, or one of another kind; `fields` as in `Options`."""
     options = Options(name, **fields)
     loaded, configuration = options.load()
     if not hasattr(loaded, "get_image_features") or not hasattr(loaded, "generate") or configuration.is_encoder_decoder:
@@ -395,10 +392,9 @@ def generating(loaded: Any, options: Options, examples: Mapping[Modality, Exampl
     ids = torch.cat(parts, dim=1)
     others = {name: value for example in examples.values() for name, value in example.inputs.of(example.values).items()}
     types = torch.isin(ids, torch.tensor([*special.values()])).long()
-    asked = inspect.signature(loaded.forward).parameters
     inputs = {"input_ids": ids, **others, **dict.fromkeys(_TYPES, types)}
     with torch.no_grad():
-        wanted = loaded(**{name: value for name, value in inputs.items() if name in asked}, use_cache=False).logits
+        wanted = loaded(**accepted(loaded.forward, inputs), use_cache=False).logits
     columns = _add_columns(loaded, encoders, inputs)
     shapes = cache_shapes(loaded, {"input_ids": text})
     if columns == _IMAGE:  # the masks of these models are for all positions of the context
@@ -471,12 +467,11 @@ def _count(kind: Modality, encoder: Encoder, values: torch.Tensor, context: int)
 
 
 def _add_columns(loaded: Any, encoders: Mapping[Modality, Encoder], inputs: Mapping[str, torch.Tensor]) -> int:
-    """Gives images and sounds the columns after their embeddings; returns how many there are."""
+    """Sets the columns after the embeddings of images and sounds; returns how many there are."""
     owner = next((module for module in (loaded, loaded.base_model) if hasattr(module, "get_rope_index")), None)
     is_part = inputs[_TYPES[0]][0].bool()
     if owner is not None:
-        asked = inspect.signature(owner.get_rope_index).parameters
-        positions, _ = owner.get_rope_index(**{name: value for name, value in inputs.items() if name in asked})
+        positions, _ = owner.get_rope_index(**accepted(owner.get_rope_index, inputs))
         columns = (positions[:, 0, is_part] - positions[:, 0, is_part].amin()).T
     elif set(_TYPES) & inspect.signature(loaded.forward).parameters.keys():
         columns = torch.ones(int(is_part.sum()), _IMAGE)

@@ -171,13 +171,9 @@ ExecuTorch's text runner (executorch 1.5.1) takes `prefill` for prompts and toke
 without the cache that `prefill` has filled, because its module gives each method memory of its own.
 """
 
+# The largest number of tokens that ExecuTorch's text runner counts to. Where a file takes fewer tokens at once, the
+# runner does not stop at its context.
 _ENDLESS = 2**31 - 1
-"""The largest number of tokens that ExecuTorch's text runner counts to.
-
-Where a file takes fewer tokens at once, the runner does not stop at its context.
-"""
-
-
 _LEAST = 4  # tokens of a context that the examples fit into
 _CHECKED = 1026  # tokens at most, with which a cache is compared to the model without one: a window and more
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05, "int8": 0.2}
@@ -185,10 +181,7 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05, "
 
 
 def _with_cache(loaded: Any, prompt: torch.Tensor, context: int, options: Options) -> CachedModel:
-    """The model with a cache.
-
-    Raises SourceError if it has none that the runner can use, or computes something else with it than without any.
-    """
+    """The model with a cache; raises SourceError if it has none, or its logits differ from those without a cache."""
     shapes = cache_shapes(loaded, {"input_ids": prompt})
     if options.sinks:
         _check_sinks(loaded, shapes)

@@ -81,8 +81,7 @@ def with_progress(samples: Iterable[Sample], total: int | None, progressed: Prog
         progressed(done, total)
 
 
-Shape = list[sympy.Expr]
-"""Sizes, as expressions over the program's symbols."""
+Shape = list[sympy.Expr]  # sizes, as expressions over the program's symbols
 
 
 def input_shapes(program: ExportedProgram) -> list[Shape | None]:
@@ -91,10 +90,7 @@ def input_shapes(program: ExportedProgram) -> list[Shape | None]:
 
 
 def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None:
-    """Raises SourceError if a program cannot be called with flat inputs.
-
-    Their number differs, ExecuTorch does not take a value, or the program was not exported for a dtype or size.
-    """
+    """Raises SourceError if flat inputs have another number, kind, dtype or size than a program takes."""
     traced = _traced_inputs(program)
     shapes = [_shape(value) for value in traced]
     if len(shapes) != len(flat):
@@ -209,8 +205,7 @@ def _misfit(program: ExportedProgram, expression: sympy.Expr, size: int, sizes: 
 
 
 Draw = Literal["varied", "kept", "least"]
-DRAWS: tuple[Draw, ...] = get_args(Draw)
-"""Which values random inputs have, the most different ones first."""
+DRAWS: tuple[Draw, ...] = get_args(Draw)  # which values random inputs have, the most different ones first
 
 _MOST_EXAMPLES = 16  # that values are drawn from
 

@@ -132,10 +132,7 @@ def seed_everything(seed: int) -> None:
 
 
 def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltModel:
-    """Builds a model in the zoo file's folder, everything seeded.
-
-    Raises SourceError if the builder fails, or the `.pt2` file cannot be read.
-    """
+    """Builds a model in the zoo's folder, everything seeded; raises SourceError if its builder or file is wrong."""
     os.chdir(work.folder)
     seed_everything(seed)
     return load_program_file(work.program_file) if work.program_file else build(source["builder"], source["kwargs"])

@@ -83,10 +83,7 @@ def for_inference(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def convert_prepared(module: GraphModule, what: str) -> GraphModule:
-    """A copy of a prepared module with quantized operators.
-
-    Raises SourceError if it has not been trained or calibrated, so that it has no scales.
-    """
+    """A copy of a prepared module with quantized operators; raises SourceError if it has no scales yet."""
     for name, child in module.named_modules():
         if isinstance(child, ObserverOrFakeQuantize) and _has_observed_nothing(child):
             raise SourceError(

@@ -58,10 +58,7 @@ LOADED_PACKAGES = frozenset(
 
 @lru_cache(maxsize=1024)
 def bound_names(scope: ast.Module | ast.ClassDef) -> Counter[str] | None:
-    """How often each name is bound in a scope; None where more may be bound than the source shows.
-
-    A star import or the use of something like ``globals()`` may bind more.
-    """
+    """How often each name is bound in a scope; None where ``import *``, ``globals()`` or the like may bind more."""
     names = Counter(_bindings(scope.body))
     return None if "*" in names or any(_binds_unseen(node) for node in ast.walk(scope)) else names
 
@@ -166,10 +163,7 @@ class Signature:
     any_keyword: bool  # whether it takes any other keyword, too
 
     def problems(self, builder: str, kwargs: Mapping[str, Any], given: int = 0) -> Iterator[tuple[str | None, str]]:
-        """What is wrong with a call: the keyword, or None where one is missing, and the problem.
-
-        `given` is the number of arguments that pteforge passes by position.
-        """
+        """The problems of a call, each with its keyword or None, when pteforge passes `given` arguments by position."""
         taken = self.positional[:given]
         open_names = [name for name in self.names if name not in taken]
         for name in kwargs:

@@ -17,8 +17,7 @@ from ....artifacts.digest import Digest, digest_bytes, digest_json
 from .loaded import source
 from .search import FoundModule, ModuleSearch, Origin
 
-PTEFORGE = __name__.partition(".")[0]
-"""The top-level package that this code is part of."""
+PTEFORGE = __name__.partition(".")[0]  # the top-level package that this code is part of
 
 CARRIERS = (
     *("errors", "configs", "artifacts", "flows", "api", "tasks.engine", "tasks.*.stages"),
@@ -226,10 +225,7 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def tree_digest(tree: ast.Module) -> Digest:
-    """Digest of a module that only edits of comments, layout, docstrings and ``pass`` leave unchanged.
-
-    Type annotations count: dataclasses and pydantic models are made from them.
-    """
+    """Digest of a module, type annotations included, without comments, layout, docstrings and ``pass``."""
     # Written out as tokens: each node's class, then its fields; child nodes follow in the order of the stack (a list,
     # since sums of a thousand terms nest deeper than Python recurses). A class has a fixed number of fields, and lists
     # state their length, so no two trees have the same tokens. Three times as fast as `ast.dump`.
@@ -304,8 +300,7 @@ _read = cache(read_module)
 _search = cache(ModuleSearch)
 
 
-JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
-"""A JSON value."""
+JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None  # a JSON value
 
 
 @dataclass(frozen=True)

@@ -265,10 +265,7 @@ class Recorder:
         return False
 
     def _users_frame(self, *, anywhere: bool = False) -> FrameType | None:
-        """The frame of the user's code that caused this call.
-
-        By default only if there is nothing between but the standard library, without its import system.
-        """
+        """The frame of the user's code that caused this call; by default with only the standard library between."""
         if getattr(self._finding, "origin", False):
             return None
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way takes ten times as long

@@ -105,10 +105,7 @@ def note_loaded(start: str | None = None) -> str:
 
 @cache
 def read_own_sources() -> dict[str, bytes | None]:
-    """Returns pteforge's sources; None for those that have changed since this process started, so that keys say so.
-
-    Called early, so that later edits do not matter to this process.
-    """
+    """Reads pteforge's sources once and early; None for those that have changed since this process started."""
     global _loaded_early  # noqa: PLW0603 - as above
     _loaded_early = _loaded_early or frozenset(sys.modules)
     return {path: _unchanged(path, state) for path, state in _own_at_start.items()}
@@ -141,10 +138,7 @@ def own_sources() -> dict[str, bytes]:
 
 
 def check_own_modules(carries: Callable[[str], bool]) -> None:
-    """Raises CodeChanged if a stage may have run code of pteforge's that its key does not have.
-
-    `carries` says of a module's name that it is no part of the key.
-    """
+    """Raises CodeChanged if a stage may have run code of pteforge's that neither its key has nor `carries` accepts."""
     top = f"{__name__.partition('.')[0]}."
     late = [name for name in set(sys.modules) - _loaded_early if name.startswith(top) and not carries(name)]
     files = [path for name in late if (path := module_file(name)) in _own_at_start]

@@ -32,10 +32,7 @@ _FORMER_PROGRAM_NAME = "serialized_exported_program.json"
 
 
 def check_program_file(path: Path) -> None:
-    """Raises SourceError unless `path` is an undamaged archive that holds one exported program.
-
-    Reads the whole file once, to check the sum of every member.
-    """
+    """Raises SourceError unless `path` is an archive with one exported program; checks the sum of every member."""
     if not path.is_file():
         raise SourceError(f"there is no program file {path}")
     try:
@@ -286,5 +283,4 @@ def says_as_much(now: Any, before: Any) -> bool:
     return bool(now.model_copy(update={"source": source}) == before)
 
 
-_READ = ("read", "environment")
-"""Fields of a source that `input_fields` makes."""
+_READ = ("read", "environment")  # fields of a source that `input_fields` makes

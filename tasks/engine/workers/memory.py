@@ -21,10 +21,7 @@ _SHARE = 0.8  # of the machine's memory; the rest is for the server, the pool an
 
 
 def own_memory(pid: int) -> int:
-    """Bytes of anonymous memory of one process, swapped or not; 0 when it is gone.
-
-    File mappings do not count: the kernel can drop mapped weights from its page cache.
-    """
+    """Bytes of anonymous memory of a process, swapped or not; 0 when it is gone. The kernel can drop mapped files."""
     if not _LINUX:
         with contextlib.suppress(psutil.Error):
             return int(psutil.Process(pid).memory_info().rss)

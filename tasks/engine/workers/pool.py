@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 from ....configs.model import Limits
@@ -86,7 +86,7 @@ class Workers:
         """Starts nothing yet.
 
         Args:
-            jobs: calls at once; by default the number of processors.
+            jobs: maximum number of concurrent calls; by default the number of processors.
             memory: bytes that all running calls may need together; by default 80 % of the machine's. A call that needs
                 more runs alone. Processes that wait for calls, at most `jobs`, do not count: they hold little.
             preload: modules that the server imports before it takes calls.
@@ -178,9 +178,11 @@ class Workers:
 
     def _take_waiting(self, chain: CallChain | None, server: Server) -> HeldProcess | None:
         with self._lock:
-            for number, (name, process) in enumerate(self._waiting):
+            for waiting in self._waiting:
+                name, process = waiting
                 if chain and name == chain.name and process.server is server:
-                    return self._waiting.pop(number)[1]
+                    self._waiting.remove(waiting)
+                    return process
         return None
 
     def _close_waiting(self, bound: int) -> None:
@@ -321,25 +323,18 @@ class RunningCall:
     log_fd: int
     progress_fd: int
     grown: Callable[[int], None]  # called with each new peak of its memory
-    answered: bool = False  # whether the process has returned a result and lingers
-    _progress: ProgressReader = field(init=False)
-    _link_stream: bytes = b""
-    _answer: bytearray = field(default_factory=bytearray)
-    _log: CappedLog = field(default_factory=CappedLog)
-    _started: Started | None = None
-    _ended: Ended | None = None
-    _linked: bool = True
-    _start_time: float = 0.0
-    _end_time: float = 0.0
-    _sample_time: float = 0.0
-    _kill_time: float = 0.0
-    _killed_for: _Bound | None = None
-    _memory: int = 0
-    _peak: int = 0
-    _descendants: Descendants = field(default_factory=Descendants)
 
     def __post_init__(self) -> None:
+        self.answered = False  # whether the process has returned a result and lingers
         self._progress = ProgressReader(self.call.progressed)
+        self._answer, self._log, self._link_stream = bytearray(), CappedLog(), b""
+        self._started: Started | None = None
+        self._ended: Ended | None = None
+        self._linked = True
+        self._start_time = self._end_time = self._sample_time = self._kill_time = 0.0
+        self._killed_for: _Bound | None = None
+        self._memory = self._peak = 0
+        self._descendants = Descendants()
 
     def begin(self, started: Started) -> None:
         """The process is not forked for this call, but has taken it."""
@@ -373,10 +368,8 @@ class RunningCall:
         if answer is None:
             raise self._with_log(StageCrashed(f"exited with code {code} without an answer"))
         if answer.error is not None:
-            failed = StageFailed(
-                answer.error, bad_input=answer.bad_input, user_code=answer.user_code, lost_object=answer.lost_object
-            )
-            raise self._with_log(failed)
+            flags = {name: getattr(answer, name) for name in ("bad_input", "user_code", "lost_object")}
+            raise self._with_log(StageFailed(answer.error, **flags))
         return WorkerReport(
             result=answer.result,
             seconds=self._end_time - self._start_time,

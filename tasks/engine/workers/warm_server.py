@@ -122,10 +122,7 @@ class WarmServer:
             self._shared.close()
 
     def _listen(self) -> tuple[socket.socket | None, str | None]:
-        """A socket in a folder that nobody else can enter; none where the system's path for it is too long.
-
-        Removes what processes left that were killed.
-        """
+        """A socket in a private folder; none where its path is too long. Removes those of killed processes."""
         temporary = Path(tempfile.gettempdir())
         for leftover in abandoned(temporary, f"*{_SHARED}"):
             remove(leftover)
@@ -241,8 +238,7 @@ class SharedServer:
 
 Server: TypeAlias = WarmServer | SharedServer
 
-KILL_LIMIT = 30.0
-"""Seconds to wait for the end of a killed process, which may be stuck in the kernel."""
+KILL_LIMIT = 30.0  # seconds to wait for the end of a killed process, which may be stuck in the kernel
 
 
 class HeldProcess:
