@@ -68,13 +68,11 @@ _NOBODY = Observer()
 class Executor:
     """Finds and runs stages against one store. Thread-safe where its runner is.
 
-    Attributes:
-        refresh: id of a run that makes everything again: only what that run has made itself is found, by any process
-            that works for it. Empty to find what is there.
+    `refresh` is the id of a run that makes everything again: only its own outputs are found, by any process that works
+    for it. It is empty to find everything.
     """
 
     def __init__(self, store: Store, workers: StageRunner, refresh: str = "") -> None:
-        """Starts nothing, and reads pteforge's sources for its keys."""
         read_own_sources()
         self.store = store
         self.refresh = refresh
@@ -95,9 +93,16 @@ class Executor:
             params=params.model_dump(mode="json"),
         )
 
-    def find(self, call: StageCall) -> Done | None:
+    def find(self, call: StageCall, key: StageKey | None = None) -> Done | None:
         """The result from the ledger, where there is one and all of its outputs are in the store."""
-        return self._find(call, self.key(call))
+        key = key or self.key(call)
+        self.store.forget_damaged()
+        record = self.store.ledger.lookup(key.digest())
+        if record is None or (self.refresh and record.refreshed_by != self.refresh):
+            return None
+        if not all(self.store.has(ref) for ref in record.outputs.values()):
+            return None
+        return Done(call, key, record.outputs, cached=True, seconds=record.seconds, peak_memory=record.peak_memory)
 
     def awaited(self, call: StageCall) -> bool:
         """Whether a worker process waits for this call, after an earlier one for the same payload."""
@@ -117,11 +122,11 @@ class Executor:
 
         try:
             key = self.key(call)
-            done = self._find(call, key)
+            done = self.find(call, key)
             while done is None:
                 with suppress(LeaseLost), self.store.leases.hold(key.digest(), call.title) as lease:
                     try:
-                        done = self._find(call, key) or self._make(call, key, observer, report, lease)
+                        done = self.find(call, key) or self._make(call, key, observer, report, lease)
                     except StageError as error:
                         if lease.lost:
                             continue  # it was killed for that; another process runs the same stage
@@ -148,15 +153,6 @@ class Executor:
         for ref in outputs.values():
             self.store.publish(ref)
         return replace(self._commit(call, self.key(call), outputs, seconds), reason=reason)
-
-    def _find(self, call: StageCall, key: StageKey) -> Done | None:
-        self.store.forget_damaged()
-        record = self.store.ledger.lookup(key.digest())
-        if record is None or (self.refresh and record.refreshed_by != self.refresh):
-            return None
-        if not all(self.store.has(ref) for ref in record.outputs.values()):
-            return None
-        return Done(call, key, record.outputs, cached=True, seconds=record.seconds, peak_memory=record.peak_memory)
 
     def _drop_damaged(self, call: StageCall) -> None:
         """Removes damaged inputs of a call from the local store, so that `_make` fetches good ones from elsewhere."""
@@ -359,7 +355,7 @@ def _chain(call: StageCall) -> CallChain | None:
 def _toolchain(
     module: str, distributions: tuple[str, ...], plugins: tuple[type[Plugin], ...]
 ) -> tuple[Digest, Mapping[str, str]]:
-    """The digest of our code, and all other versions; raises CodeChanged if either changed since this process started."""
+    """The digest of our code, and all other versions; raises CodeChanged if either changed since the start."""
     modules = [module, *(plugin.__module__ for plugin in plugins)]
     names = [*distributions, *(name for plugin in plugins for name in plugin.distributions)]
     versions = {"python": platform.python_version(), **distribution_versions(names)}

@@ -89,12 +89,9 @@ class Decoder(torch.nn.Module):
         self.register_buffer("suppressed", None)
 
     def forward(self, tokens: torch.Tensor, encoded: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """Computes the logits [1, vocabulary] after the last token. Suppressed tokens have the least of all.
+        """Computes the logits [1, vocabulary] after tokens [1, tokens] that follow `start` [1] others.
 
-        Args:
-            tokens: [1, tokens], int64.
-            encoded: what `encoder` returns.
-            start: [1], int64: number of tokens before them.
+        `encoded` is the output of `encoder`. Suppressed tokens have the least logit of all.
         """
         cross = Cache([_Layer() for _ in range(self.layers)])
         parts = [part.unsqueeze(0) for part in encoded.chunk(2 * self.layers)]

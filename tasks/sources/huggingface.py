@@ -312,7 +312,7 @@ def tokenizer_metadata(repo: Mapping[str, Any], config: PretrainedConfig) -> dic
         "bos_token_id": getattr(text, "bos_token_id", None),
         "eos_token_ids": ends if isinstance(ends, list) or ends is None else [ends],
     }
-    tokenizer = load_tokenizer(repo)
+    tokenizer = load_processor(AutoTokenizer, repo)
     if tokenizer is not None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         metadata["model"] = type(backend.model).__name__ if backend else None
@@ -382,14 +382,10 @@ def random_tokens(vocabulary: int, batch: int, length: int) -> torch.Tensor:
     return torch.randint(min(5, vocabulary - 1), vocabulary, (batch, length))
 
 
-def load_tokenizer(repo: Mapping[str, Any]) -> Any:
-    return load_processor(AutoTokenizer, repo)
-
-
 def _tokenized(
     repo: Mapping[str, Any], batch: int, length: int, *, pad: bool = False
 ) -> dict[str, torch.Tensor] | None:
-    tokenizer = load_tokenizer(repo)
+    tokenizer = load_processor(AutoTokenizer, repo)
     if tokenizer is None:
         return None
     if pad and tokenizer.pad_token is None:

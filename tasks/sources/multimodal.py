@@ -153,11 +153,9 @@ class Decoder(CachedModel):
             self.register_buffer("following", torch.zeros(cache.context, dtype=torch.int64))
 
     def forward(self, embeddings: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """Computes the logits [1, vocabulary] after the last token.
+        """Computes the logits [1, vocabulary] after an image, sound or text, which follows `start` [1] tokens.
 
-        Args:
-            embeddings: [1, tokens, hidden size + columns], of one image, sound or text.
-            start: [1], int64: number of tokens before them.
+        Its `embeddings` are [1, tokens, hidden size + columns].
         """
         length, width = embeddings.shape[1], embeddings.shape[2] - self._columns
         at = start + torch.arange(length)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.export import Dim
-from transformers import cache_utils
+from transformers import AutoTokenizer, cache_utils
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
@@ -22,7 +22,7 @@ from .huggingface import (
     describe_generating,
     example_tokens,
     find_file,
-    load_tokenizer,
+    load_processor,
     positions_of,
     random_tokens,
 )
@@ -62,7 +62,7 @@ def _is_bpe(content: bytes) -> bool:
 
 
 def _convert(repo: Mapping[str, Any]) -> dict[str, bytes]:
-    tokenizer = load_tokenizer(repo)
+    tokenizer = load_processor(AutoTokenizer, repo)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return {}
@@ -86,12 +86,7 @@ class CachedModel(torch.nn.Module):
         self._passes_start = passes_start
 
     def forward(self, tokens: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """Computes the logits [1, vocabulary] after the last token.
-
-        Args:
-            tokens: [1, tokens], int64.
-            start: [1], int64: number of tokens before them.
-        """
+        """Computes the logits [1, vocabulary] after the last of tokens [1, tokens] that follow `start` [1] others."""
         return self.run(start, tokens.shape[1], input_ids=tokens)
 
     def run(self, start: torch.Tensor, length: int, **inputs: Any) -> torch.Tensor:
@@ -219,7 +214,9 @@ def make_cache(model: Any, shapes: Shapes, context: int, options: Options) -> Kv
 
         executorch_attention.switch_attention(model)
         kind = executorch_attention.CACHES[options.cache]
-    return kind(shapes, context, options.sinks).to(model.dtype)
+    cache = kind(shapes, context, options.sinks)
+    cache.to(model.dtype)
+    return cache
 
 
 STATIC_CACHE = (

@@ -190,17 +190,13 @@ class Signature:
         return [name for name in self.names if name in self.required]
 
 
-def find_signature(builder: str, search: ModuleSearch) -> Signature | None:
+def find_signature(builder: str, search: ModuleSearch, imports: int = _MAX_IMPORTS) -> Signature | None:
     """The signature of ``package.module:name`` or ``package.module:Class.method``.
 
     None wherever the source leaves doubt: decorators, names that are bound twice or by an assignment, inherited
-    constructors. Names that other modules are imported for are followed.
+    constructors. Follows names through at most so many `imports`.
     """
     module, _, qualname = builder.partition(":")
-    return _in_module(module, qualname, search, _MAX_IMPORTS)
-
-
-def _in_module(module: str, qualname: str, search: ModuleSearch, imports: int) -> Signature | None:
     name, _, member = qualname.partition(".")
     found = search.find(module)
     match _definition(found, name) if found else None:
@@ -210,9 +206,9 @@ def _in_module(module: str, qualname: str, search: ModuleSearch, imports: int) -
             return _of_method(definition, member) if member else _of_class(definition)
         case ast.ImportFrom() as statement if found and imports:
             source = imported_module(statement, found.package)
-            original = next(each.name for each in statement.names if (each.asname or each.name) == name)
-            there = f"{original}.{member}" if member else original
-            return _in_module(source, there, search, imports - 1) if source else None
+            original = next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
+            imported = f"{source}:{original}.{member}" if member else f"{source}:{original}"
+            return find_signature(imported, search, imports - 1) if source else None
     return None
 
 
@@ -262,10 +258,11 @@ def _method(definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 def _of_arguments(arguments: ast.arguments, *, skip: int = 0) -> Signature:
     """Signature without the first `skip` arguments, which Python passes."""
     ordered = [*arguments.posonlyargs, *arguments.args]
-    optional = {each.arg for each in ordered[len(ordered) - len(arguments.defaults) :]}
-    optional |= {each.arg for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default}
-    positional = tuple(each.arg for each in ordered)[skip:]
-    only_by_position = {each.arg for each in arguments.posonlyargs}
-    keywords = {*positional, *(each.arg for each in arguments.kwonlyargs)} - only_by_position
+    optional = {argument.arg for argument in ordered[len(ordered) - len(arguments.defaults) :]}
+    by_keyword = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    optional |= {argument.arg for argument, default in by_keyword if default}
+    positional = tuple(argument.arg for argument in ordered)[skip:]
+    only_by_position = {argument.arg for argument in arguments.posonlyargs}
+    keywords = {*positional, *(argument.arg for argument in arguments.kwonlyargs)} - only_by_position
     required = {*positional, *keywords} - optional
     return Signature(positional, frozenset(keywords), frozenset(required), any_keyword=arguments.kwarg is not None)

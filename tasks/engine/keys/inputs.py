@@ -57,14 +57,9 @@ def input_fields(
 ) -> dict[str, JSON]:
     """Key fields of inputs: ``read`` (path to digest) and ``environment`` (variable to digest of its value).
 
-    Missing inputs and declared ones are left out. Files that are not below `folder` go by their names.
-
-    Args:
-        names: of the inputs.
-        folder: the zoo's.
-        declared: files that the key has under ``files``, relative to `folder`.
-        digest: of a file, as it is now.
-        seen: digests of inputs as they were when they were read, which replace those as they are now.
+    Leaves out missing inputs, and files that are `declared`, relative to the zoo's `folder`: the key has them under
+    ``files``. Files that are not below `folder` go by their names. `digest` returns the digest of a file as it is now,
+    which `seen` replaces for inputs with their digests when they were read.
     """
     fields: dict[str, dict[str, JSON]] = {"read": {}, "environment": {}}
     declared_paths = {folder / path for path in declared}

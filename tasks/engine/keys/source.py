@@ -243,19 +243,19 @@ def sources_of(params: Any) -> Iterator[Mapping[str, Any]]:
 def differing_sources(call: StageCall, digest: Callable[[Path], Digest]) -> tuple[set[str], set[str]]:
     """The user's modules and files in a call's key that are not, as of now, what the key says; by their names there.
 
-    Files outside of the zoo's folder are always among them: nothing but their names is known.
+    Files outside of the zoo's folder are always among them: nothing but their names is recorded.
     """
     search = ModuleSearch(call.python_path)
     modules: set[str] = set()
     files: set[str] = set()
     for source in sources_of(call.params):
-        for name, known in source["modules"].items():
+        for name, recorded in source["modules"].items():
             if not name.startswith("*/"):
-                found = search.find(name)
-                modules.update([name] if not (found and found.path) or read_module(found).digest != known else [])
-        for name, known in {**source.get("files", {}), **source.get("read", {})}.items():
+                module = search.find(name)
+                modules.update([name] if not (module and module.path) or read_module(module).digest != recorded else [])
+        for name, recorded in {**source.get("files", {}), **source.get("read", {})}.items():
             try:
-                files.update([name] if digest(call.folder / name) != known else [])
+                files.update([name] if digest(call.folder / name) != recorded else [])
             except OSError:
                 files.add(name)
     return modules, files

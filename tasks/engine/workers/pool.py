@@ -101,7 +101,7 @@ class Workers:
         self._server: Server | None = None
         self._waiting: list[tuple[str, HeldProcess]] = []  # processes and the chains they wait for, the first one first
         self._stopped = False
-        self._calls = 0
+        self.calls = 0
 
     def __enter__(self) -> Self:
         return self
@@ -112,10 +112,6 @@ class Workers:
     @property
     def started(self) -> bool:
         return self._server is not None
-
-    @property
-    def calls(self) -> int:
-        return self._calls
 
     @property
     def address(self) -> str | None:
@@ -129,12 +125,9 @@ class Workers:
     def run(self, call: WorkerCall) -> WorkerReport:
         """Calls a function.
 
-        Raises:
-            StageFailed: the function raised, or the server's warm-up did.
-            StageCrashed: the process ended without an answer, was given up, or the pool was stopped.
-            StageTimedOut: killed at `limits.timeout`.
-            StageOutOfMemory: killed at `limits.memory`, or by the kernel.
-            ValueError: the function's name has another form.
+        Raises StageFailed if the function or the server's warm-up raised, StageCrashed if the process ended without an
+        answer, was given up, or the pool was stopped, StageTimedOut or StageOutOfMemory if it was killed at a limit or
+        by the kernel, and ValueError if the function's name has another form.
         """
         module, _, name = call.function.partition(":")
         if not (module and name):
@@ -147,7 +140,7 @@ class Workers:
                 server = self._running_server()
                 server.wait_until_ready()
                 with self._lock:
-                    self._calls += 1
+                    self.calls += 1
                 call.started()
                 waiting = self._take_waiting(chain, server)
                 with running_call(server, request, call, grow, waiting) as running:

@@ -275,7 +275,6 @@ def count_threads() -> int:
 
 
 def _start_process(preload: list[str], own_fds: list[int]) -> int:
-    """Starts a process that takes a call as a forked one would; returns its id."""
     program = _STAGE_PROGRAM.format(
         path=sys.path, module=__name__, server=os.getpid(), preload=preload, fds=own_fds, code=code_at_start()
     )
@@ -348,7 +347,9 @@ class _Server:
         while True:
             for key, _ in self._selector.select():
                 if isinstance(control := key.fileobj, socket.socket) and control in self._controls:
-                    fds = self._receive(control)
+                    fds: list[int] | None = None
+                    with contextlib.suppress(ConnectionError):
+                        fds = _receive_fds(control, PROCESS_FDS)
                     if fds is not None:
                         if own_fds := self._start(fds, control):
                             return own_fds
@@ -388,12 +389,6 @@ class _Server:
         with contextlib.suppress(KeyError, ValueError):  # the pool closed it before, or it is closed here
             self._selector.unregister(call.link)
         call.link.close()
-
-    def _receive(self, control: socket.socket) -> list[int] | None:
-        try:
-            return _receive_fds(control, PROCESS_FDS)
-        except ConnectionError:
-            return None
 
     def _start(self, fds: list[int], control: socket.socket) -> list[int]:
         """Starts a process for a call; in a fork, this object becomes empty, and what it is for is returned."""
@@ -452,13 +447,12 @@ class _Server:
 
         The server's calls and its listener are none of this process's, whatever it does at its end.
         """
-        calls, listener = self._calls, self._listener
+        shared = [link, *self._controls, self._wakeup, self._wakeup_end, *(call.link for call in self._calls.values())]
+        shared += [self._listener] if self._listener else []
         self._calls, self._listener = {}, None
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._selector.close()
-        links = [link, *(call.link for call in calls.values())]
-        listeners = [listener] if listener else []
-        for shared in (*self._controls, *listeners, self._wakeup, self._wakeup_end, *links):
-            shared.close()
+        for end in shared:
+            end.close()

@@ -37,10 +37,8 @@ class WarmServer:
     """One server process that imports the `preload` modules, started at once in the background.
 
     A thread of its own starts the process and waits for its end: the kernel ties the process to the life of the thread
-    that started it, and the caller's may be short.
-
-    Attributes:
-        address: where other processes of this user can hand it calls as well, see `SharedServer`; None if they cannot.
+    that started it, and the caller's may be short. Other processes of this user can hand it calls at its `address`, if
+    it is not None; see `SharedServer`.
     """
 
     def __init__(self, preload: tuple[str, ...], *, shared: bool = False) -> None:
