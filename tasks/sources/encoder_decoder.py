@@ -30,7 +30,7 @@ from .huggingface import (
     positions_of,
     random_tokens,
 )
-from .text_generation import KvCache, cache_shapes, check_logits, constants, files_of, tokenizer_files
+from .text_generation import KvCache, assets_of, cache_shapes, check_logits, constants
 
 _SECONDS = 30  # longest sound of a model that takes any length; Whisper's is as long
 
@@ -133,7 +133,7 @@ def model(name: str, **fields: Any) -> ModelDefinition | Model:
             "text_decoder": MethodDefinition(decoder, calls, (tokens, frames, None)),
         },
         constant_methods=_constants(loaded, decoder, longest),
-        assets=tokenizer_files(repo) | files_of(repo, _FILES),
+        assets=assets_of(repo, _FILES),
         sequences=[[MethodCall("encoder", (example,)), *(MethodCall("text_decoder", call) for call in calls)]],
         metadata=describe_generating(repo, configuration, decoder.cache.context, **sound),
     )

@@ -41,16 +41,7 @@ from .huggingface import (
     picture,
     positions_of,
 )
-from .text_generation import (
-    CachedModel,
-    KvCache,
-    cache_shapes,
-    check_logits,
-    constants,
-    files_of,
-    make_cache,
-    tokenizer_files,
-)
+from .text_generation import CachedModel, KvCache, assets_of, cache_shapes, check_logits, constants, make_cache
 
 _FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json", "generation_config.json")
 _TYPES = ("token_type_ids", "mm_token_type_ids")
@@ -293,13 +284,15 @@ _CHANGES = ("do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_con
 def _processor(repo: Mapping[str, Any], config: PretrainedConfig) -> Any:
     """The model's image processor, or its architecture's with the configuration's patches; None: there is none."""
     processor = load_processor(AutoImageProcessor, repo)
-    kind = (IMAGE_PROCESSOR_MAPPING.get(type(config), None) or {}).get("pil")
-    if processor is None and kind:
+    if processor is None:
+        kind = (IMAGE_PROCESSOR_MAPPING.get(type(config), None) or {}).get("pil")
+        if kind is None:
+            return None
         vision = getattr(config, "vision_config", config)
         fields = {name: name for name in ("patch_size", "temporal_patch_size")} | {"merge_size": "spatial_merge_size"}
         sizes = {name: getattr(vision, field, None) for name, field in fields.items() if hasattr(kind, name)}
         processor = kind(**{name: value for name, value in sizes.items() if isinstance(value, int)})
-    return _set(processor, dict.fromkeys(PIECES, False)) if processor else None
+    return _set(processor, dict.fromkeys(PIECES, False))
 
 
 def _set(processor: Any, options: Mapping[str, Any]) -> Any:
@@ -387,10 +380,10 @@ def generating(loaded: Any, options: Options, examples: Mapping[Modality, Exampl
     text = example_tokens(repo, vocabulary, 8).repeat(1, 8)[:, :8]
     text = text.where(~torch.isin(text, torch.tensor([*special.values()])), 0)
     parts = [text[:, :3], *(text.new_full((1, counts[kind]), special[kind]) for kind in examples), text[:, 3:]]
-    ids = torch.cat(parts, dim=1)
+    prompt = torch.cat(parts, dim=1)
     others = {name: value for example in examples.values() for name, value in example.inputs.of(example.values).items()}
-    types = torch.isin(ids, torch.tensor([*special.values()])).long()
-    inputs = {"input_ids": ids, **others, **dict.fromkeys(_TYPES, types)}
+    types = torch.isin(prompt, torch.tensor([*special.values()])).long()
+    inputs = {"input_ids": prompt, **others, **dict.fromkeys(_TYPES, types)}
     with torch.no_grad():
         wanted = loaded(**accepted(loaded.forward, inputs), use_cache=False).logits
     columns = _add_columns(loaded, encoders, inputs)
@@ -403,10 +396,8 @@ def generating(loaded: Any, options: Options, examples: Mapping[Modality, Exampl
     calls = [MethodCall("token_embedding", (parts[0],))]
     calls += [MethodCall(kind.method, (example.values,)) for kind, example in examples.items()]
     calls += [MethodCall("token_embedding", (part,)) for part in (text[:, 3:7], text[:, 7:])]
-    modules: dict[str, torch.nn.Module] = {
-        "token_embedding": embed,
-        **{kind.method: encoder for kind, encoder in encoders.items()},
-    }
+    modules: dict[str, torch.nn.Module] = {"token_embedding": embed}
+    modules |= {kind.method: encoder for kind, encoder in encoders.items()}
     logits, start, sequence = [], 0, []
     with torch.no_grad():
         for call in calls:
@@ -417,6 +408,7 @@ def generating(loaded: Any, options: Options, examples: Mapping[Modality, Exampl
             start += rows.shape[1]
     decoder.clear()
     check_logits(torch.cat(logits[-2:]), wanted[0, -2:].float(), loaded, options.cache, _IN_PARTS)
+    described = {name: part for example in examples.values() for name, part in example.metadata.items()}
     tokens = {1: Dim("tokens", min=1, max=context)}
     steps = [step.inputs for step in sequence if step.method == "text_decoder"]
     return ModelDefinition(
@@ -429,14 +421,9 @@ def generating(loaded: Any, options: Options, examples: Mapping[Modality, Exampl
             **constants(loaded, context, own_attention=options.attention is not None),
             **{kind.token: token for kind, token in special.items()},
         },
-        assets=tokenizer_files(repo) | files_of(repo, _FILES),
+        assets=assets_of(repo, _FILES),
         sequences=[sequence],
-        metadata=describe_generating(
-            repo,
-            config,
-            context,
-            **{name: part for example in examples.values() for name, part in example.metadata.items()},
-        ),
+        metadata=describe_generating(repo, config, context, **described),
     )
 
 

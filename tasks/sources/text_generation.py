@@ -48,6 +48,10 @@ def tokenizer_files(repo: Mapping[str, Any]) -> dict[str, bytes]:
     return files
 
 
+def assets_of(repo: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
+    return tokenizer_files(repo) | files_of(repo, names)
+
+
 def files_of(repo: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
     """The content of those files that the model's repository or folder has."""
     return {name: path.read_bytes() for name in names if (path := find_file(repo, name))}

@@ -39,9 +39,9 @@ def _is_channels_last(value: torch.Tensor) -> bool:
     return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
 
 
-def draw_count(asked: int, *, dynamic: bool) -> int:
-    """How many random inputs to try: of dynamic sizes both ends and one between, where several are asked for."""
-    return max(asked, 3) if dynamic and asked > 1 else asked
+def draw_count(requested: int, *, dynamic: bool) -> int:
+    """How many random inputs to try: both ends of dynamic sizes and one between, where several are requested."""
+    return max(requested, 3) if dynamic and requested > 1 else requested
 
 
 class StoredCase(NamedTuple):
