@@ -36,8 +36,7 @@ def tokenizer_files(repo: Mapping[str, Any]) -> dict[str, bytes]:
     """Files by name; none if the model has no tokenizer.
 
     The runner (`load_tokenizer` in extension/llm/runner/llm_runner_helper.cpp) takes ``tokenizer.json`` if its model is
-    BPE, and SentencePiece's ``tokenizer.model`` with any. Where there is neither, the first one is made from what
-    transformers reads.
+    BPE, and SentencePiece's ``tokenizer.model`` with any. Where there is neither, transformers converts its tokenizer.
     """
     files = files_of(repo, (JSON, SENTENCE_PIECE, *_SETTINGS))
     if JSON not in files and SENTENCE_PIECE not in files:

@@ -1,8 +1,7 @@
 """Records what the user's code reads besides its modules, and digests it for the keys of its stages.
 
-Inputs and watch lists use the names ``file:PATH``, ``folder:PATH`` for the names of a folder's files, ``tree:PATH`` for
-those of its folders as well, and ``env:NAME`` for an environment variable. Paths below the zoo's folder are relative to
-it.
+Names of inputs, also in watch lists, are ``file:PATH``, ``folder:PATH`` for the names of a folder's files,
+``tree:PATH`` for those of its folders as well, and ``env:NAME``. Paths below the zoo's folder are relative to it.
 """
 
 from __future__ import annotations
@@ -198,8 +197,7 @@ class Recorder:
     def observed(self, modules: Iterable[str], module_files: Container[str]) -> Observed:
         """Returns what was loaded and read so far; `module_files` are paths of modules, which are no inputs.
 
-        Includes files that native code may have read: those that are mapped now, and those named by an argument that
-        were not written meanwhile.
+        Includes files that native code may have read: mapped ones, and unwritten ones that an argument names.
         """
         mapped = {path: _see(path) for path in _mapped_files() - self._mapped_before}
         for path, seen in (*mapped.items(), *self._before.items()):

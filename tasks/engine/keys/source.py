@@ -95,8 +95,7 @@ def observed_modules(
 def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> tuple[str, ...]:
     """Sorted top-level names of installed modules loaded since `before`, except those already loaded in part.
 
-    They include the imports of a builder's imports. `source_fields` takes them as watched names, and puts their
-    versions into the key.
+    They include the imports of a builder's imports. `source_fields` puts the versions of watched ones into the key.
     """
     search = ModuleSearch(python_path)
     tops = {(name.partition(".")[0], path) for name, path in loaded_files(before)}
@@ -124,12 +123,11 @@ def source_fields(
 
     For a builder: ``builder``, ``modules`` (name to AST digest: its own module, its local imports, the watched ones),
     ``distributions`` (to versions), ``kwargs``, ``files`` (to SHA-256; a folder stands for all files below it), and
-    what `input_fields` makes of inputs. Modules of callables that `kwargs` name count as imports. For a program file:
-    ``program``, its SHA-256.
+    the `input_fields`. Modules of callables that `kwargs` name count as imports. For a program file: ``program``, its
+    SHA-256. Earlier runs observed what is `watched`: modules that the static closure missed, and inputs.
 
-    What is watched was observed in earlier runs: modules that the static closure missed, and inputs. Paths of files are
-    relative to `folder`, by default the current one. `digest` and `seen` are as for `input_fields`. Raises SourceError
-    if a declared file cannot be read.
+    Paths of files are relative to `folder`, by default the current one. `digest` and `seen` are as for `input_fields`.
+    Raises SourceError if a declared file cannot be read.
     """
     base, watched = folder or Path.cwd(), tuple(watched)
     if isinstance(source, ProgramSource):
@@ -204,11 +202,7 @@ def current_params(
     digest: Callable[[Path], Digest] = digest_file,
     seen: Mapping[str, Digest | None] = MappingProxyType({}),
 ) -> Params:
-    """Params of a stage that runs the user's code, with digests of that code as it is now.
-
-    `watched` is what earlier runs loaded and read beyond the static closure. `digest` and `seen` are those of
-    `source_fields`.
-    """
+    """Params of a stage that runs the user's code, with digests of that code as it is now; see `source_fields`."""
     assert call.user_code  # noqa: S101 - the caller has looked
     search = ModuleSearch(call.python_path)
     source = source_fields(call.user_code.source, search, watched, folder=call.folder, digest=digest, seen=seen)
