@@ -70,7 +70,7 @@ def _resize_embeddings(model: Any, folder: Path) -> None:
 class LoraLayer(torch.nn.Module):
     """A linear layer and a LoRA of rank r, whose weights are inputs of delegates.
 
-    XNNPACK's partitioner takes the weights of `linear` into the delegate, so another adapter would need another program.
+    XNNPACK's partitioner takes weights of `linear` into the delegate, so another adapter would need another program.
     Both operands of `bmm` are inputs.
     """
 

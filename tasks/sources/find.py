@@ -266,10 +266,10 @@ def _has_decoder(source: HuggingFaceSource, described: Mapping[str, Any]) -> boo
     """Whether a model has an encoder, and a decoder that generates; without a configuration, whether it may."""
     if source.task is None:
         return bool(described.get("is_encoder_decoder")) and _is_named(described, *_GENERATES)
-    return source.task in _GENERATING_TASKS and described.get("is_encoder_decoder", not described)
+    generating = ("automatic-speech-recognition", "text2text-generation")
+    return source.task in generating and described.get("is_encoder_decoder", not described)
 
 
-_GENERATING_TASKS = ("automatic-speech-recognition", "text2text-generation")
 _GENERATES = ("ForConditionalGeneration", "MTModel")  # how the names of such architectures end
 
 
