@@ -143,7 +143,7 @@ class Executor:
         return done
 
     def unfinished(self, call: StageCall) -> Path:
-        """The folder for an interrupted call; without the key, which includes what the user's code reads later."""
+        """The folder for what an interrupted call has finished. Keys cannot name it: they grow while user code runs."""
         key = self.key(call)
         return self.store.local.unfinished(digest_json([call.slot, key.code, dict(key.versions), self.refresh]))
 
