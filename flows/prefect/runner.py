@@ -227,7 +227,7 @@ class PrefectRunner(SharingRunner):
         memory, workers = stage_memory(session.run_config), session.workers
         refresh = session.executor.refresh
         self._site = Site(session.store.url, workers.jobs, memory, session.id, refresh, workers.address)
-        self._places = DepthFirst(session.submitted_at_once)
+        self._turns = DepthFirst(session.submitted_at_once)
         self._limits = _StageLimits()
         # how the task that made an artifact ended, for the edges of the graph in the UI
         self._makers: dict[ArtifactRef, State[Any]] = {}
@@ -244,7 +244,7 @@ class PrefectRunner(SharingRunner):
         # The transaction of the model's task is async: a failing sync task cannot roll it back. It would also keep all
         # that belongs to each stage's task until the model is done.
         Transaction.__var__.set(None)  # type: ignore[arg-type]  # what its own `get` has for none
-        async with nullcontext() if self.session.executor.awaited(call) else self._places.place(call.model):
+        async with nullcontext() if self.session.executor.awaited(call) else self._turns.turn(call.model):
             if not self.session.prefect.lost:
                 with self.session.prefect.optional():  # if it was our failure after all, it comes again
                     found = await asyncio.to_thread(self.engine.find, call)  # so that hits wait for no limit

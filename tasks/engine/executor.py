@@ -28,15 +28,7 @@ from ...artifacts.ledger import StageRecord
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.store import Store
-from ...errors import (
-    CodeChanged,
-    LeaseLost,
-    ObjectDamaged,
-    ObjectMissing,
-    PteforgeError,
-    StageError,
-    StageFailed,
-)
+from ...errors import CodeChanged, LeaseLost, ObjectDamaged, ObjectMissing, PteforgeError, StageError, StageFailed
 from ..results.causes import add_known_causes, awaits_diagnosis
 from .keys.code import PTEFORGE, StageKey, only_carries, source_digest, stage_code_digest
 from .keys.inputs import Observed
@@ -51,14 +43,7 @@ from .keys.loaded import (
     read_own_sources,
 )
 from .keys.search import distribution_versions
-from .keys.source import (
-    current_params,
-    declared_files,
-    differing_sources,
-    known_modules,
-    says_as_much,
-    sources_of,
-)
+from .keys.source import current_params, declared_files, differing_sources, known_modules, says_as_much, sources_of
 from .runner import DepthFirst, Done, NotCached, Observer, StageCall
 from .stage import (
     UNKNOWN_DIGEST,
@@ -75,8 +60,7 @@ from .stage import (
 from .workers import CallChain, StageRunner, WorkerCall
 from .workers.protocol import PROCESSES_VARIABLE
 
-REFRESHED = "asked for with --refresh"
-"""Why a stage ran that may have been in the ledger."""
+REFRESHED = "asked for with --refresh"  # why a stage ran that may have been in the ledger
 
 _NOBODY = Observer()
 
@@ -84,13 +68,11 @@ _NOBODY = Observer()
 class Executor:
     """Finds and runs stages against one store. Thread-safe where its runner is.
 
-    Attributes:
-        refresh: id of a run that makes everything again: only what that run has made itself is found, by any process
-            that works for it. Empty to find what is there.
+    `refresh` is the id of a run that makes everything again: only its own outputs are found, by any process that works
+    for it. It is empty to find everything.
     """
 
     def __init__(self, store: Store, workers: StageRunner, refresh: str = "") -> None:
-        """Starts nothing, and reads pteforge's sources for its keys."""
         read_own_sources()
         self.store = store
         self.refresh = refresh
@@ -111,9 +93,16 @@ class Executor:
             params=params.model_dump(mode="json"),
         )
 
-    def find(self, call: StageCall) -> Done | None:
+    def find(self, call: StageCall, key: StageKey | None = None) -> Done | None:
         """The result from the ledger, where there is one and all of its outputs are in the store."""
-        return self._find(call, self.key(call))
+        key = key or self.key(call)
+        self.store.forget_damaged()
+        record = self.store.ledger.lookup(key.digest())
+        if record is None or (self.refresh and record.refreshed_by != self.refresh):
+            return None
+        if not all(self.store.has(ref) for ref in record.outputs.values()):
+            return None
+        return Done(call, key, record.outputs, cached=True, seconds=record.seconds, peak_memory=record.peak_memory)
 
     def awaited(self, call: StageCall) -> bool:
         """Whether a worker process waits for this call, after an earlier one for the same payload."""
@@ -122,12 +111,9 @@ class Executor:
     def run(self, call: StageCall, observer: Observer = _NOBODY, progressed: Progressed = no_progress) -> Done:
         """Finds the result of a call, or makes it.
 
-        Of several callers with equal keys, in this process or in others that use the store, one runs the stage and the
-        others wait and find the result. One that loses its lease meanwhile stops, and waits like the others.
-
-        Raises:
-            StageError: the stage failed.
-            StoreError: an input is gone or damaged, or the store cannot be used.
+        One of several callers with equal keys, in this process or in others that use the store, runs the stage; the
+        others wait and find the result. One that loses its lease meanwhile stops, and waits like the others. Raises
+        StageError if the stage failed, and StoreError if an input is gone or damaged, or the store cannot be used.
         """
 
         def report(count: int, total: int | None) -> None:
@@ -136,14 +122,14 @@ class Executor:
 
         try:
             key = self.key(call)
-            done = self._find(call, key)
+            done = self.find(call, key)
             while done is None:
                 with suppress(LeaseLost), self.store.leases.hold(key.digest(), call.title) as lease:
                     try:
-                        done = self._find(call, key) or self._make(call, key, observer, report, lease)
+                        done = self.find(call, key) or self._make(call, key, observer, report, lease)
                     except StageError as error:
                         if lease.lost:
-                            continue  # it was killed for that; another process does the same
+                            continue  # it was killed for that; another process runs the same stage
                         if not error.lost_object:
                             raise
                         self._drop_damaged(call)  # this host may be able to replace it by itself
@@ -157,10 +143,7 @@ class Executor:
         return done
 
     def unfinished(self, call: StageCall) -> Path:
-        """The folder for what a call has finished when it is interrupted, by its slot, code and versions.
-
-        The stage key is of no use for this, since it includes what the user's code reads only later.
-        """
+        """The folder for what an interrupted call has finished. Keys cannot name it: they grow while user code runs."""
         key = self.key(call)
         return self.store.local.unfinished(digest_json([call.slot, key.code, dict(key.versions), self.refresh]))
 
@@ -171,17 +154,8 @@ class Executor:
             self.store.publish(ref)
         return replace(self._commit(call, self.key(call), outputs, seconds), reason=reason)
 
-    def _find(self, call: StageCall, key: StageKey) -> Done | None:
-        self.store.forget_damaged()
-        record = self.store.ledger.lookup(key.digest())
-        if record is None or (self.refresh and record.refreshed_by != self.refresh):
-            return None
-        if not all(self.store.has(ref) for ref in record.outputs.values()):
-            return None
-        return Done(call, key, record.outputs, cached=True, seconds=record.seconds, peak_memory=record.peak_memory)
-
     def _drop_damaged(self, call: StageCall) -> None:
-        """Removes what is damaged of a call's inputs from the local store: `_make` fetches what is good elsewhere."""
+        """Removes damaged inputs of a call from the local store, so that `_make` fetches good ones from elsewhere."""
         for ref in call.inputs.values():
             for blob in self.store.objects_of(ref):
                 with suppress(ObjectMissing, ObjectDamaged):
@@ -207,10 +181,11 @@ class Executor:
             predicted = predict_memory(call, self.store)
             path, body = tuple(map(str, call.python_path)), f"{__name__}:{run_stage.__name__}"
             needed = sys.maxsize if call.stage.alone else predicted  # more than all is admitted when nothing else runs
-            asked = WorkerCall(
-                body, work, call.limits, needed, path, _chain(call), start, progressed, given_up=lambda: lease.lost
+            report = self._workers.run(
+                WorkerCall(
+                    body, work, call.limits, needed, path, _chain(call), start, progressed, given_up=lambda: lease.lost
+                )
             )
-            report = self._workers.run(asked)
             result, seconds, peak, log = report.result, report.seconds, report.peak_memory, report.log
         else:
             start()
@@ -240,7 +215,7 @@ class Executor:
     def _check_code(
         self, call: StageCall, key: StageKey, unfound: set[str], loaded: Mapping[str, FileState | None]
     ) -> None:
-        """Raises CodeChanged if what has run, with sources `loaded`, may not be what the key says.
+        """Raises CodeChanged if the code that ran, with sources `loaded`, may not be the code in the key.
 
         `unfound` are files in the key that could not be found by name before it ran.
         """
@@ -262,10 +237,10 @@ class Executor:
         peak_memory: int = 0,
         log: bytes | None = None,
     ) -> Done:
-        kept = None
+        log_ref = None
         if log is not None:
-            kept = self.store.local.put_artifact("log", log)
-            self.store.publish(kept)
+            log_ref = self.store.local.put_artifact("log", log)
+            self.store.publish(log_ref)
         record = StageRecord(
             key=key.digest(),
             fields=key.fields(),
@@ -273,7 +248,7 @@ class Executor:
             seconds=seconds,
             peak_memory=peak_memory,
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
-            log=kept.root if kept else None,
+            log=log_ref.root if log_ref else None,
             refreshed_by=self.refresh,
             reads=tuple(sorted(set().union(*map(self.store.known_objects, call.inputs.values())))),
         )
@@ -286,9 +261,8 @@ class Executor:
 
         A module that the static closure does not see (imported by a computed name, say) is watched from now on: its
         code enters the key, so a later change of it is a miss. So are packages that the user's imports import, files
-        that were not declared, and environment variables. The key has those as they were when they were read: where
-        they have changed since, no later call has it. Raises CodeChanged if the user's code is not what it was when the
-        call was made.
+        that were not declared, and environment variables. The key has these as they were when they were read. Raises
+        CodeChanged if the user's code has changed since the call was made.
         """
         assert call.user_code  # noqa: S101 - the caller has looked
         ledger, name = self.store.ledger, call.user_code.watch_name
@@ -324,12 +298,9 @@ _OUTPUTS = TypeAdapter(dict[str, ArtifactRef])
 
 
 def run_stage(work: Any) -> Any:
-    """Runs a stage's body in this process, from the JSON of `StageWork` to that of its outputs by role, and remarks.
-
-    A body that needs torch leaves no global state behind.
-    """
-    asked = StageWork.from_json(work)
-    call, stage, store = asked.call, asked.call.stage, LocalStore(asked.store, once=True)
+    """Runs a stage's body here, from the JSON of `StageWork` to that of its outputs. No torch state stays changed."""
+    stage_work = StageWork.from_json(work)
+    call, stage, store = stage_work.call, stage_work.call.stage, LocalStore(stage_work.store, once=True)
     state: AbstractContextManager[None] = nullcontext()
     if stage.runs_isolated(call.params):
         from .workers.entry import fresh_state  # noqa: PLC0415 - torch
@@ -346,7 +317,7 @@ def run_stage(work: Any) -> Any:
             call.program_file,
             reporter.get(),
             declared_files(call),
-            asked.unfinished,
+            stage_work.unfinished,
             remarks.append,
         )
         outputs = stage.run(from_roles(stage.Inputs, call.inputs), call.params, space)
@@ -358,7 +329,7 @@ def run_stage(work: Any) -> Any:
 
 
 def check_loaded(call: StageCall, before: Mapping[str, object] | None) -> Mapping[str, FileState | None]:
-    """Raises CodeChanged if a stage that has run here may have run code that is not what the files are by now.
+    """Raises CodeChanged if a stage may have run code here that differs from what the files contain by now.
 
     Returns the states of the user's modules: those that the key names, and those that were loaded since `before`.
     """
@@ -384,11 +355,7 @@ def _chain(call: StageCall) -> CallChain | None:
 def _toolchain(
     module: str, distributions: tuple[str, ...], plugins: tuple[type[Plugin], ...]
 ) -> tuple[Digest, Mapping[str, str]]:
-    """What a stage runs with: the digest of our code, and the versions of everything else.
-
-    Takes milliseconds, since it reads what is installed: keep it for the time of a run. Raises CodeChanged if either
-    has changed since this process started.
-    """
+    """The digest of our code, and all other versions; raises CodeChanged if either changed since the start."""
     modules = [module, *(plugin.__module__ for plugin in plugins)]
     names = [*distributions, *(name for plugin in plugins for name in plugin.distributions)]
     versions = {"python": platform.python_version(), **distribution_versions(names)}
@@ -396,19 +363,11 @@ def _toolchain(
     return digest_json([stage_code_digest(name) for name in modules]), versions
 
 
-_MIB = 1 << 20
-_FLOOR = 128 * _MIB  # for what does not depend on the size of the model
-_UNSEEN_MODEL = 1024 * _MIB  # of the stages that build a model whose size is not known yet
+_FLOOR = 128 << 20  # for what does not depend on the size of the model
+_UNSEEN_MODEL = 1 << 30  # of the stages that build a model whose size is not known yet
 # Peak memory by the bytes of all inputs, where equal weights count once: `benchmarks/memory.py`, rounded up.
-_FACTORS = {
-    "edge": 0.25,
-    "partition": 0.25,
-    "preprocess": 0.75,
-    "compile": 2.25,
-    "serialize": 0.25,
-    "report": 0.25,
-    "verify": 3.5,
-}
+_FACTORS = {"preprocess": 0.75, "compile": 2.25, "verify": 3.5}
+_FACTORS |= dict.fromkeys(("edge", "partition", "serialize", "report"), 0.25)
 _UNMEASURED = 2.5
 
 
@@ -434,7 +393,7 @@ def _by_size(call: StageCall, store: Store) -> int:
 
 @dataclass(eq=False)
 class EngineRunner:
-    """Base of the runners here, which all answer with one engine that looks stages up and runs them."""
+    """Base of the runners here, which look stages up and run them with one engine."""
 
     engine: Executor
 
@@ -447,27 +406,27 @@ class LedgerRunner(EngineRunner):
     """Finds, and never runs: raises NotCached at the first stage that would have to run. Needs no event loop."""
 
     async def __call__(self, call: StageCall) -> Done:
-        if found := self.engine.find(call):
-            return found
+        if done := self.engine.find(call):
+            return done
         raise NotCached(call.title)
 
 
 @dataclass
 class PlanRunner(EngineRunner):
-    """Finds what the ledger has; in place of what it does not have, goes on with outputs that are not known yet."""
+    """Finds what the ledger has; continues with unknown outputs for the rest."""
 
-    # by stage key, calls that are not in the ledger, although all their inputs are known
+    # calls that are not in the ledger although all their inputs are known, by stage key
     will_run: dict[Digest, StageCall] = field(default_factory=dict)
-    # calls with inputs from what will run. Early cutoff may spare them.
+    # calls whose inputs will be made; early cutoff may spare them
     may_run: list[StageCall] = field(default_factory=list)
     found: list[Done] = field(default_factory=list)  # results that the ledger has
 
     async def __call__(self, call: StageCall) -> Done:
         if not all(map(is_known, call.inputs.values())):
             self.may_run.append(call)
-        elif found := self.engine.find(call):
-            self.found.append(found)
-            return found
+        elif done := self.engine.find(call):
+            self.found.append(done)
+            return done
         else:
             self.will_run.setdefault(self.engine.key(call).digest(), call)
         unknown = StageKey(call.stage.name, UNKNOWN_DIGEST, {}, {}, {})
@@ -478,13 +437,12 @@ class PlanRunner(EngineRunner):
 class _Kept:
     """A result without what its caller has already: a run may keep thousands."""
 
-    # of the fields of `Done`. Call and key are among them if the stage was recorded under another key.
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # of the fields of `Done`, with call and key if the stage was recorded under another key
 
     @classmethod
-    def of(cls, done: Done, asked: Digest) -> Self:
-        """What to keep of a result that was asked by this key."""
-        known = ("call", "key") if done.key.digest() == asked else ()
+    def of(cls, done: Done, digest: Digest) -> Self:
+        """Keeps the result of a call whose key had this digest."""
+        known = ("call", "key") if done.key.digest() == digest else ()
         return cls({part.name: getattr(done, part.name) for part in fields(done) if part.name not in known})
 
     def answer(self, call: StageCall, key: StageKey) -> Done:
@@ -516,7 +474,7 @@ class SharingRunner(EngineRunner):
         return done
 
     def forget_finished(self) -> None:
-        """Asks the ledger again from now on, since something that was made is gone."""
+        """Asks the ledger again from now on, since an output is gone."""
         self._calls = {key: task for key, task in self._calls.items() if not task.done()}
         self._ran |= {key: kept for key, kept in self._done.items() if not kept.values["cached"]}
         self._done = {}
@@ -533,9 +491,9 @@ class LocalRunner(SharingRunner):
         super().__init__(engine)
         self._observer = observer or Observer()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stages")
-        self._places = DepthFirst(threads)
+        self._turns = DepthFirst(threads)
 
     async def run(self, call: StageCall) -> Done:
         loop = asyncio.get_running_loop()
-        async with self._places.place(call.model):
+        async with self._turns.turn(call.model):
             return await loop.run_in_executor(self._pool, self.engine.run, call, self._observer)

@@ -26,12 +26,12 @@ from .stage import Params, Stage, find_stage, from_roles
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageId:
-    """Which call of a stage of a model, for people and for the ledger's slots."""
+    """Which call of a stage of a model, for people and for the ledger's slots. Empty fields stand for all."""
 
     stage: str
-    method: str = ""  # the method that it is for; empty where it is for all, or for the model's first one in `export`
-    recipe: str = ""  # the recipe that it is for; empty where it is for all
-    payload: str = ""  # the payload that it is for; empty where it is for all, or the recipe has one only
+    method: str = ""  # also empty for the model's first one in `export`
+    recipe: str = ""
+    payload: str = ""  # also empty where the recipe has only one
     attempt: int = 0  # which of the files that are only tried it is for, from 1 on; 0 for the one that is published
 
     @property
@@ -55,7 +55,7 @@ class StageId:
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """The user's code that a stage runs, so that its key can be made again once the stage has seen what that loads."""
+    """The user's code that a stage runs: its key is made again when the stage has seen what that code loads."""
 
     watch_name: str  # name of the list of what to watch in the ledger
     source: ResolvedSource  # the model's
@@ -151,29 +151,24 @@ class Runner(Protocol):
     async def __call__(self, call: StageCall) -> Done:
         """Finds the result of a stage, or makes it.
 
-        Raises:
-            StageError: the stage failed.
-            StoreError: an input is gone or damaged, or the store cannot be used.
-            NotCached: it is not in the ledger, and this runner runs nothing.
+        Raises StageError if the stage failed, StoreError if an input is gone or damaged or the store cannot be used,
+        and NotCached if it is not in the ledger and this runner runs nothing.
         """
         ...
 
 
 class DepthFirst:
-    """Places for calls at once. Of those that wait, the ones of the model that was begun first are next.
+    """Bounds how many calls run at once. The model that began first goes first, so that its files are there early."""
 
-    So the first files are there early, and a run that is stopped has made some.
-    """
-
-    def __init__(self, places: int) -> None:
-        self._free = places
+    def __init__(self, calls: int) -> None:
+        self._free = calls
         self._ranks: dict[str, int] = {}  # by model, in the order of their first calls
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._count = itertools.count()
 
     @asynccontextmanager
-    async def place(self, model: str) -> AsyncIterator[None]:
-        """Waits for a place, and frees it at the end."""
+    async def turn(self, model: str) -> AsyncIterator[None]:
+        """Waits for the turn of a model's call, and passes it on at the end."""
         rank = self._ranks.setdefault(model, len(self._ranks))
         if self._free:
             self._free -= 1
@@ -183,16 +178,16 @@ class DepthFirst:
             try:
                 await turn
             except asyncio.CancelledError:
-                if not turn.cancelled():  # it had just been given the place
-                    self._give()
+                if not turn.cancelled():  # it was this call's turn just now
+                    self._pass_on()
                 raise
         try:
             yield
         finally:
-            self._give()
+            self._pass_on()
 
-    def _give(self) -> None:
-        """Passes a place on to the next one that still waits."""
+    def _pass_on(self) -> None:
+        """Lets the next call run that still waits."""
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():
@@ -202,16 +197,12 @@ class DepthFirst:
 
 
 class Observer:
-    """Hears what happens in a run, from any thread; this one ignores it."""
+    """Is called when a stage begins, processes samples, finishes or fails, from any thread; subclasses do something."""
 
-    def started(self, call: StageCall) -> None:
-        """A stage begins to run."""
+    def started(self, call: StageCall) -> None: ...
 
-    def progressed(self, call: StageCall, done: int, total: int | None) -> None:
-        """A stage has taken so many samples of so many."""
+    def progressed(self, call: StageCall, done: int, total: int | None) -> None: ...
 
-    def finished(self, done: Done) -> None:
-        """A stage was run or found."""
+    def finished(self, done: Done) -> None: ...
 
-    def failed(self, call: StageCall, error: Exception) -> None:
-        """A stage failed."""
+    def failed(self, call: StageCall, error: Exception) -> None: ...

@@ -9,18 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Protocol, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,16 +22,13 @@ _log = logging.getLogger(__name__)
 
 
 class Plugin(Protocol):
-    """What parameters may name and others may install, such as a target."""
+    """An extension that parameters may name and others may install, such as a target."""
 
     distributions: ClassVar[tuple[str, ...]]  # packages whose versions the outputs depend on
 
 
 class Params(BaseModel):
-    """What a stage reads besides its input artifacts; all of it enters the stage key, so nothing here names a machine.
-
-    Frozen; unknown fields are errors.
-    """
+    """What a stage reads besides its input artifacts. All of it enters the stage key, so nothing names a machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,9 +47,8 @@ Progressed = Callable[[int, int | None], None]
 """Called with the number of samples that are done, and how many there are (None: unknown)."""
 
 
-def no_progress(done: int, total: int | None) -> None:
+def no_progress(_done: int, _total: int | None) -> None:
     """The null observer."""
-    del done, total
 
 
 reporter: ContextVar[Progressed] = ContextVar("reporter", default=no_progress)
@@ -87,7 +72,7 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class RoleField:
-    """What the annotation of a field of `Roles` says."""
+    """The meaning of a field's annotation in `Roles`."""
 
     kind: Kind  # the kinds of artifacts that it admits
     required: bool
@@ -96,18 +81,15 @@ class RoleField:
     @classmethod
     def of(cls, name: str, hint: Any) -> RoleField:
         """Reads an annotation; raises TypeError where it is none of those that `Roles` lists."""
-        required = mapping = False
-        if get_origin(hint) in (Union, UnionType):
+        optional, mapping = get_origin(hint) in (Union, UnionType), get_origin(hint) is Mapping
+        if optional:
             (hint,) = (member for member in get_args(hint) if member is not NoneType)
-        elif get_origin(hint) is Mapping:
+        elif mapping:
             _, hint = get_args(hint)
-            mapping = True
-        else:
-            required = True
         kinds = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Kind)]
         if len(kinds) != 1:
             raise TypeError(f"{name} must be annotated with one of the kinds in tasks.engine.kinds, not with {hint}")
-        return cls(kinds[0], required, mapping)
+        return cls(kinds[0], not (optional or mapping), mapping)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -126,7 +108,7 @@ class Roles:
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
         hints = get_type_hints(cls, include_extras=True)
-        names = [found.name for found in fields(cls)]  # type: ignore[arg-type]  # a dataclass since two lines above
+        names = [role.name for role in fields(cls)]  # type: ignore[arg-type]  # a dataclass since two lines above
         cls.role_fields = {name: RoleField.of(f"{cls.__qualname__}.{name}", hints[name]) for name in names}
 
 
@@ -149,29 +131,26 @@ def from_roles(cls: type[_R], roles: Mapping[str, ArtifactRef]) -> _R:
 
     Raises ValueError if a role is unknown or missing, or its artifact is of a kind that the field does not admit.
     """
-    known = cls.role_fields
-    values: dict[str, Any] = {name: {} for name, wanted in known.items() if wanted.mapping}
+    role_fields, qualname = cls.role_fields, cls.__qualname__
+    values: dict[str, Any] = {name: {} for name, role_field in role_fields.items() if role_field.mapping}
     for role, ref in sorted(roles.items()):
         name, _, key = role.partition("/")
-        wanted = known.get(name)
-        if wanted is None or (key and not wanted.mapping):
-            raise ValueError(f"{cls.__qualname__} has no role {role!r}; its fields: {', '.join(known) or 'none'}")
-        if ref.kind not in wanted.kind.names:
-            admitted = " or ".join(wanted.kind.names)
-            raise ValueError(f"{cls.__qualname__}: {role!r} is of kind {ref.kind!r}, and must be of {admitted}")
-        if wanted.mapping:
+        role_field = role_fields.get(name)
+        if role_field is None or (key and not role_field.mapping):
+            raise ValueError(f"{qualname} has no role {role!r}; its fields: {', '.join(role_fields) or 'none'}")
+        if ref.kind not in role_field.kind.names:
+            admitted = " or ".join(role_field.kind.names)
+            raise ValueError(f"{qualname}: {role!r} is of kind {ref.kind!r}, and must be of {admitted}")
+        if role_field.mapping:
             values[name][key] = ref
         else:
             values[name] = ref
-    if missing := [name for name, wanted in known.items() if wanted.required and name not in values]:
-        raise ValueError(
-            f"{cls.__qualname__} lacks the roles {', '.join(missing)}; it has {', '.join(roles) or 'none'}"
-        )
+    if missing := [name for name, role_field in role_fields.items() if role_field.required and name not in values]:
+        raise ValueError(f"{qualname} lacks the roles {', '.join(missing)}; it has {', '.join(roles) or 'none'}")
     return cls(**values)
 
 
-UNKNOWN_DIGEST = Digest("0" * 64)
-"""Identity of an output that a plan does not know yet."""
+UNKNOWN_DIGEST = Digest("0" * 64)  # identity of an output that a plan does not know yet
 
 
 def is_known(ref: ArtifactRef) -> bool:
@@ -182,12 +161,12 @@ def is_known(ref: ArtifactRef) -> bool:
 def unknown_roles(cls: type[Roles]) -> dict[str, ArtifactRef]:
     """Role to an unknown artifact, for every output that a stage may have."""
     return {
-        name: ArtifactRef(known.kind.names[0], BlobRef(UNKNOWN_DIGEST, 0), UNKNOWN_DIGEST)
-        for name, known in cls.role_fields.items()
+        name: ArtifactRef(role_field.kind.names[0], BlobRef(UNKNOWN_DIGEST, 0), UNKNOWN_DIGEST)
+        for name, role_field in cls.role_fields.items()
     }
 
 
-_AnyParams: TypeAlias = Params  # within `Stage`, the name means the stage's own
+_AnyParams = Params  # within `Stage`, the name means the stage's own
 
 
 class Stage:
@@ -196,25 +175,15 @@ class Stage:
     A subclass is one file in the folder `stages` of a room of `tasks`, and has a name of its own
     (``class Edge(Stage, name="edge")``), the nested classes `Params`, `Inputs` and `Outputs`, and a body that reads its
     inputs and its params and nothing else.
-
-    Attributes:
-        name: unique; enters keys, the ledger and messages.
-        isolated: the body runs in a worker process. Otherwise it needs neither torch nor ExecuTorch, and runs where it
-            is called.
-        alone: no other stage runs at the same time in these workers, since time is measured.
-        ends_chain: no stage follows that shares a process with this one.
-        reads_traces: stack traces, which a program's identity excludes, are part of the outputs.
-        distributions: packages whose versions the outputs depend on, besides those of targets.
-        Params: type of its parameters.
-        Inputs: type of its input artifacts.
-        Outputs: type of its output artifacts.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # unique; enters keys, the ledger and messages
+    # The body runs in a worker process. Otherwise it needs neither torch nor ExecuTorch, and runs where it is called.
     isolated: ClassVar[bool] = True
-    alone: ClassVar[bool] = False
-    ends_chain: ClassVar[bool] = False
-    reads_traces: ClassVar[bool] = False
+    alone: ClassVar[bool] = False  # no other stage runs at the same time in these workers, since time is measured
+    ends_chain: ClassVar[bool] = False  # no stage follows that shares a process with this one
+    reads_traces: ClassVar[bool] = False  # outputs include stack traces, which a program's identity excludes
+    # packages whose versions the outputs depend on, besides those of targets
     distributions: ClassVar[tuple[str, ...]] = ("torch", "executorch", "torchao")
     Params: ClassVar[type[_AnyParams]]
     Inputs: ClassVar[type[Roles]]
@@ -242,7 +211,7 @@ class Stage:
 
     @classmethod
     def input_digest(cls, params: Any, ref: ArtifactRef) -> Digest:  # noqa: ARG003 - as above
-        """What the key says of an input: what it means, or for stages that read more than that, its stored bytes."""
+        """The digest of an input in the key: its identity, or the stored bytes for stages that read more than that."""
         return ref.root.digest if cls.reads_traces else ref.identity
 
     @staticmethod

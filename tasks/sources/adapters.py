@@ -20,7 +20,8 @@ from ...errors import SourceError
 
 _HEAD = re.compile(r"\.(classifier|score|qa_outputs)(\.out_proj)?\.weight$")
 
-_LONGEST = 300  # characters of what PEFT says
+_LONGEST = 300  # characters of PEFT's messages
+_BATCHED = 3  # dimensions of the operands of `bmm`
 
 
 def adapter_folder(adapter: Mapping[str, str]) -> Path:
@@ -69,7 +70,7 @@ def _resize_embeddings(model: Any, folder: Path) -> None:
 class LoraLayer(torch.nn.Module):
     """A linear layer and a LoRA of rank r, whose weights are inputs of delegates.
 
-    XNNPACK's partitioner takes the weights of `linear` into the delegate, so another adapter would be another program.
+    XNNPACK's partitioner takes weights of `linear` into the delegate, so another adapter would need another program.
     Both operands of `bmm` are inputs.
     """
 
@@ -85,11 +86,8 @@ class LoraLayer(torch.nn.Module):
         flat = values.dim() == _BATCHED and values.shape[0] == 1
         rows = values if flat else values.reshape(1, -1, values.shape[-1])
         added = torch.bmm(torch.bmm(rows, self.get_buffer("lora_A")), self.get_buffer("lora_B"))
-        made: torch.Tensor = self.base(values)
-        return made + (added if flat else added.reshape(made.shape))
-
-
-_BATCHED = 3  # dimensions of what `bmm` takes
+        output: torch.Tensor = self.base(values)
+        return output + (added if flat else added.reshape(output.shape))
 
 
 def _apart(adapted: Any, adapter: PeftConfig, name: str) -> Any:

@@ -19,54 +19,34 @@ from transformers import AutoFeatureExtractor, PretrainedConfig
 
 from ...configs.model import ModelDefinition
 from ...errors import SourceError
-from .huggingface import SAMPLING_RATE, audio_metadata, load_model, parts_of, place_of, positions_of, tone
+from .huggingface import NO_PROCESSOR, SAMPLING_RATE, Options, accepted, audio_metadata, parts_of, tone
 from .multimodal import Encoder, Example, Inputs, Modality, generating
 from .text_generation import files_of
 
 AUDIO = Modality("audio_encoder", "get_audio_features", "audio_token_id", "a sound")
 
-_SECONDS = 30
-"""Of a sound at once, unless the model has another length."""
-
-_FRAMES = 1500
-"""Of that many seconds, unless the configuration or a feature extractor names a number."""
-
-_TOKENIZERS = ("tekken.json",)
-"""Mistral's, which ExecuTorch's runner takes, too."""
+_SECONDS = 30  # of a sound at once, unless the model has another length
+_FRAMES = 1500  # of that many seconds, unless the configuration or a feature extractor names a number
+_TOKENIZERS = ("tekken.json",)  # Mistral's, which ExecuTorch's runner also takes
 
 _MASKS = {"get_audio_features": "input_features_mask", "forward": "feature_attention_mask"}
 """Inputs that say which frames are of the sound, by the method that takes them."""
 
 
-def model(  # noqa: PLR0913 - fields of a source
-    name: str,
-    revision: str | None = None,
-    task: str | None = None,
-    config: Mapping[str, Any] | None = None,
-    *,
-    sequence: int | None = None,
-    attention: str | None = None,
-    cache: str | None = None,
-    audio_frames: int | None = None,
-    weights: Mapping[str, Any] | None = None,
-) -> ModelDefinition:
-    """A model whose methods are `audio_encoder`, `token_embedding` and `text_decoder`.
-
-    The arguments are the fields of `configs.sources.HuggingFaceSource`.
-    """
-    place = place_of(name, revision, weights)
-    loaded, configuration = load_model(place, task, config, weights)
-    if config is None and getattr(configuration, "has_lora_adapter", False) and find_spec("peft") is None:
+def model(name: str, **fields: Any) -> ModelDefinition:
+    """A model whose methods are `audio_encoder`, `token_embedding` and `text_decoder`; `fields` as in `Options`."""
+    options = Options(name, **fields)
+    loaded, configuration = options.load()
+    if options.config is None and getattr(configuration, "has_lora_adapter", False) and find_spec("peft") is None:
         raise SourceError(f"{name} has a LoRA adapter for sounds; run: pip install 'pteforge[lora]'")
     if not hasattr(loaded, AUDIO.accessor):
         tower, projector = (getattr(loaded.model, part, None) for part in ("audio_tower", "multi_modal_projector"))
         if tower is None or projector is None:
             raise SourceError(f"{configuration.model_type!r} has no `{AUDIO.accessor}`: its audio encoder is not known")
         loaded.get_audio_features = MethodType(_features_of_tower, loaded)
-    example = _example(loaded, place, configuration, audio_frames)
-    context = min(sequence or 512, positions_of(configuration))
-    made = generating(loaded, place, {AUDIO: example}, context, attention, cache)
-    return replace(made, assets={**made.assets, **files_of(place, _TOKENIZERS)})
+    example = _example(loaded, options.repo, configuration, options.audio_frames)
+    definition = generating(loaded, options, {AUDIO: example})
+    return replace(definition, assets={**definition.assets, **files_of(options.repo, _TOKENIZERS)})
 
 
 def _features_of_tower(loaded: Any, input_features: torch.Tensor) -> torch.Tensor:
@@ -75,7 +55,7 @@ def _features_of_tower(loaded: Any, input_features: torch.Tensor) -> torch.Tenso
     return loaded.model.multi_modal_projector(states)
 
 
-def _example(loaded: Any, place: Mapping[str, Any], config: PretrainedConfig, frames: int | None) -> Example:
+def _example(loaded: Any, repo: Mapping[str, Any], config: PretrainedConfig, frames: int | None) -> Example:
     """A sound of one window as the model's feature extractor prepares it, or random values.
 
     It is [1, mel bins, frames] or, in some models, [1, frames, mel bins].
@@ -83,7 +63,7 @@ def _example(loaded: Any, place: Mapping[str, Any], config: PretrainedConfig, fr
     part = next((part for part in parts_of(config) if hasattr(part, "num_mel_bins")), None)
     if part is None:
         raise SourceError(f"{config.model_type!r} encodes no mel spectrograms, which ExecuTorch's runner passes")
-    features = _extracted(place)
+    features = _extracted(repo)
     if features is None:
         positions = getattr(part, "max_source_positions", getattr(part, "max_position_embeddings", _FRAMES // 2))
         features = torch.randn(1, part.num_mel_bins, 2 * positions)
@@ -94,21 +74,22 @@ def _example(loaded: Any, place: Mapping[str, Any], config: PretrainedConfig, fr
     if frames is not None:
         times = -(-frames // features.shape[axis])
         features = torch.cat([features] * times, axis).narrow(axis, 0, frames).contiguous()
-    return Example(features, _inputs(loaded, features.shape[axis]), {"audio": audio_metadata(place)})
+    return Example(features, _inputs(loaded, features.shape[axis]), {"audio": audio_metadata(repo)})
 
 
-def _extracted(place: Mapping[str, Any]) -> torch.Tensor | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
-        extractor = AutoFeatureExtractor.from_pretrained(**place)
-        asked = inspect.signature(extractor.__call__).parameters
-        options = {"sampling_rate": SAMPLING_RATE, "return_tensors": "pt"}
-        made = extractor(tone(_SECONDS).numpy(), **{name: value for name, value in options.items() if name in asked})
-        return torch.as_tensor(made["input_features"])[:1]
+def _extracted(repo: Mapping[str, Any]) -> torch.Tensor | None:
+    with contextlib.suppress(*NO_PROCESSOR):
+        extractor = AutoFeatureExtractor.from_pretrained(**repo)
+        options = accepted(extractor.__call__, {"sampling_rate": SAMPLING_RATE, "return_tensors": "pt"})
+        return torch.as_tensor(extractor(tone(_SECONDS).numpy(), **options)["input_features"])[:1]
     return None
 
 
 def _inputs(loaded: Any, frames: int) -> Inputs:
     """What the model takes next to the features: masks of a sound that has all frames."""
-    methods = {method: getattr(loaded, method) for method in _MASKS}
-    asked = [name for method, name in _MASKS.items() if name in inspect.signature(methods[method]).parameters]
-    return Inputs("input_features", others=dict.fromkeys(asked, torch.ones(1, frames, dtype=torch.int64)))
+    masks = {
+        name: torch.ones(1, frames, dtype=torch.int64)
+        for method, name in _MASKS.items()
+        if name in inspect.signature(getattr(loaded, method)).parameters
+    }
+    return Inputs("input_features", others=masks)

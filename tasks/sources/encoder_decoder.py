@@ -21,21 +21,18 @@ from ...errors import SourceError, first_line
 from .huggingface import (
     TEXT_POSITIONS,
     Model,
+    Options,
     audio_metadata,
-    describe,
+    describe_generating,
     example_sound,
     example_tokens,
     in_dtype,
-    load_model,
-    place_of,
     positions_of,
     random_tokens,
-    tokenizer_metadata,
 )
-from .text_generation import KvCache, cache_shapes, check_logits, constants, files_of, tokenizer_files
+from .text_generation import KvCache, assets_of, cache_shapes, check_logits, constants
 
-_SECONDS = 30
-"""Longest sound of a model that takes any length; Whisper's is as long."""
+_SECONDS = 30  # longest sound of a model that takes any length; Whisper's is as long
 
 _FILES = (
     *("preprocessor_config.json", "processor_config.json", "generation_config.json", "tokenizer_config.json"),
@@ -65,25 +62,21 @@ class Encoder(torch.nn.Module):
         self.layers = layers
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Encodes a sound or a text.
+        """Encodes a sound's samples or features, or the tokens of a text; batch 1.
 
-        Args:
-            inputs: of the model: a sound's samples or features, or tokens; batch 1.
-
-        Returns:
-            [2 * layers * heads, frames, head size]: keys and values of the first layer, of the second, and so on.
+        Returns [2 * layers * heads, frames, head size]: keys and values of the first layer, of the second, and so on.
         """
         own, cross = (Cache([_Layer() for _ in range(self.layers)]) for _ in range(2))
         states = self.model.get_encoder()(in_dtype(inputs, self.model.dtype))
         token = torch.zeros(1, 1, dtype=torch.int64)
-        # Of the decoder, no more than its keys and values remains when this is exported.
+        # Only the decoder's keys and values remain of it when this is exported.
         cache = EncoderDecoderCache(own, cross)
         self.model(encoder_outputs=states, decoder_input_ids=token, cache=cache, use_cache=True)
         return torch.cat([part.squeeze(0) for layer in cross.layers for part in (layer.keys, layer.values)])
 
 
 class Decoder(torch.nn.Module):
-    """Goes on from the tokens in its cache. At start 0, whatever is in the cache is forgotten."""
+    """Continues after the tokens in its cache. At start 0, it ignores whatever is in the cache."""
 
     suppressed: torch.Tensor | None
 
@@ -96,15 +89,9 @@ class Decoder(torch.nn.Module):
         self.register_buffer("suppressed", None)
 
     def forward(self, tokens: torch.Tensor, encoded: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """Computes the logits after the last token. Suppressed tokens have the least of all.
+        """Computes the logits [1, vocabulary] after tokens [1, tokens] that follow `start` [1] others.
 
-        Args:
-            tokens: [1, tokens], int64.
-            encoded: what `encoder` returns.
-            start: [1], int64: number of tokens before them.
-
-        Returns:
-            [1, vocabulary].
+        `encoded` is the output of `encoder`. Suppressed tokens have the least logit of all.
         """
         cross = Cache([_Layer() for _ in range(self.layers)])
         parts = [part.unsqueeze(0) for part in encoded.chunk(2 * self.layers)]
@@ -113,89 +100,68 @@ class Decoder(torch.nn.Module):
         states = self.states(last_hidden_state=encoded[:1])  # only its size is read
         own = self.cache.at(start + torch.arange(tokens.shape[1]), 0)
         cache = EncoderDecoderCache(own, cross)
-        made = self.model(encoder_outputs=states, decoder_input_ids=tokens, cache=cache, use_cache=True)
-        logits = made.logits[:, -1].float()
+        output = self.model(encoder_outputs=states, decoder_input_ids=tokens, cache=cache, use_cache=True)
+        logits = output.logits[:, -1].float()
         if self.suppressed is None:
             return logits
         return torch.where(self.suppressed, logits.amin(dim=-1, keepdim=True), logits)
 
 
-def model(  # noqa: PLR0913 - fields of a source
-    name: str,
-    revision: str | None = None,
-    task: str | None = None,
-    config: Mapping[str, Any] | None = None,
-    batch: int | None = None,
-    sequence: int | None = None,
-    outputs: list[str] | None = None,
-    *,
-    dtype: str = "float32",
-    weights: Mapping[str, Any] | None = None,
-) -> ModelDefinition | Model:
-    """A model whose methods are `encoder` and `text_decoder`, or one without a decoder that has the same task.
-
-    The arguments are the fields of `configs.sources.HuggingFaceSource`.
-    """
-    place = place_of(name, revision, weights)
-    loaded, configuration = load_model(place, task, config, weights, dtype=dtype)
+def model(name: str, **fields: Any) -> ModelDefinition | Model:
+    """A model with the methods `encoder` and `text_decoder`, or one without a decoder; `fields` as in `Options`."""
+    options = Options(name, **fields)
+    repo = options.repo
+    loaded, configuration = options.load()
     if not configuration.is_encoder_decoder:
-        return Model(name, revision, task, config, batch, sequence or 128, outputs, weights=weights, dtype=dtype)
-    if batch is not None or outputs is not None:
+        return Model(name, **fields)
+    if options.batch is not None or options.outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models with an encoder and a decoder have none")
-    encoder, decoder, example, prompt = _with_caches(loaded, place, configuration, sequence or 512)
-    sizes = _sizes(example, configuration, sequence or 512, place)
+    encoder, decoder, example, prompt = _with_caches(loaded, repo, configuration, options.context)
+    sizes = _sizes(example, configuration, options.context, repo)
+    largest = [sizes[at].max if sizes and at in sizes else size for at, size in enumerate(example.shape)]
     with torch.no_grad():
         encoded = encoder(example)
-        longest = encoder(example.new_zeros(_largest(example, sizes))).shape[1]
+        longest = encoder(example.new_zeros(largest)).shape[1]
     parts = ((0, _LEAST - 2), (_LEAST - 2, _LEAST - 1), (_LEAST - 1, _LEAST))
     calls = [(prompt[:, start:end], encoded, torch.tensor([start])) for start, end in parts]
     tokens = {1: Dim("tokens", min=1, max=decoder.cache.context)}
     frames = {1: Dim("frames", min=1, max=longest)} if sizes else None
-    sound = {} if example.dtype is torch.int64 else {"audio": audio_metadata(place)}
+    sound = {} if example.dtype is torch.int64 else {"audio": audio_metadata(repo)}
     return ModelDefinition(
         {
             "encoder": MethodDefinition(encoder, [(example,)], (sizes,)),
             "text_decoder": MethodDefinition(decoder, calls, (tokens, frames, None)),
         },
-        constant_methods=_constants(loaded, configuration, decoder, longest),
-        assets=tokenizer_files(place) | files_of(place, _FILES),
+        constant_methods=_constants(loaded, decoder, longest),
+        assets=assets_of(repo, _FILES),
         sequences=[[MethodCall("encoder", (example,)), *(MethodCall("text_decoder", call) for call in calls)]],
-        metadata={
-            **describe(place, configuration),
-            **sound,
-            "tokenizer": tokenizer_metadata(place, configuration),
-            "context_length": decoder.cache.context,
-        },
+        metadata=describe_generating(repo, configuration, decoder.cache.context, **sound),
     )
 
 
 def _with_caches(
-    loaded: Any, place: Mapping[str, Any], config: PretrainedConfig, sequence: int
+    loaded: Any, repo: Mapping[str, Any], config: PretrainedConfig, sequence: int
 ) -> tuple[Encoder, Decoder, torch.Tensor, torch.Tensor]:
-    """Both modules, an input of the encoder, and tokens [1, 6] of the decoder.
-
-    Raises ValueError if they do not compute what the model computes without a cache.
-    """
+    """Both modules, an input of the encoder and tokens [1, 6] of the decoder; raises SourceError if they do not fit."""
     context = min(sequence, positions_of(config, TEXT_POSITIONS))
     if context < _LEAST:
         raise SourceError(f"room for {context} tokens is too little: let `sequence` be {_LEAST} or more")
     name = loaded.main_input_name
     if name == "input_ids":
-        example = example_tokens(place, config.vocab_size, min(16, sequence))
+        example = example_tokens(repo, config.vocab_size, min(16, sequence))
     elif name in ("input_features", "input_values"):
-        example = example_sound(place, config, name, batch=1)
+        example = example_sound(repo, config, name, batch=1)
     else:
         raise SourceError(f"{config.model_type!r} encodes `{name}`: inputs of that kind are not known")
     prompt = random_tokens(config.vocab_size, 1, _LEAST)
     prompt[0, 0] = _start(loaded)
     with torch.no_grad():
-        given = {"encoder_outputs": loaded.get_encoder()(in_dtype(example, loaded.dtype)), "decoder_input_ids": prompt}
-        shapes = cache_shapes(loaded, given)
+        states = loaded.get_encoder()(in_dtype(example, loaded.dtype))
+        inputs = {"encoder_outputs": states, "decoder_input_ids": prompt}
+        shapes = cache_shapes(loaded, inputs)
         encoder = Encoder(loaded, len(shapes))
-        decoder = Decoder(
-            loaded, KvCache(shapes, context).to(loaded.dtype), len(shapes), type(given["encoder_outputs"])
-        )
-        wanted = loaded(**given, use_cache=False).logits[0, -2:].float()
+        decoder = Decoder(loaded, KvCache(shapes, context).to(loaded.dtype), len(shapes), type(states))
+        wanted = loaded(**inputs, use_cache=False).logits[0, -2:].float()
         try:
             encoded = encoder(example)
             before = decoder(prompt[:, :-1], encoded, torch.tensor([0]))
@@ -217,8 +183,8 @@ _LEAST = 6  # tokens of a context that the examples fit into
 def _start(loaded: Any) -> int:
     """The token that `generate` begins with."""
     names, settings = ("decoder_start_token_id", "bos_token_id"), (loaded.generation_config, loaded.config)
-    known = (getattr(where, name, None) for name in names for where in settings)
-    return next((int(token) for token in known if token is not None), 0)
+    tokens = (getattr(where, name, None) for name in names for where in settings)
+    return next((int(token) for token in tokens if token is not None), 0)
 
 
 def _suppressed(loaded: Any, vocabulary: int) -> torch.Tensor | None:
@@ -232,29 +198,25 @@ def _suppressed(loaded: Any, vocabulary: int) -> torch.Tensor | None:
 
 
 def _sizes(
-    example: torch.Tensor, config: PretrainedConfig, sequence: int, place: Mapping[str, Any]
+    example: torch.Tensor, config: PretrainedConfig, sequence: int, repo: Mapping[str, Any]
 ) -> dict[int, Any] | None:
     """Dimension 1 of the encoder's input, unless it is fixed: tokens, or a sound's samples."""
     if example.dtype is torch.int64:
         return {1: Dim("length", min=1, max=min(sequence, positions_of(config)))}
     if example.dim() == 2:
-        rate = audio_metadata(place).get("sampling_rate", example.shape[1])
+        rate = audio_metadata(repo).get("sampling_rate", example.shape[1])
         return {1: Dim.AUTO(min=rate // 10, max=_SECONDS * rate)}
     return None
 
 
-def _largest(example: torch.Tensor, sizes: Mapping[int, Any] | None) -> list[int]:
-    return [sizes[at].max if sizes and at in sizes else size for at, size in enumerate(example.shape)]
-
-
-def _constants(loaded: Any, config: PretrainedConfig, decoder: Decoder, longest: int) -> dict[str, Any]:
+def _constants(loaded: Any, decoder: Decoder, longest: int) -> dict[str, Any]:
     """What the runners of ExecuTorch and optimum-executorch ask a file for, and how `generate` begins."""
     settings = loaded.generation_config
-    known = {name: getattr(settings, name, None) for name in _TOKENS}
+    tokens = {name: getattr(settings, name, None) for name in _TOKENS}
     return {
-        **constants(loaded, config.get_text_config(decoder=True), decoder.cache.context, own_attention=False),
+        **constants(loaded, decoder.cache.context, own_attention=False),
         "get_n_layers": decoder.layers,
         "max_hidden_seq_length": longest,
-        **{name: value for name, value in known.items() if value is not None},
+        **{name: value for name, value in tokens.items() if value is not None},
         "decoder_start_token_id": _start(loaded),
     }

@@ -21,15 +21,12 @@ from ...errors import SourceError
 from .huggingface import in_dtype
 from .text_generation import START, KvCache, LayerShape, Shapes, StaticCacheLayer, WindowCacheLayer
 
-NAME = "executorch"
-"""Of the attention in transformers."""
-
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""What some models ask of their attention."""
+NAME = "executorch"  # of the attention in transformers
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments that some models pass to their attention
 
 
 def switch_attention(model: Any) -> None:
-    """Lets a model of transformers use the operators; raises ValueError if it cannot."""
+    """Lets a model of transformers use the operators; raises SourceError if it cannot."""
     model.set_attn_implementation(NAME)
     if model.config.get_text_config(decoder=True)._attn_implementation != NAME:  # noqa: SLF001 - has no public name
         raise SourceError(f"attention: custom_sdpa: the code of {model.config.model_type!r} has its own; leave it out")
@@ -79,6 +76,10 @@ class QuantizedCache(SequenceCache):
         return keys, values
 
 
+CACHES: dict[str | None, type[SequenceCache]] = {None: SequenceCache, "int8": QuantizedCache}
+"""By the option `cache`."""
+
+
 @dataclass(frozen=True)
 class _Kept:
     """Keys or values [1, tokens, heads, head size]; in int8, scales and zero points [1, tokens, heads, 1]."""
@@ -87,12 +88,8 @@ class _Kept:
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
 
-    def write(self, states: torch.Tensor, start: int) -> None:
-        for cache, new in self.parts(states):
-            torch.ops.llama.update_cache(new, cache, start)
-
     def parts(self, states: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What is kept, and the same of new states."""
+        """Each tensor with the same one for new states."""
         if self.scales is None or self.zeros is None:
             return [(self.states, states)]
         new = _quantized(states)
@@ -108,7 +105,8 @@ class _SequenceLayer(StaticCacheLayer):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Writes the keys and values of the tokens; returns those of all positions, for `_attention` only."""
         for kept, states in zip(self._kept, (key_states, value_states), strict=True):
-            kept.write(states.transpose(1, 2), self._start)
+            for cache, new in kept.parts(states.transpose(1, 2)):
+                torch.ops.llama.update_cache(new, cache, self._start)
         return self._kept
 
 
@@ -131,8 +129,8 @@ def _quantized(states: torch.Tensor) -> _Kept:
     operators = torch.ops.quantized_decomposed
     states = in_dtype(states, torch.float32)
     scales, zeros = operators.choose_qparams_per_token_asymmetric.default(states, torch.int8)
-    made = operators.quantize_per_token.default(states, scales, zeros, -128, 127, torch.int8)
-    return _Kept(made, scales.to(torch.float32), zeros.to(torch.int8))
+    quantized = operators.quantize_per_token.default(states, scales, zeros, -128, 127, torch.int8)
+    return _Kept(quantized, scales.to(torch.float32), zeros.to(torch.int8))
 
 
 def _attention(
@@ -159,10 +157,10 @@ def _attention(
     tokens = query.transpose(1, 2)
     if key.scales is None:
         return torch.ops.llama.custom_sdpa(tokens, key.states, value.states, *arguments), None
-    asked = _quantized(tokens)
-    parts = (part for kept in (asked, key, value) for part in (kept.zeros, kept.scales))
-    made = torch.ops.llama.custom_quantized_sdpa(asked.states, key.states, value.states, *arguments, *parts)
-    return in_dtype(made, query.dtype), None
+    queries = _quantized(tokens)
+    parts = (part for kept in (queries, key, value) for part in (kept.zeros, kept.scales))
+    output = torch.ops.llama.custom_quantized_sdpa(queries.states, key.states, value.states, *arguments, *parts)
+    return in_dtype(output, query.dtype), None
 
 
 def _mask(*, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None, **sizes: Any) -> Any:

@@ -34,21 +34,14 @@ _ARGUMENTS = {
 }
 """Fields of a source that its builder takes as they are."""
 
-_OLD_WEIGHTS = "pytorch_model*.bin"
-"""Read where a repository has no safetensors."""
+_OLD_WEIGHTS = "pytorch_model*.bin"  # read where a repository has no safetensors
 
 
 def find_source(source: Source, folder: Path) -> ResolvedSource:
     """The builder of a model that is named; other sources as they are.
 
-    A repository that is not in the hub's cache is downloaded.
-
-    Args:
-        source: as it was written.
-        folder: the zoo's. What lies in it is named relative to it, so that it may be moved.
-
-    Raises:
-        SourceError: a package is missing, or there is no such model.
+    A repository that is not in the hub's cache is downloaded. Files in `folder`, the zoo's, are named relative to it,
+    so that it may be moved. Raises SourceError if a package is missing, or there is no such model.
     """
     match source:
         case HuggingFaceSource():
@@ -67,8 +60,8 @@ def find_source(source: Source, folder: Path) -> ResolvedSource:
 
 
 def _built(builder: str, kwargs: Mapping[str, JsonValue], files: tuple[Path, ...] = ()) -> BuilderSource:
-    given = {name: value for name, value in kwargs.items() if value is not None}
-    return BuilderSource(builder=f"{__package__}.{builder}", kwargs=given, files=files)
+    arguments = {name: value for name, value in kwargs.items() if value is not None}
+    return BuilderSource(builder=f"{__package__}.{builder}", kwargs=arguments, files=files)
 
 
 def _require(package: str, extra: str, what: str) -> None:
@@ -81,31 +74,32 @@ def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
     if source.config is not None and "/" not in source.huggingface and not is_folder(source.huggingface):
         return _built(_builder(source, {}), {"name": source.huggingface, **kwargs})
     read = (*_READ, *filter(None, [source.gguf]))
-    place, named = _locate(source.huggingface, source.revision, folder, partial(_is_model, source=source), read)
-    if _is_adapter(place):
-        return _of_transformers(_with_base(source, place, folder), folder)
+    repo, named = _locate(source.huggingface, source.revision, folder, partial(_is_model, source=source), read)
+    if _is_adapter(repo):
+        return _of_transformers(_with_base(source, repo, folder), folder)
     weights: dict[str, JsonValue] = {}
     if source.gguf:
         _require("gguf", "gguf", f"gguf: {source.gguf}")
-        if not (place / source.gguf).is_file():
-            known = ", ".join(sorted(path.name for path in place.glob("*.gguf"))) or "none"
-            raise SourceError(f"gguf: there is no {place / source.gguf}; GGUF files there: {known}")
+        if not (repo / source.gguf).is_file():
+            known = ", ".join(sorted(path.name for path in repo.glob("*.gguf"))) or "none"
+            raise SourceError(f"gguf: there is no {repo / source.gguf}; GGUF files there: {known}")
         weights["gguf"] = source.gguf
         described = {"architectures": ["ForCausalLM"]}  # nearly all are, and `task` says otherwise
     else:
-        described = _described(place, source)
-    files = {path for pattern in (*_READ, _OLD_WEIGHTS) for path in place.glob(pattern)}
+        described = _described(repo, source)
+    files = {path for pattern in (*_READ, _OLD_WEIGHTS) for path in repo.glob(pattern)}
     if source.gguf:
-        files = {path for path in files if path.suffix not in {".safetensors", ".bin"}} | {place / source.gguf}
+        files = {path for path in files if path.suffix not in {".safetensors", ".bin"}} | {repo / source.gguf}
     elif source.config is None:
-        files |= {*_weights_of(place, described)}  # an index may name files in folders below
+        files |= {*_weights_of(repo, described)}  # an index may name files in folders below
     if source.adapter:
         _require("peft", "lora", f"adapter: {source.adapter}")
         adapter, named_adapter = _locate(source.adapter, source.adapter_revision, folder, _has_adapter, _READ)
         if not _has_adapter(adapter):
             raise SourceError(f"there is no adapter in {adapter}: it needs adapter_config.json and {_ADAPTER[0]}")
         _check_files(adapter, filter(Path.is_file, (adapter / name for name in _ADAPTER)))
-        source = source.model_copy(update={"task": source.task or _task_of(adapter)})
+        head = _HEADS.get(str(_read_config(adapter / "adapter_config.json").get("task_type")))
+        source = source.model_copy(update={"task": source.task or head})
         kwargs["task"] = source.task
         files |= {path for pattern in (*_READ, *_ADAPTER) for path in adapter.glob(pattern)}
         weights["adapter"] = named_adapter if source.merge else {**named_adapter, "merge": False}
@@ -120,83 +114,78 @@ def _locate(
 ) -> tuple[Path, dict[str, JsonValue]]:
     """A folder or repository on this machine, and its name for a builder: relative to the zoo, or with its commit."""
     if not is_folder(name):
-        place = _snapshot(name, revision, is_whole, patterns)
-        return place, {"name": name, "revision": place.name}
+        repo = _snapshot(name, revision, is_whole, patterns)
+        return repo, {"name": name, "revision": repo.name}
     relative = os.path.relpath(name, folder)
     return Path(name), {"name": relative if is_folder(relative) else f"./{relative}"}  # no model_type
 
 
-def _is_adapter(place: Path) -> bool:
+def _is_adapter(repo: Path) -> bool:
     """Whether a folder is that of an adapter, and has no weights of a model."""
-    return (place / "adapter_config.json").is_file() and not _any_weights(place)
+    return (repo / "adapter_config.json").is_file() and not _any_weights(repo)
 
 
-def _has_adapter(place: Path) -> bool:
-    return any((place / name).is_file() for name in _ADAPTER) and (place / "adapter_config.json").is_file()
+def _has_adapter(repo: Path) -> bool:
+    return any((repo / name).is_file() for name in _ADAPTER) and (repo / "adapter_config.json").is_file()
 
 
-def _is_model(place: Path, *, source: HuggingFaceSource) -> bool:
+def _is_model(repo: Path, *, source: HuggingFaceSource) -> bool:
     if source.gguf:
-        return (place / source.gguf).is_file()
+        return (repo / source.gguf).is_file()
     with suppress(SourceError):
-        return _is_adapter(place) or bool(_described(place, source))
+        return _is_adapter(repo) or bool(_described(repo, source))
     return False
 
 
-def _described(place: Path, source: HuggingFaceSource) -> dict[str, Any]:
+def _described(repo: Path, source: HuggingFaceSource) -> dict[str, Any]:
     """The configuration of a model; raises SourceError if it has none, or its weights are not complete."""
-    if not (place / "config.json").is_file():
-        raise SourceError(f"there is no {place / 'config.json'}: name a folder that save_pretrained wrote")
-    described = _read_config(place / "config.json")
+    if not (repo / "config.json").is_file():
+        raise SourceError(f"there is no {repo / 'config.json'}: name a folder that save_pretrained wrote")
+    described = _read_config(repo / "config.json")
     if source.config is None:
-        _check_files(place, _weights_of(place, described))
+        _check_files(repo, _weights_of(repo, described))
     return described
 
 
-def _weights_of(place: Path, described: Mapping[str, Any]) -> tuple[Path, ...]:
+def _weights_of(repo: Path, described: Mapping[str, Any]) -> tuple[Path, ...]:
     """The files that transformers reads a model's weights from; raises SourceError if it would find none."""
     named = described.get("transformers_weights")  # of a configuration
-    entries = [place / str(name) for name in ([named] if named else ENTRIES)]
+    entries = [repo / str(name) for name in ([named] if named else ENTRIES)]
     if entry := next((path for path in entries if path.is_file()), None):
         return files_of(entry)
-    others = ", ".join(sorted(path.name for path in _any_weights(place))[:_NAMED])
+    others = ", ".join(sorted(path.name for path in _any_weights(repo))[:_NAMED])
     raise SourceError(
-        f"there are no weights in {place}: no {named or ' and no '.join(ENTRIES[::2])}, and no index for "
+        f"there are no weights in {repo}: no {named or ' and no '.join(ENTRIES[::2])}, and no index for "
         f"{others or 'shards'}; {_AGAIN}, or write `config: {{}}` for random ones"
     )
 
 
-def _check_files(place: Path, files: Iterable[Path]) -> None:
+def _check_files(repo: Path, files: Iterable[Path]) -> None:
     """Raises SourceError for files of weights that are missing or cut."""
     if problems := [problem for file in files if (problem := problem_of(file))]:
         more = f", and {len(problems) - _NAMED} more files" if len(problems) > _NAMED else ""
-        raise SourceError(f"the weights in {place} are not complete: {'; '.join(problems[:_NAMED])}{more}; {_AGAIN}")
+        raise SourceError(f"the weights in {repo} are not complete: {'; '.join(problems[:_NAMED])}{more}; {_AGAIN}")
 
 
 _NAMED = 4  # files in an error
 _AGAIN = "copy the folder again, or download it with `hf download`"
 
 
-def _with_base(source: HuggingFaceSource, place: Path, folder: Path) -> HuggingFaceSource:
+def _with_base(source: HuggingFaceSource, repo: Path, folder: Path) -> HuggingFaceSource:
     """The model that an adapter names, with the adapter."""
     if source.adapter:
         raise SourceError(f"huggingface: {source.huggingface} holds an adapter only: name the model that it is for")
-    described = _read_config(place / "adapter_config.json")
+    described = _read_config(repo / "adapter_config.json")
     base = str(described.get("base_model_name_or_path") or "")
-    found = next((each for each in (place / base, folder / base) if base and each.is_dir()), None)
-    if found is None and (is_folder(base) or "/" not in base):
+    local = next((path for path in (repo / base, folder / base) if base and path.is_dir()), None)
+    if local is None and (is_folder(base) or "/" not in base):
         raise SourceError(
-            f"{place} holds an adapter only, and the model that it is for, {base or 'which it does not name'}, is not "
+            f"{repo} holds an adapter only, and the model that it is for, {base or 'which it does not name'}, is not "
             f"on this machine: write `source: {{huggingface: MODEL, adapter: {source.huggingface}}}`"
         )
-    update = {"huggingface": str(found.resolve()) if found else base, "revision": described.get("revision")}
+    base_model = {"huggingface": str(local.resolve()) if local else base, "revision": described.get("revision")}
     adapter = {"adapter": source.huggingface, "adapter_revision": source.revision}
-    return source.model_copy(update={**update, **adapter})
-
-
-def _task_of(adapter: Path) -> str | None:
-    """The task of an adapter with a head of its own, which its model has not."""
-    return _HEADS.get(str(_read_config(adapter / "adapter_config.json").get("task_type")))
+    return source.model_copy(update={**base_model, **adapter})
 
 
 _ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
@@ -206,15 +195,13 @@ _HEADS = {
     "QUESTION_ANS": "question-answering",
     "FEATURE_EXTRACTION": "feature-extraction",
 }
-
+"""Tasks of adapters that have a head of their own, by PEFT's name."""
 
 _GENERATION = ("attention", "cache", "sinks", "prefill")  # fields of models that generate text
 
 
 def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
-    architectures = described.get("architectures")
-    causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
-    generates = source.task == "text-generation" or (source.task is None and causal)
+    generates = source.task == "text-generation" or (source.task is None and _is_named(described, "ForCausalLM"))
     images = not generates and _has_images(source, described)
     sounds = not (generates or images) and _has_sounds(source, described)
     if images or sounds:
@@ -260,20 +247,16 @@ _METHODS = {
 
 def _has_images(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
     """Whether a model generates text from images and text."""
-    named = [str(name) for name in described.get("architectures") or ()]
     if source.task is not None or described.get("is_encoder_decoder"):
         return source.task == "image-text-to-text"
-    return "vision_config" in described and any(name.endswith(_GENERATES[0]) for name in named)
+    return "vision_config" in described and _is_named(described, _GENERATES[0])
 
 
 def _has_sounds(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
     """Whether a model without an encoder of text generates text from sounds and text."""
     if source.task not in (None, "automatic-speech-recognition") or described.get("is_encoder_decoder"):
         return source.task == _AUDIO_TASK
-    named = [str(name) for name in described.get("architectures") or ()]
-    return bool(described.keys() & {"audio_config", "encoder_config"}) and any(
-        name.endswith(_GENERATES[0]) for name in named
-    )
+    return bool(described.keys() & {"audio_config", "encoder_config"}) and _is_named(described, _GENERATES[0])
 
 
 _AUDIO_TASK = "audio-text-to-text"
@@ -282,20 +265,24 @@ _AUDIO_TASK = "audio-text-to-text"
 def _has_decoder(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
     """Whether a model has an encoder, and a decoder that generates; without a configuration, whether it may."""
     if source.task is None:
-        named = [str(name) for name in described.get("architectures") or ()]
-        return bool(described.get("is_encoder_decoder")) and any(name.endswith(_GENERATES) for name in named)
-    return source.task in _GENERATING_TASKS and described.get("is_encoder_decoder", not described)
+        return bool(described.get("is_encoder_decoder")) and _is_named(described, *_GENERATES)
+    generating = ("automatic-speech-recognition", "text2text-generation")
+    return source.task in generating and described.get("is_encoder_decoder", not described)
 
 
-_GENERATING_TASKS = ("automatic-speech-recognition", "text2text-generation")
-_GENERATES = ("ForConditionalGeneration", "MTModel")  # in the names of such architectures
+_GENERATES = ("ForConditionalGeneration", "MTModel")  # how the names of such architectures end
+
+
+def _is_named(described: Mapping[str, Any], *endings: str) -> bool:
+    """Whether the name of an architecture in a configuration has one of these endings."""
+    return any(str(name).endswith(endings) for name in described.get("architectures") or ())
 
 
 def _check_fields(source: HuggingFaceSource, wrong: tuple[str, ...], *, generates: bool) -> None:
     """Raises SourceError for fields that models of another kind have."""
-    if given := [name for name in wrong if getattr(source, name) is not None]:
+    if field := next((name for name in wrong if getattr(source, name) is not None), None):
         kind = "that generate text have none" if generates else "that generate text (`task: text-generation`) have one"
-        raise SourceError(f"huggingface: {source.huggingface}: leave `{given[0]}` out: models {kind}")
+        raise SourceError(f"huggingface: {source.huggingface}: leave `{field}` out: models {kind}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -308,8 +295,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _any_weights(place: Path) -> list[Path]:
-    weights = (path for pattern in ("*.safetensors", _OLD_WEIGHTS) for path in place.glob(pattern))
+def _any_weights(repo: Path) -> list[Path]:
+    weights = (path for pattern in ("*.safetensors", _OLD_WEIGHTS) for path in repo.glob(pattern))
     return [path for path in weights if path.name not in _ADAPTER]
 
 
@@ -318,20 +305,19 @@ def _snapshot(name: str, revision: str | None, is_whole: Callable[[Path], bool],
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    def found(*, here: bool, patterns: tuple[str, ...] = patterns) -> Path:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns), local_files_only=here))
+    def download(*more: str, local: bool = False) -> Path:
+        wanted = [*patterns, *more]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=local))
 
     try:
         with suppress(LocalEntryNotFoundError):
-            if is_whole(place := found(here=True)):
-                return place
-        place = found(here=False)
-        return place if is_whole(place) else found(here=False, patterns=(*patterns, _OLD_WEIGHTS, *_ADAPTER))
+            if is_whole(repo := download(local=True)):
+                return repo
+        repo = download()
+        return repo if is_whole(repo) else download(_OLD_WEIGHTS, *_ADAPTER)
     except HFValidationError as error:
-        raise SourceError(
-            f"{name!r} is no repository of the Hugging Face hub: {first_line(error)}; write the "
-            "path of a folder as ./FOLDER"
-        ) from error
+        problem = f"{name!r} is no repository of the Hugging Face hub: {first_line(error)}"
+        raise SourceError(f"{problem}; write the path of a folder as ./FOLDER") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         at = f" at {revision}" if revision else ""
         raise SourceError(

@@ -6,7 +6,9 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,34 +48,55 @@ _TASKS["text2text-generation"] = (AutoModelForSeq2SeqLM,)  # without a pipeline 
 _NO_OUTPUTS = {"cache", "past_key_values", "encoder_hidden_states", "hidden_states", "attentions"}
 
 
+@dataclass(frozen=True)
+class Options:
+    """The arguments of all builders of models of transformers: fields of `configs.sources.HuggingFaceSource`."""
+
+    name: str
+    revision: str | None = None
+    task: str | None = None
+    config: Mapping[str, Any] | None = None
+    batch: int | None = None
+    sequence: int | None = None
+    outputs: list[str] | None = None
+    dtype: str = "float32"
+    padding: str | None = None
+    image_size: int | list[int] | None = None
+    attention: str | None = None
+    cache: str | None = None
+    sinks: int = 0
+    prefill: bool = False
+    audio_frames: int | None = None
+    weights: Mapping[str, Any] | None = None
+
+    @property
+    def repo(self) -> dict[str, Any]:
+        return repo_of(self.name, self.revision, self.weights)
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a model that generates text."""
+        return self.sequence or 512
+
+    def load(self, task: str | None = None) -> tuple[Any, PretrainedConfig]:
+        return load_model(self.repo, self.task or task, self.config, self.weights, dtype=self.dtype)
+
+
 class Model:
     """A model for one task, with the interface of ExecuTorch's ``EagerModelBase``."""
 
-    def __init__(  # noqa: PLR0913 - fields of a source
-        self,
-        name: str,
-        revision: str | None = None,
-        task: str | None = None,
-        config: Mapping[str, Any] | None = None,
-        batch: int | None = None,
-        sequence: int = 128,
-        outputs: list[str] | None = None,
-        *,
-        dtype: str = "float32",
-        padding: str | None = None,
-        image_size: int | list[int] | None = None,
-        weights: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Loads the model.
-
-        The arguments are the fields of `configs.sources.HuggingFaceSource`.
-        """
-        self._place = place_of(name, revision, weights)
-        self.model, self.config = load_model(self._place, task, config, weights, dtype=dtype)
-        self._padded, self._batch = bool(padding), batch or (1 if padding else 4)
-        self._sequence = min(sequence, positions_of(self.config) - (0 if padding else 2))  # some begin to count at 2
-        self._size = [image_size, image_size] if isinstance(image_size, int) else image_size
-        self._outputs = outputs
+    def __init__(self, name: str, **fields: Any) -> None:
+        """Loads the model; `fields` are those of `Options`."""
+        options = Options(name, **fields)
+        self._repo = options.repo
+        self.model, self.config = options.load()
+        self._padded = bool(options.padding)
+        self._batch = options.batch or (1 if self._padded else 4)
+        positions = positions_of(self.config) - (0 if self._padded else 2)  # some begin to count at 2
+        self._sequence = min(options.sequence or 128, positions)
+        size = options.image_size
+        self._size = [size, size] if isinstance(size, int) else size
+        self._outputs = options.outputs
         self._inputs = self._examples()
         if self._size:
             self._fix_positions()
@@ -93,20 +116,20 @@ class Model:
 
     def get_metadata(self) -> dict[str, Any]:
         """What the model's card, configuration and processors say."""
-        described = describe(self._place, self.config)
+        metadata = describe(self._repo, self.config)
         if "pixel_values" in self._inputs:
-            described["image"] = image_preprocessing(self._place)
+            metadata["image"] = image_preprocessing(self._repo)
             if self._size:
-                described["image"] = {**described["image"], "size": self._size}
-                described["image"].pop("resize", None)  # before images are cropped to another size
+                metadata["image"]["size"] = self._size
+                metadata["image"].pop("resize", None)  # before images are cropped to another size
         if self._inputs.keys() & {"input_values", "input_features"}:
-            described["audio"] = audio_metadata(self._place)
+            metadata["audio"] = audio_metadata(self._repo)
         if "input_ids" in self._inputs:
-            described["tokenizer"] = tokenizer_metadata(self._place, self.config)
+            metadata["tokenizer"] = tokenizer_metadata(self._repo, self.config)
         labels = self.config.id2label or {}
         if any(label != f"LABEL_{index}" for index, label in labels.items()):
-            described["labels"] = [str(labels[index]) for index in sorted(labels)]
-        return described
+            metadata["labels"] = [str(labels[index]) for index in sorted(labels)]
+        return metadata
 
     def _dims(self, name: str, tensor: torch.Tensor) -> dict[int, Any]:
         if self._padded:
@@ -117,37 +140,34 @@ class Model:
         return dims
 
     def get_padding(self) -> dict[str, float]:
-        """What inputs may be padded with at their ends, in so far as the model heeds its mask."""
+        """The value that each input may be padded with at its end, as far as the model uses its mask."""
         token = getattr(self.config.get_text_config(decoder=True), "pad_token_id", None) or 0
         return {name: token if name.endswith("input_ids") else 0 for name in self._inputs}
 
     def _examples(self) -> dict[str, torch.Tensor]:
         """Inputs that the model's own processors make of a text, an image and a sound, or random ones."""
-        names = list(inspect.signature(self.model.forward).parameters)
+        names, kind = list(inspect.signature(self.model.forward).parameters), type(self.model).__name__
         batch = self._batch if self._padded else min(2, self._batch)
-        for field, given, needed in (
-            ("padding", self._padded, "input_ids"),
-            ("image_size", self._size, "pixel_values"),
-        ):
-            if given and needed not in names:
-                raise SourceError(f"leave `{field}` out: {type(self.model).__name__} takes no `{needed}`")
-        found: dict[str, torch.Tensor] = {}
+        if self._padded and "input_ids" not in names:
+            raise SourceError(f"leave `padding` out: {kind} takes no `input_ids`")
+        if self._size and "pixel_values" not in names:
+            raise SourceError(f"leave `image_size` out: {kind} takes no `pixel_values`")
+        inputs: dict[str, torch.Tensor] = {}
         if "input_ids" in names:
-            found |= {name: value for name, value in self._text(batch).items() if name in names}
+            inputs |= self._text(batch)
         if "pixel_values" in names:
-            found |= {name: value for name, value in self._image(batch).items() if name in names}
-        for name in ("input_values", "input_features"):
-            if name in names and name == self.model.main_input_name:
-                found[name] = example_sound(self._place, self.config, name, batch)
-        if found.keys() >= {"input_ids", "pixel_values"}:
-            self._name_images(found)
+            inputs |= self._image(batch)
+        inputs = {name: value for name, value in inputs.items() if name in names}
+        name = self.model.main_input_name
+        if name in names and name in ("input_values", "input_features"):
+            inputs[name] = example_sound(self._repo, self.config, name, batch)
+        if inputs.keys() >= {"input_ids", "pixel_values"}:
+            self._name_images(inputs)
         if "decoder_input_ids" in names and self.config.is_encoder_decoder:
-            found["decoder_input_ids"] = self._tokens(batch)
-        if not found:
-            raise SourceError(
-                f"example inputs of {type(self.model).__name__} are not known: it takes {', '.join(names)}"
-            )
-        return found
+            inputs["decoder_input_ids"] = self._tokens(batch)
+        if not inputs:
+            raise SourceError(f"example inputs of {kind} are not known: it takes {', '.join(names)}")
+        return inputs
 
     def _tokens(self, batch: int) -> torch.Tensor:
         vocabulary = self.config.get_text_config(decoder=True).vocab_size
@@ -158,29 +178,25 @@ class Model:
         return self._sequence if self._padded else min(16, self._sequence)
 
     def _text(self, batch: int) -> dict[str, torch.Tensor]:
-        made = _tokenized(self._place, batch, self._length, pad=self._padded)
-        if made is None:
-            tokens = self._tokens(batch)
-            mask = torch.ones_like(tokens)
-            if self._padded:
-                mask[:, len(TEXT) // 4 :] = 0
-                tokens = tokens.where(mask == 1, self.config.get_text_config().pad_token_id or 0)
-            return {"input_ids": tokens, "attention_mask": mask}
-        return made
+        if inputs := _tokenized(self._repo, batch, self._length, pad=self._padded):
+            return inputs
+        tokens = self._tokens(batch)
+        mask = torch.ones_like(tokens)
+        if self._padded:
+            mask[:, len(TEXT) // 4 :] = 0
+            tokens = tokens.where(mask == 1, self.config.get_text_config().pad_token_id or 0)
+        return {"input_ids": tokens, "attention_mask": mask}
 
     def _image(self, batch: int) -> dict[str, torch.Tensor]:
-        made = self._images_of_own_size(batch)
-        if self._size and made["pixel_values"].dim() != 4:
+        inputs = self._images_of_own_size(batch)
+        if self._size and inputs["pixel_values"].dim() != 4:
             raise SourceError(f"leave `image_size` out: images of {type(self.model).__name__} are not rows of pixels")
         if self._size:
-            made["pixel_values"] = torch.nn.functional.interpolate(made["pixel_values"], self._size)
-        return made
+            inputs["pixel_values"] = torch.nn.functional.interpolate(inputs["pixel_values"], self._size)
+        return inputs
 
     def _fix_positions(self) -> None:
-        """Computes position embeddings for the size of the images, once: ExecuTorch has no operator that does.
-
-        Raises SourceError if the model takes no images of that size.
-        """
+        """Computes position embeddings for the size of the images once, for which ExecuTorch has no operator."""
         for module in self.model.modules():
             if callable(interpolate := getattr(module, "interpolate_pos_encoding", None)):
                 module.interpolate_pos_encoding = partial(_interpolated_once, module, interpolate)
@@ -188,25 +204,23 @@ class Model:
             with torch.no_grad():
                 self.get_eager_model()(*self.get_example_inputs())
         except (ValueError, RuntimeError) as error:
-            size = "x".join(map(str, self._size or ()))
-            raise SourceError(
-                f"image_size: {type(self.model).__name__} takes no images of {size}: {first_line(error)}"
-            ) from error
+            kind, size = type(self.model).__name__, "x".join(map(str, self._size or ()))
+            raise SourceError(f"image_size: {kind} takes no images of {size}: {first_line(error)}") from error
 
     def _images_of_own_size(self, batch: int) -> dict[str, torch.Tensor]:
-        with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
-            processor = AutoImageProcessor.from_pretrained(**self._place)
-            made = processor(images=[picture()] * batch, return_tensors="pt")
+        with contextlib.suppress(*NO_PROCESSOR):
+            processor = AutoImageProcessor.from_pretrained(**self._repo)
+            inputs = processor(images=[picture()] * batch, return_tensors="pt")
             parameters = inspect.signature(self.model.forward).parameters
             required = {name for name, taken in parameters.items() if taken.default is inspect.Parameter.empty}
             required |= {"pixel_values"}  # the model does without all others
-            return {name: torch.as_tensor(value) for name, value in made.items() if name in required}
+            return {name: torch.as_tensor(value) for name, value in inputs.items() if name in required}
         config = next((part for part in parts_of(self.config) if hasattr(part, "image_size")), self.config)
         size: Any = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return {"pixel_values": torch.randn(batch, getattr(config, "num_channels", 3), height, width)}
 
-    def _name_images(self, found: dict[str, torch.Tensor]) -> None:
+    def _name_images(self, inputs: dict[str, torch.Tensor]) -> None:
         """Begins each text with as many tokens as its image has features, where the model puts those there."""
         names = ("image_token_id", "image_token_index")
         token = next((getattr(self.config, name) for name in names if hasattr(self.config, name)), None)
@@ -214,14 +228,14 @@ class Model:
             return
         try:
             with torch.no_grad():
-                features = self.model.get_image_features(found["pixel_values"]).pooler_output
+                features = self.model.get_image_features(inputs["pixel_values"]).pooler_output
         except (TypeError, AttributeError):  # it wants more than the image, or returns something else
             return
-        rows = sum(each.shape[:-1].numel() for each in features)
-        ids = found["input_ids"] = found["input_ids"].where(found["input_ids"] != token, abs(token - 1))
-        images = ids.new_full((len(ids), rows // len(ids)), token)
-        put = {"input_ids": images, "attention_mask": images * 0 + 1, "token_type_ids": images * 0}
-        found |= {name: torch.cat([put[name], found[name]], dim=1) for name in put.keys() & found.keys()}
+        rows = sum(feature.shape[:-1].numel() for feature in features)
+        tokens = inputs["input_ids"] = inputs["input_ids"].where(inputs["input_ids"] != token, abs(token - 1))
+        images = tokens.new_full((len(tokens), rows // len(tokens)), token)
+        first = {"input_ids": images, "attention_mask": images * 0 + 1, "token_type_ids": images * 0}
+        inputs |= {name: torch.cat([first[name], inputs[name]], dim=1) for name in first.keys() & inputs.keys()}
         self._batch = self._sequence = 1  # each text has the tokens of its images, so no size varies
 
 
@@ -232,29 +246,31 @@ def named_hint(name: str, most: int) -> Any:
     return hint
 
 
-def describe(place: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+def describe(repo: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
     """The model's name, architecture, repository and commit, and the licence that its card names."""
-    name, revision = str(place["pretrained_model_name_or_path"]), place["revision"]
-    found = {
+    name = str(repo["pretrained_model_name_or_path"])
+    metadata = {
         "name": (Path(name).resolve() if is_folder(name) else Path(name)).name,
         "architecture": config.model_type,
-        "license": _license(place),
+        "license": _license(repo),
         "source": f"hf:{name}" if "/" in name and not is_folder(name) else None,
-        "revision": revision,
+        "revision": repo["revision"],
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in metadata.items() if value}
 
 
-def _license(place: Mapping[str, Any]) -> str | None:
+def describe_generating(
+    repo: Mapping[str, Any], config: PretrainedConfig, context: int | None, **parts: Any
+) -> dict[str, Any]:
+    """Metadata of a model that generates text, with `parts` for its images and sounds."""
+    tokenizer = tokenizer_metadata(repo, config)
+    return {**describe(repo, config), **parts, "tokenizer": tokenizer, "context_length": context}
+
+
+def _license(repo: Mapping[str, Any]) -> str | None:
     """The licence in the head of the model's card, if it has one."""
     try:
-        path = cached_file(
-            place["pretrained_model_name_or_path"],
-            "README.md",
-            revision=place["revision"],
-            local_files_only=True,
-            _raise_exceptions_for_missing_entries=False,
-        )
+        path = find_file(repo, "README.md")
         card = ModelCard.load(path, ignore_metadata_errors=True).data if path else None
     except (OSError, ValueError):
         return None
@@ -262,64 +278,86 @@ def _license(place: Mapping[str, Any]) -> str | None:
     return str(named) if named else None
 
 
-def tokenizer_metadata(place: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+def find_file(repo: Mapping[str, Any], name: str) -> Path | None:
+    # transformers' own processors pass these arguments to learn whether there is a file (transformers 5.23).
+    path = cached_file(
+        repo["pretrained_model_name_or_path"],
+        name,
+        revision=repo["revision"],
+        local_files_only=True,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(path) if path else None
+
+
+NO_PROCESSOR = (OSError, ValueError, KeyError, ImportError)
+"""What `from_pretrained` raises for a model that has no tokenizer, image processor or feature extractor."""
+
+
+def load_processor(kind: Any, repo: Mapping[str, Any]) -> Any:
+    """The model's processor of a kind, such as `AutoTokenizer`; None where it has none."""
+    with contextlib.suppress(*NO_PROCESSOR):
+        return kind.from_pretrained(**repo)
+    return None
+
+
+def tokenizer_metadata(repo: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
     """The algorithm and the template of the model's tokenizer, and the tokens that its configuration names."""
     text = config.get_text_config(decoder=True)
     ends = getattr(text, "eos_token_id", None)
-    found = {
+    metadata = {
         "vocab_size": getattr(text, "vocab_size", None),
         "bos_token_id": getattr(text, "bos_token_id", None),
         "eos_token_ids": ends if isinstance(ends, list) or ends is None else [ends],
     }
-    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
-        tokenizer = AutoTokenizer.from_pretrained(**place)
+    tokenizer = load_processor(AutoTokenizer, repo)
+    if tokenizer is not None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        found["model"] = type(backend.model).__name__ if backend else None
-        found["chat_template"] = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
-    return {key: value for key, value in found.items() if value is not None}
+        metadata["model"] = type(backend.model).__name__ if backend else None
+        metadata["chat_template"] = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+    return {key: value for key, value in metadata.items() if value is not None}
 
 
-def image_preprocessing(place: Mapping[str, Any]) -> dict[str, Any]:
+def image_preprocessing(repo: Mapping[str, Any]) -> dict[str, Any]:
     """What the model's image processor does; nothing where it has none."""
-    try:
-        processor = AutoImageProcessor.from_pretrained(**place)
-    except (OSError, ValueError, KeyError, ImportError):
+    processor = load_processor(AutoImageProcessor, repo)
+    if processor is None:
         return {}
-    found: dict[str, Any] = {"channels": "RGB"}
+    metadata: dict[str, Any] = {"channels": "RGB"}
     crop, size = getattr(processor, "crop_size", None) or {}, getattr(processor, "size", None) or {}
     cropped = getattr(processor, "do_center_crop", False) and "height" in crop
     final = crop if cropped else size
     if "height" in final:
-        found["size"] = [final["height"], final["width"]]
+        metadata["size"] = [final["height"], final["width"]]
     if cropped and "shortest_edge" in size:
-        found["resize"] = size["shortest_edge"]
+        metadata["resize"] = size["shortest_edge"]
     if getattr(processor, "do_resize", False) and (resample := getattr(processor, "resample", None)) is not None:
-        found["interpolation"] = _RESAMPLING.get(int(resample))
+        metadata["interpolation"] = _RESAMPLING.get(int(resample))
     if getattr(processor, "do_rescale", False):
-        found["rescale"] = processor.rescale_factor
+        metadata["rescale"] = processor.rescale_factor
     if getattr(processor, "do_normalize", False):
-        found |= {"mean": list(processor.image_mean), "std": list(processor.image_std)}
-    return {key: value for key, value in found.items() if value is not None}
+        metadata |= {"mean": list(processor.image_mean), "std": list(processor.image_std)}
+    return {key: value for key, value in metadata.items() if value is not None}
 
 
 _RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))
 """Names of PIL.Image.Resampling."""
 
 
-def audio_metadata(place: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return {"sampling_rate": AutoFeatureExtractor.from_pretrained(**place).sampling_rate}
-    except (OSError, ValueError, KeyError, ImportError, AttributeError):
-        return {}
+def audio_metadata(repo: Mapping[str, Any]) -> dict[str, Any]:
+    extractor = load_processor(AutoFeatureExtractor, repo)
+    return {"sampling_rate": extractor.sampling_rate} if hasattr(extractor, "sampling_rate") else {}
 
 
-def example_sound(place: Mapping[str, Any], config: PretrainedConfig, name: str, batch: int) -> torch.Tensor:
+def example_sound(repo: Mapping[str, Any], config: PretrainedConfig, name: str, batch: int) -> torch.Tensor:
     """A tone of one second, as the model's feature extractor prepares it for the input `name`, or random values."""
     sound = tone(1)
-    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
-        extractor = AutoFeatureExtractor.from_pretrained(**place)
-        made = extractor([sound.numpy()] * batch, sampling_rate=extractor.sampling_rate, return_tensors="pt")
-        return torch.as_tensor(made[name])
+    with contextlib.suppress(*NO_PROCESSOR):
+        extractor = AutoFeatureExtractor.from_pretrained(**repo)
+        inputs = extractor([sound.numpy()] * batch, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        return torch.as_tensor(inputs[name])
     if name == "input_values":
         return (sound + 0.01 * torch.randn(batch, SAMPLING_RATE)).to(torch.float32)
     mel_bins = getattr(config, "num_mel_bins", getattr(config, "input_feat_per_channel", 80))
@@ -333,10 +371,10 @@ def tone(seconds: int) -> torch.Tensor:
     return torch.sin(torch.arange(seconds * SAMPLING_RATE) * (2 * math.pi * 440 / SAMPLING_RATE))
 
 
-def example_tokens(place: Mapping[str, Any], vocabulary: int, length: int) -> torch.Tensor:
+def example_tokens(repo: Mapping[str, Any], vocabulary: int, length: int) -> torch.Tensor:
     """[1, length], int64: a text in the model's own tokens, or random ones where it has no tokenizer."""
-    made = _tokenized(place, 1, length)
-    return made["input_ids"] if made else random_tokens(vocabulary, 1, length)
+    inputs = _tokenized(repo, 1, length)
+    return inputs["input_ids"] if inputs else random_tokens(vocabulary, 1, length)
 
 
 def random_tokens(vocabulary: int, batch: int, length: int) -> torch.Tensor:
@@ -344,24 +382,17 @@ def random_tokens(vocabulary: int, batch: int, length: int) -> torch.Tensor:
     return torch.randint(min(5, vocabulary - 1), vocabulary, (batch, length))
 
 
-def load_tokenizer(place: Mapping[str, Any]) -> Any:
-    """The model's tokenizer; None where it has none."""
-    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
-        return AutoTokenizer.from_pretrained(**place)
-    return None
-
-
 def _tokenized(
-    place: Mapping[str, Any], batch: int, length: int, *, pad: bool = False
+    repo: Mapping[str, Any], batch: int, length: int, *, pad: bool = False
 ) -> dict[str, torch.Tensor] | None:
-    tokenizer = load_tokenizer(place)
+    tokenizer = load_processor(AutoTokenizer, repo)
     if tokenizer is None:
         return None
     if pad and tokenizer.pad_token is None:
         raise SourceError("leave `padding` out: the model's tokenizer has no token for it")
     padding = "max_length" if pad else False
-    made = tokenizer([TEXT] * batch, truncation=True, padding=padding, max_length=length, return_tensors="pt")
-    return {name: made[name] for name in tokenizer.model_input_names if name in made}
+    inputs = tokenizer([TEXT] * batch, truncation=True, padding=padding, max_length=length, return_tensors="pt")
+    return {name: inputs[name] for name in tokenizer.model_input_names if name in inputs}
 
 
 def picture(height: int = 480, width: int = 640) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -385,18 +416,18 @@ TEXT_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_position
 def positions_of(config: PretrainedConfig, names: tuple[str, ...] = (*TEXT_POSITIONS, "max_source_positions")) -> int:
     """Tokens that the position embeddings have room for; very many if there are none."""
     text = config.get_text_config()
-    known = [getattr(text, name) for name in names if isinstance(getattr(text, name, None), int)]
-    return min((number for number in known if number > 0), default=1 << 20)
+    sizes = [getattr(text, name) for name in names if isinstance(getattr(text, name, None), int)]
+    return min((size for size in sizes if size > 0), default=1 << 20)
 
 
-def place_of(name: str, revision: str | None, weights: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What `from_pretrained` takes to find a model and its processors."""
-    place = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
-    return {**place, "gguf_file": weights["gguf"]} if weights and "gguf" in weights else place
+def repo_of(name: str, revision: str | None, weights: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The arguments with which `from_pretrained` finds a model and its processors in a repository or a folder."""
+    repo = {"pretrained_model_name_or_path": name, "revision": revision, "local_files_only": True}
+    return {**repo, "gguf_file": weights["gguf"]} if weights and "gguf" in weights else repo
 
 
 def load_model(
-    place: Mapping[str, Any],
+    repo: Mapping[str, Any],
     task: str | None,
     changes: Mapping[str, Any] | None,
     weights: Mapping[str, Any] | None = None,
@@ -404,40 +435,38 @@ def load_model(
     dtype: str = "float32",
 ) -> tuple[Any, PretrainedConfig]:
     """The model, with the adapter merged, and its configuration; SourceError if they cannot be read."""
-    config = _configuration(place, changes)
+    config = _configuration(repo, changes)
     if weights is None or "adapter" not in weights:
-        return _load(place, task, changes, config, dtype)
+        return _load(repo, task, changes, config, dtype), config
     from .adapters import adapter_folder, size_head, with_adapter  # noqa: PLC0415 - another extra
 
     folder = adapter_folder(weights["adapter"])
     size_head(config, folder)
-    loaded, config = _load(place, task, changes, config, dtype)
-    adapted = with_adapter(loaded, folder, merge=weights["adapter"].get("merge", True))
+    model = _load(repo, task, changes, config, dtype)
+    adapted = with_adapter(model, folder, merge=weights["adapter"].get("merge", True))
     return adapted.requires_grad_(requires_grad=False), config
 
 
 def _load(
-    place: Mapping[str, Any], task: str | None, changes: Mapping[str, Any] | None, config: PretrainedConfig, dtype: str
-) -> tuple[Any, PretrainedConfig]:
-    settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+    repo: Mapping[str, Any], task: str | None, changes: Mapping[str, Any] | None, config: PretrainedConfig, dtype: str
+) -> Any:
     problem: Exception | None = None
-    for auto in _classes(config, task):
-        for attention in ("sdpa", "eager"):
-            settings["attn_implementation"] = attention
-            try:
-                if changes is None:
-                    with weights_cast_on_use() if "gguf_file" not in place else contextlib.nullcontext():
-                        made, loaded = auto.from_pretrained(**{**place, **settings}, output_loading_info=True)
-                    if "gguf_file" in place and loaded["missing_keys"]:
-                        raise _unread(place, f"it finds no {min(loaded['missing_keys'])}")
-                else:
-                    made = _random(auto, **settings)
-            except ValueError as error:
-                problem = error
+    for auto, attention in product(_classes(config, task), ("sdpa", "eager")):
+        settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": attention}
+        try:
+            if changes is None:
+                with weights_cast_on_use() if "gguf_file" not in repo else contextlib.nullcontext():
+                    model, loaded = auto.from_pretrained(**{**repo, **settings}, output_loading_info=True)
+                if "gguf_file" in repo and loaded["missing_keys"]:
+                    raise _unread(repo, f"it finds no {min(loaded['missing_keys'])}")
             else:
-                if made._can_set_experts_implementation():  # noqa: SLF001 - as transformers' exporter for ExecuTorch asks
-                    made.set_experts_implementation("batched_mm")  # the usual operator has no kernel for ExecuTorch
-                return made.eval().requires_grad_(requires_grad=False), config
+                model = _random(auto, **settings)
+        except ValueError as error:
+            problem = error
+        else:
+            if model._can_set_experts_implementation():  # noqa: SLF001 - as transformers' exporter for ExecuTorch asks
+                model.set_experts_implementation("batched_mm")  # the usual operator has no kernel for ExecuTorch
+            return model.eval().requires_grad_(requires_grad=False)
     raise SourceError(f"no class of transformers takes {config.model_type!r} for the task {task!r}: {problem}")
 
 
@@ -450,38 +479,36 @@ def _random(auto: Any, config: PretrainedConfig, dtype: torch.dtype, attn_implem
 
 
 def in_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The value, converted if it is in floating point of another dtype; a program has no operator for it otherwise."""
+    """Converts floating-point values of another dtype; a value that has the dtype needs no operator in a program."""
     return value.to(dtype) if value.is_floating_point() and value.dtype != dtype else value
 
 
-_UNDECLARED = {"head_dim"}
-"""Fields that many architectures read where they are set, and declare nowhere."""
+_UNDECLARED = {"head_dim"}  # fields that many architectures read where they are set, and declare nowhere
 
 
-def _configuration(place: Mapping[str, Any], changes: Mapping[str, Any] | None) -> PretrainedConfig:
-    name = str(place["pretrained_model_name_or_path"])
-    make = partial(AutoConfig.from_pretrained, **place)
-    if changes is not None and place["revision"] is None and not is_folder(name):
+def _configuration(repo: Mapping[str, Any], changes: Mapping[str, Any] | None) -> PretrainedConfig:
+    name = str(repo["pretrained_model_name_or_path"])
+    make = partial(AutoConfig.from_pretrained, **repo)
+    if changes is not None and repo["revision"] is None and not is_folder(name):
         if name not in transformers.CONFIG_MAPPING:
-            raise SourceError(
-                f"transformers has no model_type {name!r}{did_you_mean(name, [*transformers.CONFIG_MAPPING])}"
-            )
+            suggestion = did_you_mean(name, [*transformers.CONFIG_MAPPING])
+            raise SourceError(f"transformers has no model_type {name!r}{suggestion}")
         make = partial(AutoConfig.for_model, name)
     try:
-        made = make()
+        config = make()
     except ValueError as error:
-        if "gguf_file" in place:
-            raise _unread(place, first_line(error)) from error
+        if "gguf_file" in repo:
+            raise _unread(repo, first_line(error)) from error
         raise
     for field in changes or ():
-        if field not in _UNDECLARED and not hasattr(made, field):
-            known = did_you_mean(field, [*made.to_dict()])
-            raise SourceError(f"config: {type(made).__name__} has no field {field!r}{known}")
-    return make(**changes) if changes else made
+        if field not in _UNDECLARED and not hasattr(config, field):
+            suggestion = did_you_mean(field, [*config.to_dict()])
+            raise SourceError(f"config: {type(config).__name__} has no field {field!r}{suggestion}")
+    return make(**changes) if changes else config
 
 
-def _unread(place: Mapping[str, Any], problem: str) -> SourceError:
-    name = Path(place["pretrained_model_name_or_path"]) / place["gguf_file"]
+def _unread(repo: Mapping[str, Any], problem: str) -> SourceError:
+    name = Path(repo["pretrained_model_name_or_path"]) / repo["gguf_file"]
     return SourceError(f"transformers cannot read {name}: {problem}")
 
 
@@ -506,32 +533,37 @@ class _Flat(torch.nn.Module):
         self.names = names
         self.outputs = outputs
         flags = {"return_dict": True, "use_cache": False, **({"interpolate_pos_encoding": True} if resized else {})}
-        self.flags = {
-            name: value for name, value in flags.items() if name in inspect.signature(model.forward).parameters
-        }
+        self.flags = accepted(model.forward, flags)
 
     def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Runs the model, while it is exported with the changes that transformers' own exporter makes to it."""
         with exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext():
-            given = (in_dtype(value, self.model.dtype) for value in values)
-            made = self.model(**dict(zip(self.names, given, strict=True)), **self.flags)
-        if unknown := {*(self.outputs or ())} - {*(made if isinstance(made, Mapping) else ())}:
-            returned = ", ".join(made) if isinstance(made, Mapping) else "no names"
+            inputs = (in_dtype(value, self.model.dtype) for value in values)
+            outputs = self.model(**dict(zip(self.names, inputs, strict=True)), **self.flags)
+        names = [*outputs] if isinstance(outputs, Mapping) else []
+        if unknown := {*(self.outputs or ())} - {*names}:
+            returned = ", ".join(names) if isinstance(outputs, Mapping) else "no names"
             raise SourceError(f"outputs: the model does not return {', '.join(sorted(unknown))}; it returns {returned}")
-        return tuple(in_dtype(value, torch.float32) for value in _tensors(made, self.outputs))
+        return tuple(in_dtype(value, torch.float32) for value in _tensors(outputs, self.outputs))
 
 
-def _tensors(made: Any, wanted: list[str] | None) -> Iterator[torch.Tensor]:
-    match made:
+def _tensors(outputs: Any, wanted: list[str] | None) -> Iterator[torch.Tensor]:
+    match outputs:
         case torch.Tensor():
-            yield made
+            yield outputs
         case Mapping():
-            for name, value in made.items():
+            for name, value in outputs.items():
                 if name in wanted if wanted is not None else name not in _NO_OUTPUTS:
                     yield from _tensors(value, None)
         case list() | tuple():
-            for value in made:
+            for value in outputs:
                 yield from _tensors(value, None)
+
+
+def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a function has parameters for."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 @contextlib.contextmanager
@@ -551,12 +583,11 @@ def _with_signature(
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    made = type("Flat", (_Flat,), {"forward": forward})
-    return made(model, names, outputs, resized=resized)
+    return type("Flat", (_Flat,), {"forward": forward})(model, names, outputs, resized=resized)
 
 
 def _interpolated_once(module: torch.nn.Module, interpolate: Callable[..., torch.Tensor], *sizes: Any) -> torch.Tensor:
-    """What a module computes of its position embeddings, kept in a buffer of it."""
+    """Position embeddings as a module interpolates them, computed once and kept in a buffer of it."""
     if "fixed_positions" not in module._buffers:  # noqa: SLF001 - `named_buffers` looks through all modules in it
         module.register_buffer("fixed_positions", interpolate(*sizes).detach())
     return module.get_buffer("fixed_positions")

@@ -21,13 +21,7 @@ class TimmModel:
     """An image model of timm, with the interface of ExecuTorch's ``EagerModelBase``."""
 
     def __init__(self, name: str, kwargs: Mapping[str, Any], *, pretrained: bool = True) -> None:
-        """Loads the model.
-
-        Args:
-            name: as ``timm.list_models`` lists it, with or without the name of its weights.
-            kwargs: more arguments of ``timm.create_model``.
-            pretrained: whether to load its weights; else they are random.
-        """
+        """Loads a model that ``timm.list_models`` lists; `kwargs` are more arguments of ``timm.create_model``."""
         import timm  # noqa: PLC0415 - models of torchvision do without
 
         if not timm.is_model(name):
@@ -48,15 +42,15 @@ class TimmModel:
         weights, how = self.model.pretrained_cfg, self._data.resolve_model_data_config(self.model)
         *_, height, width = how["input_size"]
         resize = math.floor(height / how["crop_pct"])
-        described = {
+        metadata = {
             "name": self._name,
             "architecture": weights.get("architecture"),
             "source": f"timm:{self._name}",
             "image": _preprocessing([height, width], resize, how["interpolation"], how["mean"], how["std"]),
         }
         if self._pretrained:
-            described |= {"license": weights.get("license"), "revision": weights.get("tag"), "labels": self._labels()}
-        return {name: value for name, value in described.items() if value}
+            metadata |= {"license": weights.get("license"), "revision": weights.get("tag"), "labels": self._labels()}
+        return {name: value for name, value in metadata.items() if value}
 
     def _labels(self) -> list[str] | None:
         """Names of ImageNet's classes, if it was trained for them."""
@@ -70,12 +64,7 @@ class TorchvisionModel:
     """An image model of torchvision, with the interface of ExecuTorch's ``EagerModelBase``."""
 
     def __init__(self, name: str, weights: str | None = None) -> None:
-        """Loads the model.
-
-        Args:
-            name: as ``torchvision.models.list_models`` lists it.
-            weights: name of its weights; None for random ones.
-        """
+        """Loads a model that ``torchvision.models.list_models`` lists; without `weights`, they are random."""
         names = torchvision.models.list_models()
         if name not in names:
             raise SourceError(f"torchvision has no model {name!r}{did_you_mean(name, names)}")
@@ -97,17 +86,17 @@ class TorchvisionModel:
 
     def get_metadata(self) -> dict[str, Any]:
         """What the model's weights say: their classes, and their transforms where those are of images."""
-        described: dict[str, Any] = {"name": self._name, "source": f"torchvision:{self._name}"}
+        metadata: dict[str, Any] = {"name": self._name, "source": f"torchvision:{self._name}"}
         if self._loaded:
-            described["revision"] = self._weights.name
+            metadata["revision"] = self._weights.name
             if labels := self._weights.meta.get("categories"):
-                described["labels"] = list(labels)
+                metadata["labels"] = list(labels)
         how = self._weights.transforms()
         if hasattr(how, "crop_size"):
             (size,) = how.crop_size
             interpolation = how.interpolation.value
-            described["image"] = _preprocessing([size, size], how.resize_size[0], interpolation, how.mean, how.std)
-        return described
+            metadata["image"] = _preprocessing([size, size], how.resize_size[0], interpolation, how.mean, how.std)
+        return metadata
 
 
 def _preprocessing(

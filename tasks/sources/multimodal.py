@@ -30,27 +30,18 @@ from ...formats.media import PIECES
 from ..upstream.transformers import masks_of_indices
 from .huggingface import (
     Model,
-    describe,
+    Options,
+    accepted,
+    describe_generating,
     example_tokens,
     exportable,
     image_preprocessing,
-    load_model,
+    load_processor,
     parts_of,
     picture,
-    place_of,
     positions_of,
-    tokenizer_metadata,
 )
-from .text_generation import (
-    CachedModel,
-    KvCache,
-    cache_shapes,
-    check_logits,
-    constants,
-    files_of,
-    make_cache,
-    tokenizer_files,
-)
+from .text_generation import CachedModel, KvCache, assets_of, cache_shapes, check_logits, constants, make_cache
 
 _FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json", "generation_config.json")
 _TYPES = ("token_type_ids", "mm_token_type_ids")
@@ -64,15 +55,14 @@ class Encoder(torch.nn.Module):
         super().__init__()
         self.model = model
         self._accessor = accessor
-        asked = inspect.signature(getattr(model, accessor)).parameters
-        others = {name: value for name, value in inputs.others.items() if name in asked}
+        others = accepted(getattr(model, accessor), inputs.others)
         precompute_export_inputs(torch.nn.Module(), others)  # sizes become numbers
         self.inputs = replace(inputs, others=others)
         self._known = _KnownValues()
         self.register_buffer("columns", None)  # [1, tokens, columns]
 
     def learn(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Encodes as `forward`, and remembers what does not depend on the values of inputs."""
+        """Encodes as `forward` does, and remembers what does not depend on the values of inputs."""
         seen = []
         for values in torch.linspace(-1, 1, inputs.numel()).cos().view_as(inputs), inputs:
             self._known.values, self._known.learning = {}, True
@@ -80,22 +70,18 @@ class Encoder(torch.nn.Module):
             seen.append(self._known.values)
         self._known.learning = False
         first, second = seen
-        self._known.known = {place: value for place, value in second.items() if _is_known(value, first.get(place))}
+        self._known.known = {call: value for call, value in second.items() if _is_known(value, first.get(call))}
         return self(inputs)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Encodes one image [1, channels, height, width], or one sound.
-
-        Returns:
-            [1, tokens, hidden size + columns].
-        """
+        """Encodes one image [1, channels, height, width], or one sound, to [1, tokens, hidden size + columns]."""
         with contextlib.ExitStack() as changes:
             if torch.compiler.is_exporting() or self._known.learning:
                 changes.enter_context(exportable(self.model))
                 changes.enter_context(apply_patches("executorch"))
             changes.enter_context(self._known)
-            made = getattr(self.model, self._accessor)(**self.inputs.of(inputs))
-        features = getattr(made, "pooler_output", made)
+            output = getattr(self.model, self._accessor)(**self.inputs.of(inputs))
+        features = getattr(output, "pooler_output", output)
         parts = features if isinstance(features, (list, tuple)) else [features]
         rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[None].float()
         return rows if self.columns is None else torch.cat([rows, self.columns], dim=-1)
@@ -113,8 +99,8 @@ class PatchProjection(torch.nn.Module):
         size = self.weight.shape[2:]
         if patches.shape[2:] != size:
             return torch.nn.functional.conv3d(patches, self.weight, self.bias, stride=tuple(size))
-        made = torch.nn.functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
-        return made[..., None, None, None]
+        projected = torch.nn.functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
+        return projected[..., None, None, None]
 
 
 def _takes_whole_patches(layer: torch.nn.Conv3d) -> bool:
@@ -146,7 +132,7 @@ time, height and width, counted from the first token of its part of the prompt."
 
 
 class Decoder(CachedModel):
-    """A language model that goes on from the embeddings in its cache."""
+    """A language model that continues after the embeddings in its cache."""
 
     following: torch.Tensor
 
@@ -158,47 +144,42 @@ class Decoder(CachedModel):
             self.register_buffer("following", torch.zeros(cache.context, dtype=torch.int64))
 
     def forward(self, embeddings: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """Computes the logits after the last token.
+        """Computes the logits [1, vocabulary] after an image, sound or text, which follows `start` [1] tokens.
 
-        Args:
-            embeddings: [1, tokens, hidden size + columns], of one image, sound or text.
-            start: [1], int64: number of tokens before them.
-
-        Returns:
-            [1, vocabulary].
+        Its `embeddings` are [1, tokens, hidden size + columns].
         """
         length, width = embeddings.shape[1], embeddings.shape[2] - self._columns
         at = start + torch.arange(length)
-        rows, columns = embeddings[..., :width], embeddings[0, :, width:].to(torch.int64)
-        given: dict[str, torch.Tensor] = {"inputs_embeds": rows}
+        columns = embeddings[0, :, width:].to(torch.int64)
+        inputs = {"inputs_embeds": embeddings[..., :width]}
         if self._columns == _IMAGE:
-            given[self._types] = torch.zeros(1, self.cache.context, dtype=torch.int64).index_copy(1, at, columns.T)
+            inputs[self._types] = torch.zeros(1, self.cache.context, dtype=torch.int64).index_copy(1, at, columns.T)
         elif self._columns == _POSITIONS:
             first = self.following[(start - 1).clamp(min=0)] * (start > 0)
             positions = first + columns
             self.following.index_copy_(0, at, (positions.amax() + 1).expand(length))
-            given["position_ids"] = positions.T[:, None]
+            inputs["position_ids"] = positions.T[:, None]
         with masks_of_indices():
-            return self.run(start, length, **given)
+            return self.run(start, length, **inputs)
 
     def clear(self) -> None:
-        """Forgets all tokens."""
         self.cache.clear()
         if self._columns == _POSITIONS:
             self.following.zero_()
 
 
 class _KnownValues(TorchFunctionMode):
-    """Numbers, indices and masks that a model computes, where no pixel decides them.
+    """Makes constants of the numbers, indices and masks that a model computes and no pixel decides.
 
-    torch.export and ExecuTorch lack operators for many of these. So what eager has computed, at each place in the code,
-    is a constant of the program.
+    torch.export and ExecuTorch lack operators for many of them. So a program has the values that eager computed at each
+    call in the code.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: dict[_Place, Any] = {}
-        self.known: dict[_Place, Any] = {}
+        # by file, line, function, and how often it was called there before
+        self.values: dict[tuple[str, int, Any, int], Any] = {}
+        self.known: dict[tuple[str, int, Any, int], Any] = {}
         self.learning = False
 
     def __enter__(self) -> Any:
@@ -206,24 +187,21 @@ class _KnownValues(TorchFunctionMode):
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Records or takes a value; of a mask of rows, whether it leaves none out."""
+        """Records a value, or returns the recorded one; for a mask of rows, whether it leaves none out."""
         caller = sys._getframe(1)  # noqa: SLF001 - torch calls this from where the operator is
         line = caller.f_code.co_filename, caller.f_lineno, func
-        place = *line, self._visits[line]
+        call = *line, self._visits[line]
         self._visits[line] += 1
-        if torch.compiler.is_exporting() and place in self.known:
-            value = self.known[place]
+        if torch.compiler.is_exporting() and call in self.known:
+            value = self.known[call]
             return args[0] if value is _ALL_ROWS else value.clone() if torch.is_tensor(value) else value
         value = func(*args, **(kwargs or {}))
         if self.learning:
             masked = func is torch.Tensor.__getitem__ and getattr(args[1], "dtype", None) is torch.bool
             kept = value.clone() if torch.is_tensor(value) else value  # it may be changed later
-            self.values[place] = _ALL_ROWS if masked and bool(args[1].all()) else kept
+            self.values[call] = _ALL_ROWS if masked and bool(args[1].all()) else kept
         return value
 
-
-_Place = tuple[str, int, Any, int]
-"""File, line, function, and how often it was called there before."""
 
 _ALL_ROWS = "all rows"
 _MOST = 1 << 20  # values of a constant
@@ -238,19 +216,12 @@ def _is_known(value: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model takes of an image or a sound.
+    """What a model takes of an image or a sound."""
 
-    Attributes:
-        name: of the input that holds its values.
-        shape: of that input; None: as they are.
-        factors: sizes and strides, by which the values are rearranged; a stride of 0 repeats them.
-        others: inputs that are the same for all images of a size.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None = None
-    factors: tuple[tuple[int, int], ...] = ()
-    others: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    name: str  # of the input that holds its values
+    shape: tuple[int, ...] | None = None  # of that input; None: that of the values
+    factors: tuple[tuple[int, int], ...] = ()  # sizes and strides of the values in that input; a stride of 0 repeats
+    others: Mapping[str, torch.Tensor] = field(default_factory=dict)  # inputs that all images of a size share
 
     def of(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
         """The inputs by name."""
@@ -264,17 +235,16 @@ class Inputs:
         return {self.name: values.expand([size for size, _ in self.factors]).reshape(self.shape), **self.others}
 
 
-def image_example(place: Mapping[str, Any], config: PretrainedConfig, size: int | Sequence[int] | None) -> Example:
+def image_example(repo: Mapping[str, Any], config: PretrainedConfig, size: int | Sequence[int] | None) -> Example:
     """An image as the file takes it, [1, 3, height, width], and what the model takes of it.
 
-    An image processor may put an image into patches. How is read from an image that holds the positions of its values.
-
-    Raises SourceError if the size is not known, or the processor computes other values.
+    An image processor may put an image into patches. An image that holds the positions of its values shows how. Raises
+    SourceError if the size is not known, or the processor computes other values.
     """
-    processor = _processor(place, config)
+    processor = _processor(repo, config)
     height, width = (size, size) if isinstance(size, int) else size or _size(processor, config)
     image = torch.as_tensor(picture(height, width)).permute(2, 0, 1)[None].contiguous() / 127.5 - 1
-    metadata = {"image": {**image_preprocessing(place), "size": (height, width)}}
+    metadata = {"image": {**image_preprocessing(repo), "size": (height, width)}}
     if processor is None:
         return Example(image, Inputs("pixel_values"), metadata)
     _set(processor, {**dict.fromkeys(_CHANGES, False), "max_image_size": {"longest_edge": max(height, width)}})
@@ -282,8 +252,8 @@ def image_example(place: Mapping[str, Any], config: PretrainedConfig, size: int 
     read: Any = 0
     try:
         for shift in (0, 8, 16):
-            given = processor(images=[(positions >> shift & 255).astype(np.uint8)], return_tensors="pt")
-            read = read + (given["pixel_values"].to(torch.int64) << shift)
+            inputs = processor(images=[(positions >> shift & 255).astype(np.uint8)], return_tensors="pt")
+            read = read + (inputs["pixel_values"].to(torch.int64) << shift)
     except (ValueError, TypeError, RuntimeError) as error:
         raise SourceError(
             f"the image processor takes no image of {height} x {width}, give another `image_size`: {first_line(error)}"
@@ -294,7 +264,7 @@ def image_example(place: Mapping[str, Any], config: PretrainedConfig, size: int 
             f"{type(processor).__name__} makes more of an image of {height} x {width} than patches of it, as copies in "
             "another size, and ExecuTorch's runner passes the image only"
         )
-    others = {name: value for name, value in given.items() if name != "pixel_values"}
+    others = {name: value for name, value in inputs.items() if name != "pixel_values"}
     return Example(image, Inputs("pixel_values", tuple(read.shape), factors, others), metadata)
 
 
@@ -311,20 +281,18 @@ _CHANGES = ("do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_con
 """Options of image processors that change the values of an image."""
 
 
-def _processor(place: Mapping[str, Any], config: PretrainedConfig) -> Any:
+def _processor(repo: Mapping[str, Any], config: PretrainedConfig) -> Any:
     """The model's image processor, or its architecture's with the configuration's patches; None: there is none."""
-    with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
-        return _set(AutoImageProcessor.from_pretrained(**place), dict.fromkeys(PIECES, False))
-    kind = (IMAGE_PROCESSOR_MAPPING.get(type(config), None) or {}).get("pil")
-    vision = getattr(config, "vision_config", config)
-    names = {
-        "patch_size": "patch_size",
-        "merge_size": "spatial_merge_size",
-        "temporal_patch_size": "temporal_patch_size",
-    }
-    sizes = {name: getattr(vision, field, None) for name, field in names.items() if hasattr(kind, name)}
-    sizes = {name: value for name, value in sizes.items() if isinstance(value, int)}
-    return _set(kind(**sizes), dict.fromkeys(PIECES, False)) if kind else None
+    processor = load_processor(AutoImageProcessor, repo)
+    if processor is None:
+        kind = (IMAGE_PROCESSOR_MAPPING.get(type(config), None) or {}).get("pil")
+        if kind is None:
+            return None
+        vision = getattr(config, "vision_config", config)
+        fields = {name: name for name in ("patch_size", "temporal_patch_size")} | {"merge_size": "spatial_merge_size"}
+        sizes = {name: getattr(vision, field, None) for name, field in fields.items() if hasattr(kind, name)}
+        processor = kind(**{name: value for name, value in sizes.items() if isinstance(value, int)})
+    return _set(processor, dict.fromkeys(PIECES, False))
 
 
 def _set(processor: Any, options: Mapping[str, Any]) -> Any:
@@ -340,11 +308,12 @@ def _size(processor: Any, config: PretrainedConfig) -> tuple[int, int]:
     configured: Any = next((size for part in parts_of(config) if (size := getattr(part, "image_size", None))), None)
     if processor is not None:
         with contextlib.suppress(ValueError, TypeError, RuntimeError):
-            made = processor(images=[picture(480, 640)], return_tensors="pt")
-            if made["pixel_values"].dim() > 3:
-                configured = configured or tuple(made["pixel_values"].shape[-2:])
-            elif "image_grid_thw" in made:
-                configured = configured or [int(size) * processor.patch_size for size in made["image_grid_thw"][0, 1:]]
+            inputs = processor(images=[picture()], return_tensors="pt")
+            if inputs["pixel_values"].dim() > 3:
+                configured = configured or tuple(inputs["pixel_values"].shape[-2:])
+            elif "image_grid_thw" in inputs:
+                patches = inputs["image_grid_thw"][0, 1:]
+                configured = configured or [int(count) * processor.patch_size for count in patches]
     if configured is None:
         raise SourceError("the configuration and the image processor name no size of images: add `image_size`")
     return (configured, configured) if isinstance(configured, int) else tuple(configured)
@@ -367,105 +336,68 @@ def _factors(index: np.ndarray[Any, Any], count: int) -> tuple[tuple[int, int], 
     return tuple(factors)
 
 
-def model(  # noqa: PLR0913 - fields of a source
-    name: str,
-    revision: str | None = None,
-    task: str | None = None,
-    config: Mapping[str, Any] | None = None,
-    *,
-    batch: int | None = None,
-    sequence: int | None = None,
-    outputs: list[str] | None = None,
-    attention: str | None = None,
-    cache: str | None = None,
-    image_size: int | list[int] | None = None,
-    weights: Mapping[str, Any] | None = None,
-) -> ModelDefinition | Model:
-    """A model whose methods are `vision_encoder`, `token_embedding` and `text_decoder`, or one of another kind.
-
-    The arguments are the fields of `configs.sources.HuggingFaceSource`.
-    """
-    place = place_of(name, revision, weights)
-    loaded, configuration = load_model(place, task, config, weights)
+def model(name: str, **fields: Any) -> ModelDefinition | Model:
+    """A model with the methods of `generating` for images, or one of another kind; `fields` as in `Options`."""
+    options = Options(name, **fields)
+    loaded, configuration = options.load()
     if not hasattr(loaded, "get_image_features") or not hasattr(loaded, "generate") or configuration.is_encoder_decoder:
-        if attention or cache:
-            raise SourceError(
-                f"{type(loaded).__name__} does not generate text from images: leave `attention`, `cache` out"
-            )
-        return Model(
-            name, revision, task, config, batch, sequence or 128, outputs, image_size=image_size, weights=weights
-        )
-    if batch is not None or outputs is not None:
+        if options.attention or options.cache:
+            kind = type(loaded).__name__
+            raise SourceError(f"{kind} does not generate text from images: leave `attention`, `cache` out")
+        return Model(name, **fields)
+    if options.batch is not None or options.outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models that generate text have none")
     for path, layer in [*loaded.named_modules()]:
         if isinstance(layer, torch.nn.Conv3d) and _takes_whole_patches(layer):
             loaded.set_submodule(path, PatchProjection(layer))
-    example = image_example(place, configuration, image_size)
-    context = min(sequence or 512, positions_of(configuration))
-    return generating(loaded, place, {IMAGE: example}, context, attention, cache)
+    return generating(loaded, options, {IMAGE: image_example(options.repo, configuration, options.image_size)})
 
 
 @dataclass(frozen=True)
 class Modality:
-    """What a prompt may have parts of, next to text.
+    """A kind of parts that prompts may have next to text."""
 
-    Attributes:
-        method: of the file.
-        accessor: the method of models of transformers that computes the embeddings.
-        token: the constant method and the field of the configuration with the token that stands for an embedding.
-        part: what errors call it.
-    """
-
-    method: str
-    accessor: str
-    token: str
-    part: str
+    method: str  # of the file
+    accessor: str  # the method of models of transformers that computes the embeddings
+    token: str  # the constant method, and the field of the configuration, with the token that stands for an embedding
+    part: str  # what errors call it
 
 
 IMAGE = Modality("vision_encoder", "get_image_features", "image_token_id", "an image")
 
 
-def generating(
-    loaded: Any,
-    place: Mapping[str, Any],
-    examples: Mapping[Modality, Example],
-    context: int,
-    attention: str | None,
-    cache: str | None,
-) -> ModelDefinition:
+def generating(loaded: Any, options: Options, examples: Mapping[Modality, Example]) -> ModelDefinition:
     """The methods of a model whose prompts have parts of some modalities.
 
     Raises SourceError if they do not compute what the model computes for a whole prompt.
     """
-    config = loaded.config
+    config, repo = loaded.config, options.repo
+    context = min(options.context, positions_of(config))
     vocabulary = config.get_text_config(decoder=True).vocab_size
     encoders = {kind: Encoder(loaded, kind.accessor, example.inputs) for kind, example in examples.items()}
     counts = {kind: _count(kind, encoder, examples[kind].values, context) for kind, encoder in encoders.items()}
     special = {kind: int(getattr(config, kind.token)) for kind in examples}
-    text = example_tokens(place, vocabulary, 8).repeat(1, 8)[:, :8]
+    text = example_tokens(repo, vocabulary, 8).repeat(1, 8)[:, :8]
     text = text.where(~torch.isin(text, torch.tensor([*special.values()])), 0)
     parts = [text[:, :3], *(text.new_full((1, counts[kind]), special[kind]) for kind in examples), text[:, 3:]]
-    ids = torch.cat(parts, dim=1)
+    prompt = torch.cat(parts, dim=1)
     others = {name: value for example in examples.values() for name, value in example.inputs.of(example.values).items()}
-    types = torch.isin(ids, torch.tensor([*special.values()])).long()
-    asked = inspect.signature(loaded.forward).parameters
-    inputs = {"input_ids": ids, **others, **dict.fromkeys(_TYPES, types)}
+    types = torch.isin(prompt, torch.tensor([*special.values()])).long()
+    inputs = {"input_ids": prompt, **others, **dict.fromkeys(_TYPES, types)}
     with torch.no_grad():
-        wanted = loaded(**{name: value for name, value in inputs.items() if name in asked}, use_cache=False).logits
+        wanted = loaded(**accepted(loaded.forward, inputs), use_cache=False).logits
     columns = _add_columns(loaded, encoders, inputs)
     shapes = cache_shapes(loaded, {"input_ids": text})
     if columns == _IMAGE:  # the masks of these models are for all positions of the context
         shapes = [shape and shape._replace(window=None) for shape in shapes]
-    kept = make_cache(loaded.get_decoder(), shapes, context, attention, cache)
+    cache = make_cache(loaded.get_decoder(), shapes, context, options)
     embed = TokenEmbedding(loaded, columns)
-    decoder = Decoder(loaded, kept, columns, passes_start=attention is not None)
+    decoder = Decoder(loaded, cache, columns, passes_start=options.attention is not None)
     calls = [MethodCall("token_embedding", (parts[0],))]
     calls += [MethodCall(kind.method, (example.values,)) for kind, example in examples.items()]
     calls += [MethodCall("token_embedding", (part,)) for part in (text[:, 3:7], text[:, 7:])]
-    modules: dict[str, torch.nn.Module] = {
-        "token_embedding": embed,
-        **{kind.method: encoder for kind, encoder in encoders.items()},
-    }
+    modules: dict[str, torch.nn.Module] = {"token_embedding": embed}
+    modules |= {kind.method: encoder for kind, encoder in encoders.items()}
     logits, start, sequence = [], 0, []
     with torch.no_grad():
         for call in calls:
@@ -475,29 +407,23 @@ def generating(
             sequence += [call, step]
             start += rows.shape[1]
     decoder.clear()
-    check_logits(torch.cat(logits[-2:]), wanted[0, -2:].float(), loaded, cache, _IN_PARTS)
+    check_logits(torch.cat(logits[-2:]), wanted[0, -2:].float(), loaded, options.cache, _IN_PARTS)
+    described = {name: part for example in examples.values() for name, part in example.metadata.items()}
     tokens = {1: Dim("tokens", min=1, max=context)}
     steps = [step.inputs for step in sequence if step.method == "text_decoder"]
     return ModelDefinition(
         {
-            **{
-                kind.method: MethodDefinition(encoder, [(examples[kind].values,)]) for kind, encoder in encoders.items()
-            },
+            **{kind.method: MethodDefinition(encoders[kind], [(examples[kind].values,)]) for kind in examples},
             "token_embedding": MethodDefinition(embed, [call.inputs for call in calls[::2]], (tokens,)),
             "text_decoder": MethodDefinition(decoder, steps, (tokens, None)),
         },
         constant_methods={
-            **constants(loaded, config.get_text_config(decoder=True), context, own_attention=attention is not None),
+            **constants(loaded, context, own_attention=options.attention is not None),
             **{kind.token: token for kind, token in special.items()},
         },
-        assets=tokenizer_files(place) | files_of(place, _FILES),
+        assets=assets_of(repo, _FILES),
         sequences=[sequence],
-        metadata={
-            **describe(place, config),
-            **{name: part for example in examples.values() for name, part in example.metadata.items()},
-            "tokenizer": tokenizer_metadata(place, config),
-            "context_length": context,
-        },
+        metadata=describe_generating(repo, config, context, **described),
     )
 
 
@@ -506,8 +432,7 @@ _IN_PARTS = (
     "enter more layers than the first"
 )
 
-_LEAST = 8
-"""Tokens of a context next to an image's, which the examples fit into."""
+_LEAST = 8  # tokens of a context next to an image's, which the examples fit into
 
 
 def _count(kind: Modality, encoder: Encoder, values: torch.Tensor, context: int) -> int:
@@ -527,12 +452,11 @@ def _count(kind: Modality, encoder: Encoder, values: torch.Tensor, context: int)
 
 
 def _add_columns(loaded: Any, encoders: Mapping[Modality, Encoder], inputs: Mapping[str, torch.Tensor]) -> int:
-    """Gives images and sounds the columns after their embeddings; returns how many there are."""
+    """Sets the columns after the embeddings of images and sounds; returns how many there are."""
     owner = next((module for module in (loaded, loaded.base_model) if hasattr(module, "get_rope_index")), None)
     is_part = inputs[_TYPES[0]][0].bool()
     if owner is not None:
-        asked = inspect.signature(owner.get_rope_index).parameters
-        positions, _ = owner.get_rope_index(**{name: value for name, value in inputs.items() if name in asked})
+        positions, _ = owner.get_rope_index(**accepted(owner.get_rope_index, inputs))
         columns = (positions[:, 0, is_part] - positions[:, 0, is_part].amin()).T
     elif set(_TYPES) & inspect.signature(loaded.forward).parameters.keys():
         columns = torch.ones(int(is_part.sum()), _IMAGE)

@@ -8,26 +8,23 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 from torch.export import Dim
-from transformers import PretrainedConfig, cache_utils
-from transformers.utils import cached_file
+from transformers import AutoTokenizer, cache_utils
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from .huggingface import (
-    describe,
+    Options,
+    describe_generating,
     example_tokens,
-    load_model,
-    load_tokenizer,
-    place_of,
+    find_file,
+    load_processor,
     positions_of,
     random_tokens,
-    tokenizer_metadata,
 )
 
 JSON, SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"
@@ -35,39 +32,28 @@ _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.
 """The runner finds the ids of special tokens in the first two; apps make prompts with the third."""
 
 
-def tokenizer_files(place: Mapping[str, Any]) -> dict[str, bytes]:
+def tokenizer_files(repo: Mapping[str, Any]) -> dict[str, bytes]:
     """Files by name; none if the model has no tokenizer.
 
     The runner (`load_tokenizer` in extension/llm/runner/llm_runner_helper.cpp) takes ``tokenizer.json`` if its model is
-    BPE, and SentencePiece's ``tokenizer.model`` with any. Where there is neither, the first one is made from what
-    transformers reads.
+    BPE, and SentencePiece's ``tokenizer.model`` with any. Where there is neither, transformers converts its tokenizer.
     """
-    found = files_of(place, (JSON, SENTENCE_PIECE, *_SETTINGS))
-    if JSON not in found and SENTENCE_PIECE not in found:
-        made = _convert(place)
-        return {**found, **made} if JSON in made else {}
-    if JSON in found and _is_bpe(found[JSON]):
-        found.pop(SENTENCE_PIECE, None)
-    return found
+    files = files_of(repo, (JSON, SENTENCE_PIECE, *_SETTINGS))
+    if JSON not in files and SENTENCE_PIECE not in files:
+        converted = _convert(repo)
+        return {**files, **converted} if JSON in converted else {}
+    if JSON in files and _is_bpe(files[JSON]):
+        files.pop(SENTENCE_PIECE, None)
+    return files
 
 
-def files_of(place: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
+def assets_of(repo: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
+    return tokenizer_files(repo) | files_of(repo, names)
+
+
+def files_of(repo: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
     """The content of those files that the model's repository or folder has."""
-    return {name: path.read_bytes() for name in names if (path := _find(place, name))}
-
-
-def _find(place: Mapping[str, Any], name: str) -> Path | None:
-    # transformers' own processors pass these arguments to learn whether there is a file (transformers 5.23).
-    found = cached_file(
-        place["pretrained_model_name_or_path"],
-        name,
-        revision=place["revision"],
-        local_files_only=True,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return Path(found) if found else None
+    return {name: path.read_bytes() for name in names if (path := find_file(repo, name))}
 
 
 def _is_bpe(content: bytes) -> bool:
@@ -78,93 +64,70 @@ def _is_bpe(content: bytes) -> bool:
     return bool(kind == "BPE")
 
 
-def _convert(place: Mapping[str, Any]) -> dict[str, bytes]:
-    tokenizer = load_tokenizer(place)
+def _convert(repo: Mapping[str, Any]) -> dict[str, bytes]:
+    tokenizer = load_processor(AutoTokenizer, repo)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return {}
-    if "gguf_file" not in place:
+    if "gguf_file" not in repo:
         return {JSON: backend.to_str(pretty=True).encode()}
     with TemporaryDirectory() as folder:  # a GGUF file has special tokens and the template, too
         tokenizer.save_pretrained(folder)
-        return files_of({**place, "pretrained_model_name_or_path": folder}, (JSON, *_SETTINGS))
+        return files_of({**repo, "pretrained_model_name_or_path": folder}, (JSON, *_SETTINGS))
 
 
 class CachedModel(torch.nn.Module):
-    """A language model that goes on from the tokens in its cache."""
+    """A language model that continues after the tokens in its cache."""
 
     def __init__(self, model: Any, cache: KvCache, *, passes_start: bool = False) -> None:
         super().__init__()
         self.model = model
         self.cache = cache
-        taken = inspect.signature(model.forward).parameters
-        self._options = {"use_cache": True, **({"logits_to_keep": 1} if "logits_to_keep" in taken else {})}
-        self._takes_positions = "position_ids" in taken
+        parameters = inspect.signature(model.forward).parameters
+        self._options = {"use_cache": True, **({"logits_to_keep": 1} if "logits_to_keep" in parameters else {})}
+        self._takes_positions = "position_ids" in parameters
         self._passes_start = passes_start
 
     def forward(self, tokens: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """Computes the logits after the last token.
-
-        Args:
-            tokens: [1, tokens], int64.
-            start: [1], int64: number of tokens before them.
-
-        Returns:
-            [1, vocabulary].
-        """
+        """Computes the logits [1, vocabulary] after the last of tokens [1, tokens] that follow `start` [1] others."""
         return self.run(start, tokens.shape[1], input_ids=tokens)
 
-    def run(self, start: torch.Tensor, length: int, **given: Any) -> torch.Tensor:
-        """Computes the logits [1, vocabulary] after the last of `length` tokens, from what the model takes of them."""
+    def run(self, start: torch.Tensor, length: int, **inputs: Any) -> torch.Tensor:
+        """Computes the logits [1, vocabulary] after the last of `length` tokens from the model's inputs for them."""
         positions = start + torch.arange(length)
         if self._takes_positions:
-            given = {"position_ids": self.cache.rotary_positions(positions)[None], **given}
+            inputs = {"position_ids": self.cache.rotary_positions(positions)[None], **inputs}
         if self.cache.sinks:
-            given["attention_mask"] = self.cache.mask(positions)
+            inputs["attention_mask"] = self.cache.mask(positions)
         first = 0
         if self._passes_start:
-            first = given[START] = 0 if self.cache.sinks else self._first(start, length)
-        made = self.model(cache=self.cache.at(positions, first), **given, **self._options)
-        return made.logits[:, -1].float()
+            first = inputs[START] = 0 if self.cache.sinks else self._first(start, length)
+        output = self.model(cache=self.cache.at(positions, first), **inputs, **self._options)
+        return output.logits[:, -1].float()
 
     def _first(self, start: torch.Tensor, tokens: int) -> int:
-        """The start as a number, with what operators have to know of it."""
+        """The start as a number, with the bounds that operators need."""
         first: Any = start[0].item()
-        for known in (first >= 0, first < self.cache.context, first + tokens <= self.cache.context):
-            torch._check(known)  # noqa: SLF001 - torch's documentation has it
+        for bound in (first >= 0, first < self.cache.context, first + tokens <= self.cache.context):
+            torch._check(bound)  # noqa: SLF001 - torch's documentation has it
         return first  # type: ignore[no-any-return]  # a number, symbolic while it is traced
 
 
-def model(  # noqa: PLR0913 - the fields of a name
-    name: str,
-    revision: str | None = None,
-    task: str | None = None,
-    config: Mapping[str, Any] | None = None,
-    *,
-    sequence: int = 512,
-    attention: str | None = None,
-    cache: str | None = None,
-    sinks: int = 0,
-    prefill: bool = False,
-    dtype: str = "float32",
-    weights: Mapping[str, Any] | None = None,
-) -> ModelDefinition:
-    """A language model whose one method, `forward`, takes a prompt or a token, and whose file says how to run it.
-
-    The arguments are the fields of `configs.sources.HuggingFaceSource`.
-    """
-    place = place_of(name, revision, weights)
-    loaded, configuration = load_model(place, task or "text-generation", config, weights, dtype=dtype)
+def model(name: str, **fields: Any) -> ModelDefinition:
+    """A language model whose one method, `forward`, takes a prompt or a token; `fields` as in `Options`."""
+    options = Options(name, **fields)
+    repo, sinks = options.repo, options.sinks
+    loaded, configuration = options.load("text-generation")
     text = configuration.get_text_config(decoder=True)
-    context, least = min(sequence, positions_of(configuration)), _LEAST + sinks
+    context, least = min(options.context, positions_of(configuration)), _LEAST + sinks
     if sinks:  # positions go up to two windows after the sinks
         context = min(context, sinks + (positions_of(configuration) - sinks) // 2)
     if context < least:
         raise SourceError(f"a context of {context} tokens is too short: let `sequence` be {least} or more")
-    prompt = example_tokens(place, text.vocab_size, min(8, context - 2))
+    prompt = example_tokens(repo, text.vocab_size, min(8, context - 2))
     if prompt.shape[1] < 2:
         prompt = random_tokens(text.vocab_size, 1, min(8, context - 2))
-    cached = _with_cache(loaded, prompt, context, attention, cache, sinks)
+    cached = _with_cache(loaded, prompt, context, options)
     calls = [_calls(prompt)]
     if window := cached.cache.longest_window:
         beyond = random_tokens(text.vocab_size, 1, min(window + 2, context - 2))
@@ -172,26 +135,20 @@ def model(  # noqa: PLR0913 - the fields of a name
     tokens = {1: Dim("tokens", min=1, max=context)}
     first, *later = calls[0]
     methods = {"forward": MethodDefinition(cached, calls[0], (tokens, None))}
-    if prefill:
-        methods = {
-            "prefill": MethodDefinition(cached, [first], (tokens, None)),
-            STEP: MethodDefinition(cached, later),
-        }
+    if options.prefill:
+        prefill = MethodDefinition(cached, [first], (tokens, None))
+        methods = {"prefill": prefill, STEP: MethodDefinition(cached, later)}
     endless = {"get_max_context_len": _ENDLESS} if sinks else {}
 
     def method(call: tuple[torch.Tensor, ...]) -> str:
-        return "forward" if not prefill else STEP if call[0].shape[1] == 1 else "prefill"
+        return "forward" if not options.prefill else STEP if call[0].shape[1] == 1 else "prefill"
 
     return ModelDefinition(
         methods,
-        constant_methods=constants(loaded, text, context, own_attention=attention is not None) | endless,
-        assets=tokenizer_files(place),
+        constant_methods=constants(loaded, context, own_attention=options.attention is not None) | endless,
+        assets=tokenizer_files(repo),
         sequences=[[MethodCall(method(call), call) for call in sequence] for sequence in calls],
-        metadata={
-            **describe(place, configuration),
-            "tokenizer": tokenizer_metadata(place, configuration),
-            "context_length": None if sinks else context,
-        },
+        metadata=describe_generating(repo, configuration, None if sinks else context),
     )
 
 
@@ -212,28 +169,19 @@ ExecuTorch's text runner (executorch 1.5.1) takes `prefill` for prompts and toke
 without the cache that `prefill` has filled, because its module gives each method memory of its own.
 """
 
+# The largest number of tokens that ExecuTorch's text runner counts to. Where a file takes fewer tokens at once, the
+# runner does not stop at its context.
 _ENDLESS = 2**31 - 1
-"""The largest number of tokens that ExecuTorch's text runner counts to.
-
-Where a file takes fewer tokens at once, the runner does not stop at its context.
-"""
-
-
 _LEAST = 4  # tokens of a context that the examples fit into
 _CHECKED = 1026  # tokens at most, with which a cache is compared to the model without one: a window and more
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05, "int8": 0.2}
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
 
-def _with_cache(
-    loaded: Any, prompt: torch.Tensor, context: int, attention: str | None, cache: str | None, sinks: int
-) -> CachedModel:
-    """The model with a cache.
-
-    Raises ValueError if it has none that the runner can use, or does not compute with it what it computes without any.
-    """
+def _with_cache(loaded: Any, prompt: torch.Tensor, context: int, options: Options) -> CachedModel:
+    """The model with a cache; raises SourceError if it has none, or its logits differ from those without a cache."""
     shapes = cache_shapes(loaded, {"input_ids": prompt})
-    if sinks:
+    if options.sinks:
         _check_sinks(loaded, shapes)
     windows = [shape.window for shape in shapes if shape and shape.window and shape.window < context]
     if (more := min(max(windows, default=0) + 2, _CHECKED) - prompt.shape[1]) > 0:
@@ -241,13 +189,13 @@ def _with_cache(
         prompt = torch.cat([prompt, random_tokens(vocabulary, 1, min(more, context - prompt.shape[1]))], dim=1)
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
-    kept = make_cache(loaded, shapes, context, attention, cache, sinks)
-    cached = CachedModel(loaded, kept, passes_start=attention is not None)
+    cache = make_cache(loaded, shapes, context, options)
+    cached = CachedModel(loaded, cache, passes_start=options.attention is not None)
     with torch.no_grad():
         before = cached(prompt[:, :-1], torch.tensor([0]))
         after = cached(prompt[:, -1:], torch.tensor([prompt.shape[1] - 1]))
-    cached.cache.clear()
-    check_logits(torch.cat([before, after]), wanted, loaded, cache)
+    cache.clear()
+    check_logits(torch.cat([before, after]), wanted, loaded, options.cache)
     return cached
 
 
@@ -261,19 +209,17 @@ def _check_sinks(loaded: Any, shapes: Shapes) -> None:
         raise SourceError(f"sinks: layers of {text.model_type!r} have sliding windows of their own; leave it out")
 
 
-def make_cache(
-    model: Any, shapes: Shapes, context: int, attention: str | None, cache: str | None, sinks: int = 0
-) -> KvCache:
-    """A cache as the fields `attention` and `cache` ask for; lets the model use the operators that read it."""
+def make_cache(model: Any, shapes: Shapes, context: int, options: Options) -> KvCache:
+    """A cache for the options `attention`, `cache` and `sinks`; lets the model use the operators that read it."""
     kind: type[KvCache] = KvCache
-    if attention is not None:
-        from . import executorch_attention as own  # noqa: PLC0415 - takes seconds
+    if options.attention is not None:
+        from . import executorch_attention  # noqa: PLC0415 - takes seconds
 
-        own.switch_attention(model)
-        kind = own.QuantizedCache if cache == "int8" else own.SequenceCache
-    kept = kind(shapes, context, sinks)
-    kept.to(model.dtype)
-    return kept
+        executorch_attention.switch_attention(model)
+        kind = executorch_attention.CACHES[options.cache]
+    cache = kind(shapes, context, options.sinks)
+    cache.to(model.dtype)
+    return cache
 
 
 STATIC_CACHE = (
@@ -283,10 +229,10 @@ STATIC_CACHE = (
 
 
 def check_logits(
-    found: torch.Tensor, wanted: torch.Tensor, loaded: Any, cache: str | None = None, how: str = STATIC_CACHE
+    actual: torch.Tensor, wanted: torch.Tensor, loaded: Any, cache: str | None = None, how: str = STATIC_CACHE
 ) -> None:
     """Raises SourceError if a model with a cache computes other logits than without."""
-    if (found - wanted).abs().max() > _TOLERANCES[cache or loaded.dtype] * wanted.abs().max():
+    if (actual - wanted).abs().max() > _TOLERANCES[cache or loaded.dtype] * wanted.abs().max():
         name = loaded.config.get_text_config(decoder=True).model_type
         raise SourceError(
             f"{name!r} computes other logits {how}: ExecuTorch's runners cannot use it; with `task: "
@@ -294,9 +240,10 @@ def check_logits(
         )
 
 
-def constants(loaded: Any, text: PretrainedConfig, context: int, *, own_attention: bool) -> dict[str, Any]:
-    """What ExecuTorch's text runner asks a file for (extension/llm/runner/constants.h)."""
-    known: dict[str, Any] = {
+def constants(loaded: Any, context: int, *, own_attention: bool) -> dict[str, Any]:
+    """Constant methods that ExecuTorch's text runner calls (extension/llm/runner/constants.h)."""
+    text = loaded.config.get_text_config(decoder=True)
+    methods: dict[str, Any] = {
         "get_max_seq_len": context,
         "get_max_context_len": context,
         "get_vocab_size": text.vocab_size,
@@ -306,15 +253,17 @@ def constants(loaded: Any, text: PretrainedConfig, context: int, *, own_attentio
         "enable_dynamic_shape": True,
     }
     generation = getattr(loaded, "generation_config", None)
-    special = {}
-    for what in ("eos", "bos"):
-        found = (getattr(each, f"{what}_token_id", None) for each in (generation, text))
-        special[what] = next((token for token in found if token is not None), None)
-    if (eos := special["eos"]) is not None:
-        known["get_eos_ids"] = list(eos) if isinstance(eos, (list, tuple)) else [eos]
-    if special["bos"] is not None:
-        known["get_bos_id"] = special["bos"]
-    return known
+
+    def token_of(field: str) -> Any:
+        tokens = (getattr(settings, field, None) for settings in (generation, text))
+        return next((token for token in tokens if token is not None), None)
+
+    eos, bos = token_of("eos_token_id"), token_of("bos_token_id")
+    if eos is not None:
+        methods["get_eos_ids"] = list(eos) if isinstance(eos, (list, tuple)) else [eos]
+    if bos is not None:
+        methods["get_bos_id"] = bos
+    return methods
 
 
 START = "executorch_start"
@@ -326,12 +275,10 @@ class LayerShape(NamedTuple):
 
     keys: torch.Size
     values: torch.Size
-    window: int | None
-    """With itself; None: all before it."""
+    window: int | None  # with itself; None: all before it
 
 
-Shapes = Sequence[LayerShape | None]
-"""Of each layer; None for layers that have no keys and values."""
+Shapes = Sequence[LayerShape | None]  # of each layer; None for layers that have no keys and values
 
 _KEPT = {cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer, cache_utils.DummyLayer}
 
@@ -339,7 +286,7 @@ _KEPT = {cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer, cache_ut
 def cache_shapes(model: Any, inputs: Mapping[str, torch.Tensor]) -> Shapes:
     """The shapes of what a model puts into its cache for inputs; of its decoder's own attention, if it has an encoder.
 
-    Raises ValueError if it keeps other state than keys and values, or none.
+    Raises SourceError if it keeps other state than keys and values, or none.
     """
     config = model.config.get_text_config(decoder=True)
     kinds, _ = cache_utils.get_layer_types_and_kwargs(config)
@@ -401,7 +348,7 @@ class KvCache(torch.nn.Module):
         return max(filter(None, self._windows), default=0)
 
     def rotary_positions(self, positions: torch.Tensor) -> torch.Tensor:
-        """Positions [tokens] as the model is told them.
+        """Positions [tokens] that the model gets.
 
         With sinks, those after them repeat every two windows, so that they stay within what the model was trained for,
         as in examples/models/llama/source_transformation/attention_sink.py (executorch 1.5.1).
@@ -464,8 +411,7 @@ class _Layer(StaticCacheLayer):
         )
 
 
-_HIDDEN = 1 << 30
-"""The position of empty places: causal masks hide it from all tokens."""
+_HIDDEN = 1 << 30  # the position of empty entries: causal masks hide it from all tokens
 
 
 def kept_positions(start: torch.Tensor, kept: int, new: int, sinks: int) -> torch.Tensor:
@@ -493,7 +439,7 @@ class WindowCacheLayer(StaticCacheLayer):
         return positions.shape[0], positions - torch.arange(positions.shape[0])
 
     def append(self, kept: torch.Tensor, new: torch.Tensor, axis: int) -> torch.Tensor:
-        """The kept and the new tokens on an axis; of them, the first and the last are kept."""
+        """Returns the kept and the new tokens on an axis; keeps the first and the last of them."""
         joined, sinks = torch.cat([kept, new.contiguous()], axis), self._sinks
         last = joined.narrow(axis, sinks + new.shape[axis], kept.shape[axis] - sinks)
         if sinks:

@@ -39,9 +39,9 @@ def _is_channels_last(value: torch.Tensor) -> bool:
     return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
 
 
-def draw_count(asked: int, *, dynamic: bool) -> int:
-    """How many random inputs to try: of dynamic sizes both ends and one between, where several are asked for."""
-    return max(asked, 3) if dynamic and asked > 1 else asked
+def draw_count(requested: int, *, dynamic: bool) -> int:
+    """How many random inputs to try: both ends of dynamic sizes and one between, where several are requested."""
+    return max(requested, 3) if dynamic and requested > 1 else requested
 
 
 class StoredCase(NamedTuple):
@@ -81,8 +81,7 @@ def with_progress(samples: Iterable[Sample], total: int | None, progressed: Prog
         progressed(done, total)
 
 
-Shape = list[sympy.Expr]
-"""Sizes, as expressions over the program's symbols."""
+Shape = list[sympy.Expr]  # sizes, as expressions over the program's symbols
 
 
 def input_shapes(program: ExportedProgram) -> list[Shape | None]:
@@ -91,11 +90,7 @@ def input_shapes(program: ExportedProgram) -> list[Shape | None]:
 
 
 def check_fits(program: ExportedProgram, flat: Sequence[Any], what: str) -> None:
-    """Checks that a program can be called with flat inputs.
-
-    Raises SourceError if the number of inputs differs, ExecuTorch does not take a value, or the program was not
-    exported for a dtype or size.
-    """
+    """Raises SourceError if flat inputs have another number, kind, dtype or size than a program takes."""
     traced = _traced_inputs(program)
     shapes = [_shape(value) for value in traced]
     if len(shapes) != len(flat):
@@ -161,15 +156,11 @@ def input_sizes(program: ExportedProgram) -> list[list[int]]:
 
 
 def check_bounded(program: ExportedProgram, method: str) -> None:
-    """Checks that every size of an input has an upper bound, for which memory is planned.
-
-    Raises:
-        SourceError: naming the input and its dimension.
-    """
+    """Raises SourceError if a size of an input has no upper bound, for which memory is planned."""
     for position, shape in enumerate(input_shapes(program)):
         for dimension, expression in enumerate(shape or ()):
             bounds = [program.range_constraints.get(symbol) for symbol in expression.free_symbols]
-            if any(found is not None and not _has_upper(found) for found in bounds):
+            if any(size is not None and not _has_upper(size) for size in bounds):
                 raise SourceError(
                     f"method {method!r}: dimension {dimension} of input {position} has no upper bound, and ExecuTorch "
                     'plans memory for the largest size; give one, as in Dim("batch", min=1, max=8)'
@@ -214,8 +205,7 @@ def _misfit(program: ExportedProgram, expression: sympy.Expr, size: int, sizes: 
 
 
 Draw = Literal["varied", "kept", "least"]
-DRAWS: tuple[Draw, ...] = get_args(Draw)
-"""Which values random inputs have, the most different ones first."""
+DRAWS: tuple[Draw, ...] = get_args(Draw)  # which values random inputs have, the most different ones first
 
 _MOST_EXAMPLES = 16  # that values are drawn from
 
@@ -236,7 +226,7 @@ def draw_inputs(
         program: that the inputs are for.
         examples: flat inputs; the program was traced with the first ones.
         number: of the draw.
-        sizes: in place of those: sizes of some symbols; others have the example's.
+        sizes: of some symbols, which replace those; other symbols have the example's.
         values: with ``varied`` every input differs from the example's: numbers are those of the examples, those of an
             input that is all the same lie between 0 and it, and booleans are either. Integers may have to be in order,
             and booleans and infinities to be where they are: with ``kept`` they stay there. Integers may have to be
@@ -262,9 +252,9 @@ def fill_inputs(
         if wanted is None or not isinstance(value, torch.Tensor):
             drawn.append(value)
             continue
-        pool = torch.cat([each[position].detach().reshape(-1) for each in examples[:_MOST_EXAMPLES]])
-        made = _like(value, pool, wanted, generator, values) if value.numel() else value.new_zeros(wanted)
-        drawn.append(made.contiguous(memory_format=torch.channels_last) if _is_channels_last(value) else made)
+        pool = torch.cat([example[position].detach().reshape(-1) for example in examples[:_MOST_EXAMPLES]])
+        tensor = _like(value, pool, wanted, generator, values) if value.numel() else value.new_zeros(wanted)
+        drawn.append(tensor.contiguous(memory_format=torch.channels_last) if _is_channels_last(value) else tensor)
     return drawn
 
 
@@ -336,7 +326,7 @@ def fit_sizes(value: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
 
 
 def _below(same: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Numbers between zero and that of a tensor of equal ones, which differ; of zeros those below one, if floating."""
+    """Different numbers between zero and that of a tensor of equal ones; for floating-point zeros, below one."""
     share = torch.rand(same.shape, generator=generator)
     if same.is_floating_point():
         return torch.where(same == 0, share, same * (1 + share) / 2).to(same.dtype)

@@ -1,4 +1,4 @@
-"""Building a model from its source, inside the worker: the user's code runs here and nowhere else.
+"""Builds a model from its source, inside the worker: the user's code runs here and nowhere else.
 
 Keyword example inputs become positional here, since ExecuTorch's runtime takes inputs by position.
 """
@@ -49,13 +49,11 @@ def user_code_error(what: str, error: BaseException) -> SourceError:
 _NO_GPU = re.compile(
     r"not compiled with CUDA|NVIDIA driver|on a CUDA device but torch\.cuda\.is_available\(\) is False"
 )
-
-
 _NO_LIBRARY = re.compile(r"operator torchvision::\w+ does not exist|Couldn't load custom C\+\+ ops")
 
 
 def _way_out(error: BaseException) -> str:
-    """What to do about mistakes that the exception does not explain to somebody who is new here."""
+    """Advice on mistakes that the exception does not explain to newcomers."""
     if isinstance(error, SystemExit):
         return (
             "; code that is imported or called here must not end the process (sys.exit, argparse): raise an exception"
@@ -92,7 +90,7 @@ def _where(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is loaded and read after a certain moment."""
+    """The code that is loaded, and the inputs that are read, after a certain moment."""
 
     modules: frozenset[str]  # names in ``sys.modules`` at that moment
     path: tuple[str, ...]  # ``sys.path`` at that moment
@@ -103,8 +101,8 @@ class Observation:
         before = set(self.modules)
         modules = observed_modules(before, work.python_path, self.path)
         names = sorted({*modules, *observed_distributions(before, work.python_path)})
-        found = self.recorder.observed(names, {str(path) for _, path in loaded_files(())})
-        return work.store.put_artifact("model/observed", found.encode())
+        observed = self.recorder.observed(names, {str(path) for _, path in loaded_files(())})
+        return work.store.put_artifact("model/observed", observed.encode())
 
 
 @contextmanager
@@ -134,10 +132,7 @@ def seed_everything(seed: int) -> None:
 
 
 def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltModel:
-    """Builds a model in the zoo file's folder, everything seeded.
-
-    Raises SourceError if the builder fails, or the `.pt2` file cannot be read.
-    """
+    """Builds a model in the zoo's folder, everything seeded; raises SourceError if its builder or file is wrong."""
     os.chdir(work.folder)
     seed_everything(seed)
     return load_program_file(work.program_file) if work.program_file else build(source["builder"], source["kwargs"])
@@ -148,11 +143,14 @@ def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
 
     Raises SourceError if it cannot be imported, raises, or does not return a model definition.
     """
-    own = builder.startswith(f"{sources.__name__}.")  # which runs everything that reads weights as they are used
+    own = builder.startswith(f"{sources.__name__}.")  # its models run everything that reads weights as they are used
     try:
         with builder_scope(own=own):
-            made = _imported(builder)(**arguments)
-        definition = _eager_model(made) if hasattr(made, "get_eager_model") else _definition(builder, made)
+            returned = _imported(builder)(**arguments)
+        if hasattr(returned, "get_eager_model"):
+            definition = _eager_model(returned)
+        else:
+            definition = _definition(f"builder {builder} returned", returned)
     except SourceError:
         raise
     except (Exception, SystemExit) as error:
@@ -185,21 +183,21 @@ def load_program_file(path: Path) -> BuiltModel:
     return BuiltModel(ModelDefinition({"forward": method}), program, kwargs)
 
 
-def _eager_model(made: Any) -> ModelDefinition:
+def _eager_model(model: Any) -> ModelDefinition:
     """Reads an object with the interface of executorch.examples.models.model_base.EagerModelBase."""
-    shapes = made.get_dynamic_shapes() if hasattr(made, "get_dynamic_shapes") else None
-    keywords = made.get_example_kwarg_inputs() if hasattr(made, "get_example_kwarg_inputs") else None
-    metadata = made.get_metadata() if hasattr(made, "get_metadata") else None
-    padding = made.get_padding() if hasattr(made, "get_padding") else {}
-    module = made.get_eager_model()  # before the inputs, as ExecuTorch's examples do: both may be random
-    method = _with_keywords(module, tuple(made.get_example_inputs()), keywords, shapes)
+    shapes = model.get_dynamic_shapes() if hasattr(model, "get_dynamic_shapes") else None
+    keywords = model.get_example_kwarg_inputs() if hasattr(model, "get_example_kwarg_inputs") else None
+    metadata = model.get_metadata() if hasattr(model, "get_metadata") else None
+    padding = model.get_padding() if hasattr(model, "get_padding") else {}
+    module = model.get_eager_model()  # before the inputs, as ExecuTorch's examples do: both may be random
+    method = _with_keywords(module, tuple(model.get_example_inputs()), keywords, shapes)
     return ModelDefinition({"forward": replace(method, padding=padding)}, metadata=metadata)
 
 
-def _definition(builder: str, made: Any) -> ModelDefinition:
-    match made:
+def _definition(what: str, returned: Any) -> ModelDefinition:
+    match returned:
         case ModelDefinition():
-            return made
+            return returned
         case (torch.nn.Module() as module, tuple() as inputs):
             return ModelDefinition({"forward": MethodDefinition(module, [inputs])})
         case (torch.nn.Module() as module, list() as examples):
@@ -208,24 +206,24 @@ def _definition(builder: str, made: Any) -> ModelDefinition:
             return ModelDefinition({"forward": _with_keywords(module, (), keywords)})
         case (torch.nn.Module() as module, tuple() as inputs, Mapping() as keywords):
             return ModelDefinition({"forward": _with_keywords(module, inputs, keywords)})
-    if isinstance(made, torch.nn.Module):
-        raise SourceError(
-            f"builder {builder} returned a module ({type(made).__name__}) without example inputs, which it is traced "
-            "with; return both: `model, (x,)`"
-        )
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module):
-        raise SourceError(
-            f"builder {builder} returned a module and a {type(made[1]).__name__}; example inputs are a tuple of "
-            "arguments, also where there is one: `model, (x,)`"
-        )
-    if made is None:
-        raise SourceError(f"builder {builder} returned None: let it end with `return model, (x,)`")
-    if is_state_dict(made[0] if isinstance(made, tuple) and made else made):
-        raise SourceError(f"builder {builder} returned {STATE_DICT}")
-    raise SourceError(
-        f"builder {builder} returned {type(made).__name__}; it must return a pteforge.ModelDefinition, "
-        "or an nn.Module with a tuple of example inputs, a mapping of keyword inputs, or both"
-    )
+        case torch.nn.Module():
+            kind = type(returned).__name__
+            problem = f"a module ({kind}) without example inputs, which it is traced with; return both: `model, (x,)`"
+        case (torch.nn.Module(), other) if isinstance(returned, tuple):
+            problem = (
+                f"a module and a {type(other).__name__}; example inputs are a tuple of arguments, also where there is "
+                "one: `model, (x,)`"
+            )
+        case None:
+            problem = "None: let it end with `return model, (x,)`"
+        case _ if is_state_dict(returned[0] if isinstance(returned, tuple) and returned else returned):
+            problem = STATE_DICT
+        case _:
+            problem = (
+                f"{type(returned).__name__}; it must return a pteforge.ModelDefinition, or an nn.Module with a tuple "
+                "of example inputs, a mapping of keyword inputs, or both"
+            )
+    raise SourceError(f"{what} {problem}")
 
 
 STATE_DICT = (
@@ -245,7 +243,7 @@ def _with_keywords(
 
 
 def checked_definition(what: str, definition: ModelDefinition) -> ModelDefinition:
-    """A definition whose methods take all inputs by position; SourceError, which begins with `what`, if it is wrong."""
+    """A definition whose methods take all inputs by position; raises SourceError, beginning with `what`, for errors."""
     if not definition.methods:
         raise SourceError(f"{what} defines no method")
     for name, method in definition.methods.items():
@@ -263,24 +261,19 @@ def checked_definition(what: str, definition: ModelDefinition) -> ModelDefinitio
 
 
 def _with_own_tensors(definition: ModelDefinition) -> ModelDefinition:
-    """The definition with inputs of which none shares memory with another; see `own_tensors`."""
-    methods = {
-        name: replace(
-            method,
-            # these find tensors by identity
-            dynamic_shapes=method.dynamic_shapes.dynamic_shapes(method.module, method.example_inputs[0])
-            if isinstance(method.dynamic_shapes, ShapesCollection)
-            else method.dynamic_shapes,
-            example_inputs=own_tensors(list(method.example_inputs)),
-        )
-        for name, method in definition.methods.items()
-    }
+    """The definition with inputs that share no memory with each other; see `own_tensors`."""
+    methods = {}
+    for name, method in definition.methods.items():
+        shapes = method.dynamic_shapes
+        if isinstance(shapes, ShapesCollection):  # finds tensors by identity
+            shapes = shapes.dynamic_shapes(method.module, method.example_inputs[0])
+        examples = own_tensors(list(method.example_inputs))
+        methods[name] = replace(method, dynamic_shapes=shapes, example_inputs=examples)
     sequences = [[replace(call, inputs=own_tensors(call.inputs)) for call in calls] for calls in definition.sequences]
     return replace(definition, methods=methods, sequences=sequences)
 
 
-_DELIVERED = (".pte", ".ptd", ".md", ".html", ".etrecord")
-"""Endings of files that pteforge itself writes next to an asset."""
+_DELIVERED = (".pte", ".ptd", ".md", ".html", ".etrecord")  # endings of files that pteforge writes next to an asset
 
 
 def _check_asset(what: str, name: Any, content: Any) -> None:
@@ -294,12 +287,13 @@ def _check_asset(what: str, name: Any, content: Any) -> None:
 
 
 def written_metadata(definition: ModelDefinition) -> dict[str, Any]:
-    """What the source says about the model, as JSON values; raises ValueError if `configs.Metadata` has no such field.
+    """The source's metadata of the model, as JSON values; raises ValueError if `configs.Metadata` has no such field.
 
     A relative path in it begins in the zoo's folder, where the source runs.
     """
-    given = definition.metadata
-    metadata = given if isinstance(given, Metadata) else Metadata.model_validate(dict(given or {}))
+    metadata = definition.metadata
+    if not isinstance(metadata, Metadata):
+        metadata = Metadata.model_validate(dict(metadata or {}))
     return metadata.with_labels().written()
 
 
@@ -332,7 +326,7 @@ def _check_first_mistakes(what: str, name: str, method: MethodDefinition) -> Non
 
 
 def check_outputs(name: str, outputs: Iterable[Any]) -> None:
-    """Raises SourceError for an output that no file can return: a text."""
+    """Raises SourceError for an output that is a text, which no file can return."""
     for position, value in enumerate(outputs):
         if isinstance(value, str | bytes):
             raise SourceError(
@@ -351,7 +345,7 @@ def _check_method(what: str, name: str, method: MethodDefinition) -> None:
     if not all(isinstance(example, tuple) for example in examples):
         raise SourceError(f"{what}: example_inputs of {name!r} must be a list of tuples, at least one")
     keywords: Any = method.example_kwarg_inputs
-    if not isinstance(keywords, list | tuple) or not all(isinstance(each, Mapping) for each in keywords):
+    if not isinstance(keywords, list | tuple) or not all(isinstance(inputs, Mapping) for inputs in keywords):
         raise SourceError(f"{what}: example_kwarg_inputs of {name!r} must be a list of mappings, one for each example")
 
 
@@ -361,8 +355,8 @@ def by_position(what: str, definition: ModelDefinition) -> ModelDefinition:
     Modules that take keywords are replaced by shallow copies, which share weights, buffers and submodules with them.
     Raises SourceError if examples of one method have different keywords, or a call in a sequence has others than they.
     """
-    methods = {name: _by_position(f"{what}: method {name!r}", each) for name, each in definition.methods.items()}
-    names = {name: keyword_names(each) for name, each in definition.methods.items()}
+    methods = {name: _by_position(f"{what}: method {name!r}", method) for name, method in definition.methods.items()}
+    names = {name: keyword_names(method) for name, method in definition.methods.items()}
     sequences = [
         [_positional_call(f"{what}: sequence {number}", call, names.get(call.method, ())) for call in calls]
         for number, calls in enumerate(definition.sequences)
@@ -376,10 +370,7 @@ def keyword_names(method: MethodDefinition) -> tuple[str, ...]:
 
 
 def by_name(entries: Mapping[str, Any], method: MethodDefinition, what: str) -> list[Any]:
-    """One entry per input of the first example, from those that parameters of ``forward`` are named in.
-
-    Raises SourceError if a name is not that of an input.
-    """
+    """One entry per input of the first example, from entries by parameter of ``forward``; SourceError for others."""
     names = _names_of(method.module.forward, len(method.example_inputs[0]))
     if unknown := [name for name in entries if name not in names]:
         raise SourceError(f"{what} names {unknown[0]!r}; the inputs of the first example are {names}")
@@ -441,10 +432,8 @@ def _taking_all_by_position(
 def _plain_forward(module: torch.nn.Module) -> Callable[..., Any]:
     """``forward`` as a function of the module and its inputs, also where the instance has one of its own."""
     own = vars(module).get("forward")
-    if own is None:
-        forward: Callable[..., Any] = type(module).forward
-        return forward
-    return lambda _self, *args, **kwargs: own(*args, **kwargs)
+    forward: Callable[..., Any] = type(module).forward
+    return forward if own is None else lambda _self, *args, **kwargs: own(*args, **kwargs)
 
 
 def _names_of(forward: Callable[..., Any], count: int) -> list[str]:

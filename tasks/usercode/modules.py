@@ -28,9 +28,9 @@ def copy_modules(
 ) -> dict[str, torch.nn.Module]:
     """Copies that share with each other what the originals share, and the parameters with the originals.
 
-    What a module keeps of an earlier call, as static caches and ``torch.nn.utils.weight_norm`` do, is copied without
-    gradients; torch would refuse. Attributes that cannot be copied, such as locks and open files, are shared, and
-    parameters that were made under ``torch.inference_mode`` are copied, since those cannot be traced.
+    Tensors that a module keeps of an earlier call, as static caches and ``torch.nn.utils.weight_norm`` do, are copied
+    without gradients; torch would refuse. Attributes that cannot be copied, such as locks and open files, are shared.
+    Parameters that were made under ``torch.inference_mode`` are copied, since they cannot be traced.
     """
     parameters = [weight for module in modules.values() for weight in module.parameters() if share_parameters]
     shared: dict[int, Any] = {id(weight): weight for weight in parameters if not weight.is_inference()}
@@ -71,7 +71,7 @@ def is_prepared(module: torch.nn.Module) -> bool:
 
 
 def for_inference(module: torch.nn.Module) -> torch.nn.Module:
-    """The module itself, put into inference mode, whether it is prepared or not.
+    """Puts a module into inference mode.
 
     A prepared one keeps its fake quantization and stops observing: otherwise every call would change the scales that it
     was trained to. Its `eval` raises, since its graph has to change instead.
@@ -83,10 +83,7 @@ def for_inference(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def convert_prepared(module: GraphModule, what: str) -> GraphModule:
-    """A copy of a prepared module with quantized operators.
-
-    Raises SourceError if it has not been trained or calibrated, so that it has no scales.
-    """
+    """A copy of a prepared module with quantized operators; raises SourceError if it has no scales yet."""
     for name, child in module.named_modules():
         if isinstance(child, ObserverOrFakeQuantize) and _has_observed_nothing(child):
             raise SourceError(

@@ -26,28 +26,25 @@ Value = TypeVar("Value", GraphModule, ExportedProgram)
 def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, module: GraphModule) -> GraphModule:
     """The module after the functions in a field of the recipe's `quantize`, each of which returns a module.
 
-    `named` has them by field.
-
-    Raises SourceError if a function cannot be imported, raises, or does not return a module.
+    `named` has them by field. Raises SourceError if one cannot be imported, raises, or does not return a module.
     """
     return _run_each(named.get(field, ()), f"quantize.{field}", GraphModule, module)
 
 
-def _run_each(named: Sequence[CallableParams], field: str, kind: type[Value], value: Value, *given: Any) -> Value:
-    """The value after functions that take it, each after what else is `given`, and return one of its kind."""
+def _run_each(named: Sequence[CallableParams], field: str, kind: type[Value], value: Value, *arguments: Any) -> Value:
+    """The value after functions of `arguments` and the value, each of which returns one of its kind."""
     for position, params in enumerate(named):
         where = f"{field}[{position}] {params.source['builder']}"
-        returned = _call(params, where, *given, value)
+        returned = _call(params, where, *arguments, value)
         if not isinstance(returned, kind):
-            what = "module" if kind is GraphModule else "program"
-            problem = f"gave a {type(returned).__name__}, and not the {what}; return it, also if unchanged"
-            raise SourceError(f"{where} {problem}")
+            what, other = "module" if kind is GraphModule else "program", type(returned).__name__
+            raise SourceError(f"{where} gave a {other}, and not the {what}; return it, also if unchanged")
         value = returned
     return value
 
 
 def node_filter(function: CallableParams, position: int) -> Callable[[Node], bool]:
-    """Says of a node whether the quantizer at a position may quantize it; raises SourceError if the function fails."""
+    """Returns whether the quantizer at a position may quantize a node; raises SourceError if the function fails."""
     where = f"quantize.quantizers[{position}].filter_fn: {function.source['builder']}"
     return lambda node: bool(_call(function, where, node))
 
@@ -55,9 +52,9 @@ def node_filter(function: CallableParams, position: int) -> Callable[[Node], boo
 def run_manager_passes(
     named: Sequence[tuple[CallableParams, bool]], programs: Mapping[str, ExportedProgram], constants: Mapping[str, Any]
 ) -> dict[str, ExportedProgram]:
-    """All methods' Edge programs after the passes that functions return, given the manager of these programs.
+    """All methods' Edge programs after the passes that functions return for the manager of these programs.
 
-    Each function comes with whether it takes a method's program. Those that do come one after another before any of
+    Each function comes with whether it takes a method's program. Consecutive ones that do are all called before any of
     their passes runs, as in `EdgeProgramManagerTransformStage` (executorch/export/stages.py). Raises SourceError if a
     function cannot be imported, raises, or does not return passes.
     """
@@ -66,28 +63,19 @@ def run_manager_passes(
     # Programs with delegates, and those with operators kept whole for a target, are not in the Edge dialect.
     manager = EdgeProgramManager(dict(programs), dict(constants) or None, EdgeCompileConfig(_check_ir_validity=False))
     for takes_program, group in itertools.groupby(named, operator.itemgetter(1)):
-        functions = [params for params, _ in group]
+        functions = [(params, f"edge_manager_passes: {params.source['builder']}") for params, _ in group]
         if takes_program:
-            passes = {
-                method: [each for params in functions for each in _passes(params, method, manager)]
-                for method in programs
-            }
-            manager = _transformed(manager, {method: own for method, own in passes.items() if own})
+            passes: dict[str, list[Any]] = {method: [] for method in programs}
+            for method, (params, where) in itertools.product(programs, functions):
+                passes[method] += _checked(_call(params, where, method, manager.exported_program(method)), where)
+            manager = _transformed(manager, {method: some for method, some in passes.items() if some})
             continue
-        for params in functions:
-            manager = _transformed(manager, _manager_passes(params, manager))
+        for params, where in functions:
+            manager = _transformed(manager, _manager_passes(params, where, manager))
     return {method: manager.exported_program(method) for method in programs}
 
 
-def _passes(
-    params: CallableParams, method: str, manager: EdgeProgramManager
-) -> list[PassType | ExportedProgramPassBase]:
-    where = f"edge_manager_passes: {params.source['builder']}"
-    return _checked(_call(params, where, method, manager.exported_program(method)), where)
-
-
-def _manager_passes(params: CallableParams, manager: EdgeProgramManager) -> Any:
-    where = f"edge_manager_passes: {params.source['builder']}"
+def _manager_passes(params: CallableParams, where: str, manager: EdgeProgramManager) -> Any:
     returned = _call(params, where, manager)
     if returned is None or isinstance(returned, PassManager | ExportedProgramPassManager):
         return returned
@@ -102,18 +90,18 @@ def _transformed(manager: EdgeProgramManager, passes: Any) -> EdgeProgramManager
     return manager.transform(passes) if passes else manager
 
 
-def _call(params: CallableParams, where: str, *given: Any) -> Any:
+def _call(params: CallableParams, where: str, *arguments: Any) -> Any:
     try:
-        return pkgutil.resolve_name(params.source["builder"])(*given, **params.source["kwargs"])
+        return pkgutil.resolve_name(params.source["builder"])(*arguments, **params.source["kwargs"])
     except Exception as error:
         raise user_code_error(where, error) from error
 
 
 def _checked(returned: Any, where: str) -> list[PassType | ExportedProgramPassBase]:
     passes = list(returned) if isinstance(returned, list | tuple) else [returned]
-    for each in passes:
-        if not (callable(each) or isinstance(each, ExportedProgramPassBase)):
-            raise SourceError(f"{where} gave a {type(each).__name__}, and not a pass")
+    for graph_pass in passes:
+        if not (callable(graph_pass) or isinstance(graph_pass, ExportedProgramPassBase)):
+            raise SourceError(f"{where} gave a {type(graph_pass).__name__}, and not a pass")
     return passes
 
 
@@ -145,8 +133,5 @@ def recipe_passes(
 
 
 def run_aten_passes(named: Sequence[CallableParams], method: str, program: ExportedProgram) -> ExportedProgram:
-    """The program after functions of a method's name and its ATen program, each of which returns a program.
-
-    Raises SourceError if a function cannot be imported, raises, or does not return a program.
-    """
+    """The program after functions of a method's name and its ATen program; raises SourceError if one fails."""
     return _run_each(named, "aten_passes", ExportedProgram, program, method)

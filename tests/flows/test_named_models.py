@@ -431,7 +431,7 @@ def stepped(file, ids, count):
 folder, source, models, prompts = json.load(sys.stdin)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 seed_everything(0)
-net = model(source["huggingface"], None, source["task"], source["config"]).methods["forward"].module.model
+net = model(source["huggingface"], task=source["task"], config=source["config"]).methods["forward"].module.model
 with torch.no_grad():
     for file, sinks, window, count, prefill in models:
         runner = TextLLMRunner(file, folder)
@@ -538,7 +538,7 @@ for file, source in json.load(sys.stdin):
     constants = {name: [*map(int, program.load_method(name).execute([]))] for name in program.method_names
                  if name.endswith(("_id", "_ids", "_tokens", "_len", "_length"))}
     seed_everything(0)
-    definition = model(source["huggingface"], None, source.get("task"), source.get("config"))
+    definition = model(source["huggingface"], task=source.get("task"), config=source.get("config"))
     net, settings = definition.methods["encoder"].module.model, None
     settings, (example,) = net.generation_config, definition.methods["encoder"].example_inputs[0]
     (first,) = constants["decoder_start_token_id"]

@@ -40,7 +40,7 @@ def find_builder(builder: str, search: ModuleSearch) -> Path:
 
 
 def _loaded_before(name: str) -> str:
-    """What a worker has imported under a name before it sees the user's folders; empty for other names."""
+    """The module or package that a worker imports under a name before the user's; empty for other names."""
     if name in sys.stdlib_module_names:
         return f"Python's module {name}"
     return f"the package {name}" if name in LOADED_PACKAGES else ""
@@ -58,10 +58,7 @@ LOADED_PACKAGES = frozenset(
 
 @lru_cache(maxsize=1024)
 def bound_names(scope: ast.Module | ast.ClassDef) -> Counter[str] | None:
-    """How often each name is bound in a scope; None where more may be bound than the source shows.
-
-    A star import or the use of something like ``globals()`` may bind more.
-    """
+    """How often each name is bound in a scope; None where ``import *``, ``globals()`` or the like may bind more."""
     names = Counter(_bindings(scope.body))
     return None if "*" in names or any(_binds_unseen(node) for node in ast.walk(scope)) else names
 
@@ -80,17 +77,16 @@ def _check_bound(builder: str, qualname: str, path: Path) -> None:
     if names is None or "__getattr__" in names:
         return
     if name not in names:
-        problem = f"builder {builder!r}: {path} binds no {name!r} at its top level"
-        raise SourceError(problem + _suggestion(name, names))
+        suggestion = _suggestion(name, names)
+        raise SourceError(f"builder {builder!r}: {path} binds no {name!r} at its top level{suggestion}")
     definitions = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     if member and len(definitions) == 1:
         definition, attribute = definitions[0], member.partition(".")[0]
         attributes = set(_bindings(definition.body))
         open_ended = _inherits(definition) or definition.keywords or definition.decorator_list
         if not open_ended and attribute not in attributes:
-            where = Location(str(path), definition.lineno)
-            problem = f"builder {builder!r}: {where}: class {name} has no {attribute!r}"
-            raise SourceError(problem + _suggestion(attribute, attributes))
+            where, suggestion = Location(str(path), definition.lineno), _suggestion(attribute, attributes)
+            raise SourceError(f"builder {builder!r}: {where}: class {name} has no {attribute!r}{suggestion}")
 
 
 _BINDS_UNSEEN = frozenset({"exec", "globals", "locals", "setattr", "vars"})
@@ -159,7 +155,7 @@ _MAX_IMPORTS = 8  # from module to module
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a call may pass."""
+    """The arguments that a call may pass."""
 
     positional: tuple[str, ...]  # names that can be passed by position, in order
     keywords: frozenset[str]  # names that can be passed by keyword
@@ -167,10 +163,7 @@ class Signature:
     any_keyword: bool  # whether it takes any other keyword, too
 
     def problems(self, builder: str, kwargs: Mapping[str, Any], given: int = 0) -> Iterator[tuple[str | None, str]]:
-        """What is wrong with a call: the keyword, or None where one is missing, and the problem.
-
-        `given` is the number of arguments that pteforge passes by position.
-        """
+        """The problems of a call, each with its keyword or None, when pteforge passes `given` arguments by position."""
         taken = self.positional[:given]
         open_names = [name for name in self.names if name not in taken]
         for name in kwargs:
@@ -178,8 +171,8 @@ class Signature:
                 yield name, f"{builder} gets {name!r} from pteforge already"
             elif name not in self.keywords and not self.any_keyword:
                 close = get_close_matches(name, open_names, n=1)
-                known = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(open_names) or 'none'}"
-                yield name, f"{builder} takes no argument {name!r}; {known}"
+                advice = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(open_names) or 'none'}"
+                yield name, f"{builder} takes no argument {name!r}; {advice}"
         if missing := [name for name in self.needed if name not in taken and name not in kwargs]:
             yield None, f"{builder} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
         if by_position := [name for name in self.positional[given:] if name in self.required - self.keywords]:
@@ -187,28 +180,23 @@ class Signature:
 
     @property
     def names(self) -> list[str]:
-        """What can be passed by keyword, in order."""
+        """Names that can be passed by keyword, in order."""
         in_order = [name for name in self.positional if name in self.keywords]
         return [*in_order, *sorted(self.keywords - {*in_order})]
 
     @property
     def needed(self) -> list[str]:
-        """What has no default, in order."""
+        """Names that have no default, in order."""
         return [name for name in self.names if name in self.required]
 
 
-def find_signature(builder: str, search: ModuleSearch) -> Signature | None:
+def find_signature(builder: str, search: ModuleSearch, imports: int = _MAX_IMPORTS) -> Signature | None:
     """The signature of ``package.module:name`` or ``package.module:Class.method``.
 
     None wherever the source leaves doubt: decorators, names that are bound twice or by an assignment, inherited
-    constructors. Names that other modules are imported for are followed.
+    constructors. Follows names through at most so many `imports`.
     """
     module, _, qualname = builder.partition(":")
-    return _in_module(module, qualname, search, _MAX_IMPORTS)
-
-
-def _in_module(module: str, qualname: str, search: ModuleSearch, imports: int) -> Signature | None:
-    """Follows at most so many imports, otherwise like `find_signature`."""
     name, _, member = qualname.partition(".")
     found = search.find(module)
     match _definition(found, name) if found else None:
@@ -218,9 +206,9 @@ def _in_module(module: str, qualname: str, search: ModuleSearch, imports: int) -
             return _of_method(definition, member) if member else _of_class(definition)
         case ast.ImportFrom() as statement if found and imports:
             source = imported_module(statement, found.package)
-            original = next(each.name for each in statement.names if (each.asname or each.name) == name)
-            there = f"{original}.{member}" if member else original
-            return _in_module(source, there, search, imports - 1) if source else None
+            original = next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
+            imported = f"{source}:{original}.{member}" if member else f"{source}:{original}"
+            return find_signature(imported, search, imports - 1) if source else None
     return None
 
 
@@ -235,16 +223,8 @@ def _definition(found: FoundModule, name: str) -> ast.stmt | None:
     bound = bound_names(tree)
     if bound is None or bound[name] != 1:
         return None
-    return next((node for node in tree.body if name in _names(node)), None)
-
-
-def _names(node: ast.stmt) -> list[str]:
-    match node:
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-            return [name]
-        case ast.ImportFrom(names=names):
-            return [alias.asname or alias.name for alias in names]
-    return []
+    kinds = ast.FunctionDef | ast.ClassDef | ast.ImportFrom
+    return next((node for node in tree.body if isinstance(node, kinds) and name in _bindings([node])), None)
 
 
 def _of_class(definition: ast.ClassDef) -> Signature | None:
@@ -278,10 +258,11 @@ def _method(definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 def _of_arguments(arguments: ast.arguments, *, skip: int = 0) -> Signature:
     """Signature without the first `skip` arguments, which Python passes."""
     ordered = [*arguments.posonlyargs, *arguments.args]
-    optional = {each.arg for each in ordered[len(ordered) - len(arguments.defaults) :]}
-    optional |= {each.arg for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default}
-    positional = tuple(each.arg for each in ordered)[skip:]
-    only_by_position = {each.arg for each in arguments.posonlyargs}
-    keywords = {*positional, *(each.arg for each in arguments.kwonlyargs)} - only_by_position
+    optional = {argument.arg for argument in ordered[len(ordered) - len(arguments.defaults) :]}
+    by_keyword = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    optional |= {argument.arg for argument, default in by_keyword if default}
+    positional = tuple(argument.arg for argument in ordered)[skip:]
+    only_by_position = {argument.arg for argument in arguments.posonlyargs}
+    keywords = {*positional, *(argument.arg for argument in arguments.kwonlyargs)} - only_by_position
     required = {*positional, *keywords} - optional
     return Signature(positional, frozenset(keywords), frozenset(required), any_keyword=arguments.kwarg is not None)

@@ -17,21 +17,18 @@ from ....artifacts.digest import Digest, digest_bytes, digest_json
 from .loaded import source
 from .search import FoundModule, ModuleSearch, Origin
 
-PTEFORGE = __name__.partition(".")[0]
-"""The top-level package that this code is part of."""
+PTEFORGE = __name__.partition(".")[0]  # the top-level package that this code is part of
 
 CARRIERS = (
     *("errors", "configs", "artifacts", "flows", "api", "tasks.engine", "tasks.*.stages"),
     *("tasks.results.finding", "tasks.results.tables"),
 )
-"""Modules and packages below pteforge that only carry: values from users to stages, bytes to the store, errors back.
+"""Modules and packages below pteforge that only pass values between users, stages and the store, or show results.
 
-Or that show what stages have found. An asterisk stands for one room.
-
-Their code is no part of any key. What they pass on is, by value: a stage's params, and the digests of its inputs. The
-bytes that they write for stages (canonical JSON, manifests, refs, params as JSON) are guarded by tests with literal
-bytes, `tests/tasks/engine/keys/test_carriers.py`. A stage's own module counts; other stages, which it may import for
-their params, do not.
+An asterisk stands for one room. Their code is no part of any key; the values that they pass on are: a stage's params,
+and the digests of its inputs. `tests/tasks/engine/keys/test_carriers.py` guards the bytes that they write for stages
+(canonical JSON, manifests, refs, params as JSON) with literal bytes. A stage's own module counts; other stages, which
+it may import for their params, do not.
 """
 
 _PARSING = threading.Lock()
@@ -94,7 +91,7 @@ def read_module(found: FoundModule) -> ModuleCode:
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """The code that a module brings with it."""
+    """The code that a module imports."""
 
     modules: Mapping[str, Digest]  # name to digest of each module that was followed, parent packages included
     # sorted top-level names of modules that are imported but not followed, without Python's own
@@ -228,10 +225,7 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def tree_digest(tree: ast.Module) -> Digest:
-    """Digest of a module that only edits of comments, layout, docstrings and ``pass`` leave unchanged.
-
-    Type annotations count: dataclasses and pydantic models are made from them.
-    """
+    """Digest of a module, type annotations included, without comments, layout, docstrings and ``pass``."""
     # Written out as tokens: each node's class, then its fields; child nodes follow in the order of the stack (a list,
     # since sums of a thousand terms nest deeper than Python recurses). A class has a fixed number of fields, and lists
     # state their length, so no two trees have the same tokens. Three times as fast as `ast.dump`.
@@ -279,11 +273,10 @@ _LOCK = threading.Lock()  # so that threads that need the same modules read and 
 def stage_code_digest(module: str) -> Digest:
     """Digest of a stage's (or target's) module and of what it imports from pteforge and from its own package.
 
-    What it imports from elsewhere counts by version; `CARRIERS` do not count. The ``__init__`` of a
-    pteforge package counts where something is imported from it, but not just because a module is within: those files
-    define and re-export, no more, and a new version number is no reason to lower everything again. Remembered for the
-    life of the process, as the loaded code is. Raises ValueError if there is no such module, and CodeChanged if the
-    code has changed since the process started.
+    Its other imports count by version; `CARRIERS` do not count. The ``__init__`` of a pteforge package counts where
+    something is imported from it, but not just because a module is within: those files only define and re-export, and a
+    new version number is no reason to lower everything again. Cached, since the process keeps the code that it loaded.
+    Raises ValueError if there is no such module, and CodeChanged if the code has changed since the process started.
     """
     with _LOCK:
         return _code_digest(module)
@@ -307,8 +300,7 @@ _read = cache(read_module)
 _search = cache(ModuleSearch)
 
 
-JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None
-"""A JSON value."""
+JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None  # a JSON value
 
 
 @dataclass(frozen=True)
@@ -323,13 +315,8 @@ class StageKey:
 
     def fields(self) -> dict[str, JSON]:
         """The key as JSON: kept with its digest, so that two keys can be compared field by field."""
-        return {
-            "stage": self.stage,
-            "code": self.code,
-            "versions": dict(self.versions),
-            "inputs": dict(self.inputs),
-            "params": self.params,
-        }
+        mappings: dict[str, JSON] = {"versions": dict(self.versions), "inputs": dict(self.inputs)}
+        return {"stage": self.stage, "code": self.code, **mappings, "params": self.params}
 
     def digest(self) -> Digest:
         return self._digest

@@ -1,8 +1,7 @@
-"""What the user's code reads besides its modules: seen while it runs, and digested for the keys of its stages.
+"""Records what the user's code reads besides its modules, and digests it for the keys of its stages.
 
-An input has a name, which watch lists have, too: ``file:PATH``, ``folder:PATH`` for the names of a folder's files,
-``tree:PATH`` for those of its folders as well, and ``env:NAME`` for an environment variable. Paths below the zoo's
-folder are relative to it.
+Names of inputs, also in watch lists, are ``file:PATH``, ``folder:PATH`` for the names of a folder's files,
+``tree:PATH`` for those of its folders as well, and ``env:NAME``. Paths below the zoo's folder are relative to it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from ....artifacts.records import Record
 from .code import JSON
 from .search import SITE_FOLDERS, ModuleSearch, Origin
 
-ALL_VARIABLES = "os.environ"
-"""Stands for all environment variables in `Observed.unwatched`."""
+ALL_VARIABLES = "os.environ"  # stands for all environment variables in `Observed.unwatched`
 
 WORKER_VARIABLES: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 """The environment variables that every worker process has, whatever they are elsewhere. No key has them."""
@@ -37,7 +35,7 @@ WORKER_VARIABLES: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "PYTHONHASHS
 
 @dataclass(frozen=True, slots=True)
 class Observed(Record):
-    """What the user's code was seen to load and to read."""
+    """What the user's code has loaded and read."""
 
     modules: tuple[str, ...]  # local modules by name or path, and distributions
     inputs: Mapping[str, Digest | None]  # by name, the digest of what was read; None where there was nothing
@@ -58,28 +56,28 @@ def input_fields(
 ) -> dict[str, JSON]:
     """Key fields of inputs: ``read`` (path to digest) and ``environment`` (variable to digest of its value).
 
-    What does not exist is left out, and so is what is declared. Files that are not below `folder` go by their names.
-
-    Args:
-        names: of the inputs.
-        folder: the zoo's.
-        declared: files that the key has under ``files``, relative to `folder`.
-        digest: of a file, as it is now.
-        seen: digests of inputs as they were when they were read, in place of those as they are now.
+    Leaves out missing inputs, and files that are `declared`, relative to the zoo's `folder`: the key has them under
+    ``files``. Files that are not below `folder` go by their names. `digest` returns the digest of a file as it is now,
+    which `seen` replaces for inputs with their digests when they were read.
     """
     fields: dict[str, dict[str, JSON]] = {"read": {}, "environment": {}}
-    known = {folder / path for path in declared}
+    declared_paths = {folder / path for path in declared}
     for name in sorted(names):
         kind, _, which = name.partition(":")
-        found = seen[name] if name in seen else _digest(kind, which, folder, digest)
-        if found is None or folder / which in known:
+        content = seen[name] if name in seen else _digest(kind, which, folder, digest)
+        if content is None or folder / which in declared_paths:
             continue
         part = fields["environment" if kind == "env" else "read"]
         title = Path(which).name if kind != "env" and Path(which).is_absolute() else which
         title += "" if kind in ("file", "env") else "/"
-        same = sum(other.partition("#")[0] == title for other in part)
-        part[f"{title}#{same + 1}" if same else title] = found
+        part[numbered(title, part)] = content
     return {name: part for name, part in fields.items() if part}
+
+
+def numbered(name: str, taken: Iterable[str]) -> str:
+    """The name, with a number if there is another input of this name already."""
+    same = sum(other.partition("#")[0] == name for other in taken)
+    return f"{name}#{same + 1}" if same else name
 
 
 def _digest(kind: str, which: str, folder: Path, digest: Callable[[Path], Digest]) -> Digest | None:
@@ -105,12 +103,12 @@ def _digest_names(folder: Path, *, folders: bool) -> Digest:
 
 
 class Recorder:
-    """Hears what the user's code reads in this process, in Python; `observed` says what that was.
+    """Records what the user's code reads in this process, in Python; `observed` returns it.
 
     Inputs are files and listed folders below the zoo's folder or its Python path, or named by an argument; and
     environment variables that the user's code looks up, rather than an installed package. A file that the code writes
-    is no input, unless it has looked for it before, as it does for one that it keeps for later runs. Nor are modules,
-    which keys have by other means.
+    is no input, unless the code has looked for it before, as it does for one that it keeps for later runs. Modules are
+    no inputs: keys have them by other means.
     """
 
     def __init__(
@@ -121,14 +119,10 @@ class Recorder:
         ignored: Iterable[Path],
         declared: Iterable[Path] = (),
     ) -> None:
-        """Hears nothing yet: see `recording`.
+        """Records nothing yet: see `recording`. `folder` and `python_path` are the zoo's.
 
-        Args:
-            folder: the zoo's.
-            python_path: the zoo's.
-            arguments: JSON; text in it may be a path, relative to `folder`.
-            ignored: files and folders that are not the user's, wherever they are.
-            declared: files that the key has anyway, relative to `folder`.
+        Text in `arguments`, JSON, may be paths relative to `folder`; so are files that are `declared`, which the key
+        has anyway. What is `ignored` is not the user's, wherever it is.
         """
         self._folder = folder
         self._roots = _prefixes(path for root in (folder, *python_path) for path in (root, root.resolve()))
@@ -136,10 +130,10 @@ class Recorder:
         self._ignored = _prefixes([*ignored, *(folder / path for path in declared)])
         pythons = _prefixes(map(Path, {sys.prefix, sys.base_prefix, sys.exec_prefix}))
         self._pythons = tuple(prefix for prefix in pythons if not any(root.startswith(prefix) for root in self._roots))
-        self._not_told = (*pythons, *_prefixes([_PACKAGE]), *_system_folders())
+        self._not_reported = (*pythons, *_prefixes([_PACKAGE]), *_system_folders())
         self._search = ModuleSearch(tuple(python_path))
         self._origins: dict[str, Origin] = {}  # by file name of code
-        self._finding = threading.local()  # `out`: whether this thread is about to find out an origin
+        self._finding = threading.local()  # `origin`: whether this thread is looking for an origin
         self._files: dict[str, _Seen | None] = {}  # by path, as they were when they were first read
         self._folders: set[str] = set()
         self._variables: dict[str, Digest | None] = {}
@@ -164,11 +158,11 @@ class Recorder:
         elif name not in self._written and not self._files.get(name):
             if self._counts(name):
                 self._note(name)
-            elif self._is_told(name):
+            elif self._is_unwatched(name):
                 self._outside.add(name)
 
     def looked_at(self, path: Any) -> None:
-        """Somebody asks whether a file exists: the user's code may depend on it, and others may open it natively."""
+        """Code asks whether a file exists: the user's code may depend on it, and native code may open it."""
         if isinstance(path, str | bytes | os.PathLike):
             name = _absolute(path)
             if name in self._files or name in self._written or not self._counts(name):
@@ -177,14 +171,12 @@ class Recorder:
                 self._note(name)
 
     def listed(self, path: Any) -> None:
-        """Somebody lists a folder."""
         if not isinstance(path, int):
             name = _absolute("." if path is None else path)
             if self._counts(name) and self._users_frame():
                 self._folders.add(name)
 
     def looked_up(self, variable: Any, value: str | None) -> None:
-        """Somebody looks up an environment variable."""
         if not isinstance(variable, str) or variable in (*self._variables, *self._assigned, *WORKER_VARIABLES):
             return
         frame = self._users_frame()
@@ -197,20 +189,15 @@ class Recorder:
             self._assigned.add(variable)
 
     def all_looked_up(self) -> None:
-        """Somebody goes through all environment variables, often to copy them: that makes none of them an input."""
+        """Code iterates over all environment variables, often to copy them: that makes none of them an input."""
         if frame := self._users_frame():
             self._iteration = id(frame), frame.f_lasti
             self._outside.add(ALL_VARIABLES)
 
     def observed(self, modules: Iterable[str], module_files: Container[str]) -> Observed:
-        """What was loaded and read so far.
+        """Returns what was loaded and read so far; `module_files` are paths of modules, which are no inputs.
 
-        Also what no call of Python's tells: files that are mapped now, and files named by an argument that were not
-        written meanwhile, which native code may have read.
-
-        Args:
-            modules: see `Observed`.
-            module_files: paths of modules, which are no inputs.
+        Includes files that native code may have read: mapped ones, and unwritten ones that an argument names.
         """
         mapped = {path: _see(path) for path in _mapped_files() - self._mapped_before}
         for path, seen in (*mapped.items(), *self._before.items()):
@@ -227,7 +214,7 @@ class Recorder:
             name = self._name(kind, path)
             inputs[name] = _digest(kind, name.partition(":")[2], self._folder, digest_file)
         inputs |= {f"env:{name}": value for name, value in self._variables.items()}
-        nameless = {name for name in inputs if not _is_text(name)}  # no record can have them
+        nameless = {name for name in inputs if not _is_text(name)}  # records cannot hold them
         unwatched = {*self._outside, *(name.partition(":")[2] for name in nameless)}
         return Observed(
             tuple(modules),
@@ -257,10 +244,10 @@ class Recorder:
             return False
         return not folder.startswith(self._pythons) and SITE_FOLDERS.isdisjoint(Path(path[len(root) :]).parts)
 
-    def _is_told(self, path: str) -> bool:
-        """Whether a file elsewhere is to be told: it was there before, and is read on behalf of the user's code."""
-        folder = f"{path}{os.sep}"
-        if folder.startswith((*self._roots, *self._ignored, *self._not_told)) or path.endswith((".py", ".pyc", ".so")):
+    def _is_unwatched(self, path: str) -> bool:
+        """Whether a file elsewhere is to be reported: it was there before, and is read for the user's code."""
+        others = (*self._roots, *self._ignored, *self._not_reported)
+        if f"{path}{os.sep}".startswith(others) or path.endswith((".py", ".pyc", ".so")):
             return False
         if not SITE_FOLDERS.isdisjoint(Path(path).parts):
             return False
@@ -271,11 +258,8 @@ class Recorder:
         return False
 
     def _users_frame(self, *, anywhere: bool = False) -> FrameType | None:
-        """The frame of the user's code on whose behalf this is called.
-
-        By default only if nobody stands between but the standard library, without its import system.
-        """
-        if getattr(self._finding, "out", False):
+        """The frame of the user's code that caused this call; by default with only the standard library between."""
+        if getattr(self._finding, "origin", False):
             return None
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way takes ten times as long
         while frame:
@@ -296,11 +280,11 @@ class Recorder:
             if name == __file__ or name.startswith("<"):
                 self._origins[name] = Origin.STDLIB
             else:
-                self._finding.out = True  # reads lists of installed files, on nobody's behalf
+                self._finding.origin = True  # reads lists of installed files, which the user's code did not ask for
                 try:
                     self._origins[name] = Origin.INSTALLED if ours else self._search.origin_of(Path(name), top)
                 finally:
-                    self._finding.out = False
+                    self._finding.origin = False
         return self._origins[name]
 
 
@@ -379,11 +363,11 @@ def _is_text(name: str) -> bool:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Tells a recorder what is read while the context lasts.
+    """Records what is read while the context lasts.
 
-    Nested ones are not told of, and nor is what threads do that ran before: they renew leases and copy objects, and may
-    do so in the zoo's folder. A thread that an earlier recording has seen start is the user's, and is heard. The audit
-    hook stays in the process, which should end soon: hooks cannot be removed.
+    Nested recorders record nothing. Threads that ran before are ignored: they renew leases and copy objects, maybe in
+    the zoo's folder. A thread that started during an earlier recording is the user's, and counts. The audit hook stays
+    in the process, which should end soon: hooks cannot be removed.
     """
     _install_hook()
     before = set(threading.enumerate())
@@ -400,12 +384,12 @@ def recording(recorder: Recorder) -> Iterator[None]:
         _users_threads.update(set(threading.enumerate()) - before)
 
 
-_active: list[tuple[Recorder, dict[int | None, threading.Thread]]] = []  # with the threads that it does not hear
-_users_threads: WeakSet[threading.Thread] = WeakSet()  # which were started while a recorder heard
+_active: list[tuple[Recorder, dict[int | None, threading.Thread]]] = []  # with the threads that it ignores
+_users_threads: WeakSet[threading.Thread] = WeakSet()  # which started during a recording
 
 
 def _listener() -> Recorder | None:
-    """The recorder that hears what this thread does, if one does."""
+    """The recorder of what this thread does, if there is one."""
     for recorder, others in _active[:1]:
         other = others.get(threading.get_ident())  # threads may take the numbers of those that have ended
         return None if other and other.is_alive() else recorder
@@ -423,7 +407,7 @@ def _install_hook() -> None:
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
     """The audit hook; called very often, for events of all kinds."""
     if event in _EVENTS and (recorder := _listener()):
-        with suppress(OSError, ValueError):  # of the path that is opened; whoever opens it gets to know
+        with suppress(OSError, ValueError):  # of the path that is opened; the caller gets the error from its own call
             if event == "open":
                 recorder.opened(arguments[0], arguments[2])
             else:

@@ -104,8 +104,8 @@ def note_loaded(start: str | None = None) -> str:
 
 
 @cache
-def _own_sources() -> dict[str, bytes | None]:
-    """Returns pteforge's sources; None for those that have changed since this process started, so that keys say so."""
+def read_own_sources() -> dict[str, bytes | None]:
+    """Reads pteforge's sources once and early; None for those that have changed since this process started."""
     global _loaded_early  # noqa: PLW0603 - as above
     _loaded_early = _loaded_early or frozenset(sys.modules)
     return {path: _unchanged(path, state) for path, state in _own_at_start.items()}
@@ -118,20 +118,12 @@ def _unchanged(path: str, state: FileState | None) -> bytes | None:
     return None
 
 
-def read_own_sources() -> None:
-    """Reads them early, so that later edits do not matter to this process."""
-    _own_sources()
-
-
 def source(path: Path) -> bytes:
-    """A module's source: of pteforge's, as this process has loaded it, or would have loaded it at its start.
-
-    Raises CodeChanged where that is not known any more, and OSError.
-    """
+    """A module's source; for pteforge's, as it was at this process's start, or CodeChanged if that is lost."""
     name = str(path)
     if not name.startswith(tuple(f"{_PACKAGE}{folder}{os.sep}" for folder in _FOLDERS)) or path.suffix != ".py":
         return path.read_bytes()
-    content = _own_sources().get(name)
+    content = read_own_sources().get(name)
     if content is None:
         raise changed_code([name.removeprefix(_PACKAGE)])
     return content
@@ -139,17 +131,14 @@ def source(path: Path) -> bytes:
 
 def own_sources() -> dict[str, bytes]:
     """Returns pteforge's sources by path below the package; raises CodeChanged if one has changed since the start."""
-    sources = _own_sources()
+    sources = read_own_sources()
     if changed := [path.removeprefix(_PACKAGE) for path, content in sources.items() if content is None]:
         raise changed_code(changed)
     return {path.removeprefix(_PACKAGE): content for path, content in sources.items() if content is not None}
 
 
 def check_own_modules(carries: Callable[[str], bool]) -> None:
-    """Raises CodeChanged if a stage may have run code of pteforge's that its key does not have.
-
-    `carries` says of a module's name that it is no part of the key.
-    """
+    """Raises CodeChanged if a stage may have run code of pteforge's that neither its key has nor `carries` accepts."""
     top = f"{__name__.partition('.')[0]}."
     late = [name for name in set(sys.modules) - _loaded_early if name.startswith(top) and not carries(name)]
     files = [path for name in late if (path := module_file(name)) in _own_at_start]
@@ -192,7 +181,6 @@ class LoadedSources:
         self._notes: dict[str, tuple[FileState | None, bytes]] = {}  # by path
 
     def note(self, path: str) -> None:
-        """A module is about to be loaded."""
         if path.startswith(_NOT_THE_USERS) or _SITE.search(path):
             return
         with suppress(OSError):

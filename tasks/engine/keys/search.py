@@ -1,7 +1,4 @@
-"""Finds modules by dotted name, without importing their parents, and distributions with their versions.
-
-Also the instructions that this machine computes with.
-"""
+"""Finds modules by dotted name without importing their parents, versions of distributions, and vector instructions."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ import platform
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib.machinery import FrozenImporter, ModuleSpec, PathFinder
 from importlib.metadata import PathDistribution
 from pathlib import Path
-from typing import Any
 
 from ....artifacts.digest import digest_bytes
 from .loaded import normalised
@@ -33,14 +30,10 @@ _STDLIB = tuple(
 class Origin(Enum):
     """Whose code a module is."""
 
-    LOCAL = "local"
-    """The user's: its content counts."""
-    INSTALLED = "installed"
-    """A distribution's, in site-packages: its version counts."""
-    STDLIB = "stdlib"
-    """Python's own."""
-    NAMESPACE = "namespace"
-    """A folder without ``__init__``: no code at all."""
+    LOCAL = "local"  # the user's: its content counts
+    INSTALLED = "installed"  # a distribution's, in site-packages: its version counts
+    STDLIB = "stdlib"  # Python's own
+    NAMESPACE = "namespace"  # a folder without ``__init__``: no code at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,35 +115,28 @@ class ModuleSearch:
 
 
 def _spec(dotted: str, leaf: str, entries: Sequence[str], *, top: bool) -> ModuleSpec | None:
-    for finder in _finders():
+    spec: ModuleSpec | None = None
+    for finder in sys.meta_path:
         if finder is PathFinder:
             # Searched by the last part only: for a dotted name, a namespace's spec needs the parent in sys.modules.
             spec = PathFinder.find_spec(leaf, list(entries))
-        else:
+        # Other finders may import or build something. Those of editable installs (setuptools, scikit-build-core, hatch,
+        # meson-python) live in modules with this word in their names.
+        elif "editable" in getattr(finder, "__module__", ""):
             spec = finder.find_spec(dotted, None if top else list(entries))
         if spec is not None:
             return spec
     return None
 
 
-def _finders() -> Iterator[Any]:
-    for finder in sys.meta_path:
-        # Other finders may import or build something. Those of editable installs (setuptools, scikit-build-core, hatch,
-        # meson-python) live in modules with this word in their names.
-        if finder is PathFinder or "editable" in getattr(finder, "__module__", ""):
-            yield finder
-
-
-_OFTEN_BUILT_LOCALLY = ("torch", "executorch")
-"""Distributions that people build from source, so that two builds may have the same version."""
+_OFTEN_BUILT_LOCALLY = ("torch", "executorch")  # from source, so that two builds may have the same version
 
 
 def distribution_versions(names: Iterable[str]) -> dict[str, str]:
     """Versions of the distributions that provide the top-level modules `names`, for example ``{"PyYAML": "6.0.3"}``.
 
-    The version of torch and executorch is followed by a digest of the files that their wheel installed. A name may also
-    be a distribution's own. Names that no installed distribution provides are left out. Versions are read once per
-    process: the next process sees an upgrade.
+    A digest of the files that their wheel installed follows the version of torch and executorch. A name may also be a
+    distribution's own. Names that no installed distribution provides are left out. Versions are read once per process.
     """
     return dict(map(_named_version, sorted({folder for name in names for folder in distributions_of(name)})))
 
@@ -196,11 +182,8 @@ def _distributions_of(top: str, path: tuple[str, ...]) -> tuple[Path, ...]:
 def _metadata_folders(path: tuple[str, ...]) -> tuple[Path, ...]:
     folders: list[Path] = []
     for entry in dict.fromkeys(path):
-        try:
-            found = sorted(Path(entry).iterdir())
-        except OSError:
-            continue
-        folders += [folder for folder in found if folder.suffix in {".dist-info", ".egg-info"}]
+        with suppress(OSError):
+            folders += [path for path in sorted(Path(entry).iterdir()) if path.suffix in {".dist-info", ".egg-info"}]
     return tuple(folders)
 
 
@@ -216,16 +199,12 @@ def _provides(folder: Path, top: str) -> bool:
 
 @cache
 def _listings(folder: Path) -> tuple[bytes, frozenset[str]]:
-    """A distribution's file list, each line after a newline, or its older list of top-level names."""
-    try:
+    """A distribution's file list, each line after a newline, or its older list of top-level names, as Debian's have."""
+    with suppress(OSError):
         return b"\n" + (folder / "RECORD").read_bytes(), frozenset()
-    except OSError:
-        pass
-    try:
-        # Debian's packages have this one instead.
+    with suppress(OSError):
         return b"", frozenset((folder / "top_level.txt").read_text(encoding="utf-8").split())
-    except OSError:
-        return b"", frozenset()
+    return b"", frozenset()
 
 
 @cache
@@ -250,12 +229,12 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset(next(flags, "").split())
 
 
+_INSTRUCTIONS = {
+    "avx512": {"avx512f", "avx512vl", "avx512bw", "avx512dq", "fma"},
+    "avx2": {"avx2", "fma"},
+    "sve": {"sve"},
+}
+
+
 def _vector_instructions(flags: frozenset[str]) -> str:
-    for name, needed in (
-        ("avx512", {"avx512f", "avx512vl", "avx512bw", "avx512dq", "fma"}),
-        ("avx2", {"avx2", "fma"}),
-        ("sve", {"sve"}),
-    ):
-        if needed <= flags:
-            return name
-    return "default"
+    return next((name for name, needed in _INSTRUCTIONS.items() if needed <= flags), "default")

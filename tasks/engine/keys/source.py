@@ -16,7 +16,7 @@ from ....configs.sources import BuilderSource, ProgramSource
 from ....errors import SourceError
 from ..stage import CallableParams, Params
 from .code import JSON, PTEFORGE, file_digest, module_closure, read_module
-from .inputs import input_fields, is_input
+from .inputs import input_fields, is_input, numbered
 from .loaded import module_file
 from .search import ModuleSearch, Origin, distribution_versions
 
@@ -32,15 +32,12 @@ _FORMER_PROGRAM_NAME = "serialized_exported_program.json"
 
 
 def check_program_file(path: Path) -> None:
-    """Raises SourceError unless `path` is an undamaged archive that holds one exported program.
-
-    Reads the whole file once, to check the sum of every member.
-    """
+    """Raises SourceError unless `path` is an archive with one exported program; checks the sum of every member."""
     if not path.is_file():
         raise SourceError(f"there is no program file {path}")
     try:
         with zipfile.ZipFile(path) as archive:
-            problem = _archive_problem(archive)
+            problem = _problem_of_archive(archive)
     except OSError as error:
         raise SourceError(f"program file {path} cannot be read: {error}") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError) as error:
@@ -49,7 +46,7 @@ def check_program_file(path: Path) -> None:
         raise SourceError(f"program file {path} {problem}")
 
 
-def _archive_problem(archive: zipfile.ZipFile) -> str | None:
+def _problem_of_archive(archive: zipfile.ZipFile) -> str | None:
     # The example inputs are an archive within the archive: zipfile may find that one in a file that was cut off.
     if min((member.header_offset for member in archive.infolist()), default=0) > 0:
         return "is damaged or no .pt2 file: it was cut off, or other bytes stand before the archive"
@@ -82,10 +79,8 @@ def observed_modules(
     """Local modules loaded since ``sys.modules`` was `before`, sorted: later runs watch those not found statically.
 
     A module is listed by its dotted name if `ModuleSearch` finds its file by that name, otherwise (the builder changed
-    ``sys.path``, or loaded a file under a name of its own) by its absolute path. pteforge's own are left out.
-
-    The process put the folders `python_path` before its ``sys.path``. The builder may have added more: `path_before` is
-    ``sys.path`` without those, by default as it is now.
+    ``sys.path``, or loaded a file under a name of its own) by its absolute path. pteforge's own are left out. The
+    folders `python_path` precede `path_before`: ``sys.path`` before the builder changed it, by default as it is now.
     """
     search = ModuleSearch(python_path, None if path_before is None else tuple(path_before))
     observed = set()
@@ -100,8 +95,7 @@ def observed_modules(
 def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> tuple[str, ...]:
     """Sorted top-level names of installed modules loaded since `before`, except those already loaded in part.
 
-    They include the imports of a builder's imports. `source_fields` takes them as watched names, and puts their
-    versions into the key.
+    They include the imports of a builder's imports. `source_fields` puts the versions of watched ones into the key.
     """
     search = ModuleSearch(python_path)
     tops = {(name.partition(".")[0], path) for name, path in loaded_files(before)}
@@ -129,12 +123,11 @@ def source_fields(
 
     For a builder: ``builder``, ``modules`` (name to AST digest: its own module, its local imports, the watched ones),
     ``distributions`` (to versions), ``kwargs``, ``files`` (to SHA-256; a folder stands for all files below it), and
-    what `input_fields` makes of inputs. Modules of callables that `kwargs` name count as imports. For a program file:
-    ``program``, its SHA-256.
+    the `input_fields`. Modules of callables that `kwargs` name count as imports. For a program file: ``program``, its
+    SHA-256. Earlier runs observed what is `watched`: modules that the static closure missed, and inputs.
 
-    What is watched was observed in earlier runs: modules that the static closure missed, and inputs. Paths of files are
-    relative to `folder`, by default the current one. `digest` and `seen` are as for `input_fields`. Raises SourceError
-    if a declared file cannot be read.
+    Paths of files are relative to `folder`, by default the current one. `digest` and `seen` are as for `input_fields`.
+    Raises SourceError if a declared file cannot be read.
     """
     base, watched = folder or Path.cwd(), tuple(watched)
     if isinstance(source, ProgramSource):
@@ -168,20 +161,16 @@ _REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_][\w.]*")
 def _watched_files(paths: Iterable[Path]) -> dict[str, Digest]:
     """Digests of files that no module name leads to, by file name; without those that are gone."""
     digests: dict[str, list[Digest]] = {}
-    for path in paths:
-        if path.is_file():
-            digests.setdefault(f"*/{path.name}", []).append(file_digest(path))
-    return {name: digest_json(sorted(found)) for name, found in digests.items()}
+    for path in filter(Path.is_file, paths):
+        digests.setdefault(f"*/{path.name}", []).append(file_digest(path))
+    return {name: digest_json(sorted(contents)) for name, contents in digests.items()}
 
 
 def _file_digests(files: Iterable[Path], base: Path, digest: Callable[[Path], Digest]) -> dict[str, Digest]:
     digests: dict[str, Digest] = {}
-    declared = [path for file in files for path in _members(base / file)]
-    for path in declared:
+    for path in [path for file in files for path in _members(base / file)]:
         name = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
-        # Two files of one name from different folders are numbered.
-        same = sum(known.partition("#")[0] == name for known in digests)
-        digests[f"{name}#{same + 1}" if same else name] = _digest_of(path, "file", digest)
+        digests[numbered(name, digests)] = _digest_of(path, "file", digest)
     return digests
 
 
@@ -213,11 +202,7 @@ def current_params(
     digest: Callable[[Path], Digest] = digest_file,
     seen: Mapping[str, Digest | None] = MappingProxyType({}),
 ) -> Params:
-    """Params of a stage that runs the user's code, with digests of that code as it is now.
-
-    `watched` is what earlier runs loaded and read, and the static closure does not see. `digest` and `seen` are those
-    of `source_fields`.
-    """
+    """Params of a stage that runs the user's code, with digests of that code as it is now; see `source_fields`."""
     assert call.user_code  # noqa: S101 - the caller has looked
     search = ModuleSearch(call.python_path)
     source = source_fields(call.user_code.source, search, watched, folder=call.folder, digest=digest, seen=seen)
@@ -252,19 +237,19 @@ def sources_of(params: Any) -> Iterator[Mapping[str, Any]]:
 def differing_sources(call: StageCall, digest: Callable[[Path], Digest]) -> tuple[set[str], set[str]]:
     """The user's modules and files in a call's key that are not, as of now, what the key says; by their names there.
 
-    Files outside of the zoo's folder are always among them: nothing but their names is known.
+    Files outside of the zoo's folder are always among them: nothing but their names is recorded.
     """
     search = ModuleSearch(call.python_path)
     modules: set[str] = set()
     files: set[str] = set()
     for source in sources_of(call.params):
-        for name, known in source["modules"].items():
+        for name, recorded in source["modules"].items():
             if not name.startswith("*/"):
-                found = search.find(name)
-                modules.update([name] if not (found and found.path) or read_module(found).digest != known else [])
-        for name, known in {**source.get("files", {}), **source.get("read", {})}.items():
+                module = search.find(name)
+                modules.update([name] if not (module and module.path) or read_module(module).digest != recorded else [])
+        for name, recorded in {**source.get("files", {}), **source.get("read", {})}.items():
             try:
-                files.update([name] if digest(call.folder / name) != known else [])
+                files.update([name] if digest(call.folder / name) != recorded else [])
             except OSError:
                 files.add(name)
     return modules, files
@@ -292,5 +277,4 @@ def says_as_much(now: Any, before: Any) -> bool:
     return bool(now.model_copy(update={"source": source}) == before)
 
 
-_READ = ("read", "environment")
-"""Fields of a source that `input_fields` makes."""
+_READ = ("read", "environment")  # fields of a source that `input_fields` makes

@@ -29,9 +29,9 @@ def _handlers(logger: logging.Logger) -> _Switch:
     return _Switch(lambda: [*logger.handlers], partial(setattr, logger, "handlers"))
 
 
-# Distributions check arguments by their values, which cannot be traced, also where they are created with
-# `validate_args=True`. Dynamo switches the default off for the rest of the process when it first compiles something
-# (TorchPatcher in torch/_dynamo/eval_frame.py), so strict mode traces some of them.
+# Distributions check arguments by their values, which cannot be traced. Dynamo switches the default off for the rest of
+# the process when it first compiles something (TorchPatcher in torch/_dynamo/eval_frame.py), but some are created with
+# `validate_args=True`.
 _NEVER = property(lambda _: False, lambda *_: None)
 _DISTRIBUTION = torch.distributions.Distribution
 
@@ -54,8 +54,7 @@ _SWITCHES = (
 def fresh_state() -> Iterator[None]:
     """Sets global state that tracing and eager depend on as in a fresh process, and restores it at the end.
 
-    That is what `_SWITCHES` has, gradients enabled, no inference mode, no autocast, tensors on the CPU, and the current
-    folder. Distributions do not check their arguments.
+    That is what `_SWITCHES` has, the mode of gradients and autocast, the default device, and the current folder.
     """
     before = [switch.get() for switch in _SWITCHES]
     try:
@@ -77,9 +76,6 @@ def fresh_state() -> Iterator[None]:
 
 
 def forget_old_calls() -> None:
-    """Empties torch's cache of operators called on fake tensors, if it has grown large.
-
-    It has an entry for each operator and shape, and no bound: a process that lowers many models would only grow.
-    """
+    """Empties torch's cache of operators called on fake tensors, which has no bound, if it has grown large."""
     if len(FakeTensorMode.cache) > _REMEMBERED_CALLS:
         FakeTensorMode.cache_clear()

@@ -21,10 +21,7 @@ _SHARE = 0.8  # of the machine's memory; the rest is for the server, the pool an
 
 
 def own_memory(pid: int) -> int:
-    """Bytes of anonymous memory of one process, swapped or not; 0 when it is gone.
-
-    File mappings do not count: the kernel can drop mapped weights from its page cache.
-    """
+    """Bytes of anonymous memory of a process, swapped or not; 0 when it is gone. The kernel can drop mapped files."""
     if not _LINUX:
         with contextlib.suppress(psutil.Error):
             return int(psutil.Process(pid).memory_info().rss)
@@ -36,32 +33,35 @@ class Descendants:
     """The descendants of a process on Linux, as they were when last looked at; elsewhere there are none."""
 
     def __init__(self) -> None:
-        """Has looked at no process yet."""
-        self._found: dict[int, psutil.Process] = {}
+        self._processes: dict[int, psutil.Process] = {}
 
     def look(self, pid: int) -> int:
         """Finds the descendants of a process that has not ended; returns the bytes of their private memory.
 
         A forked process shares its pages with its parent until it writes to them, and nothing must count twice.
         """
-        found = {}
+        processes = {}
         for child in _descendants(pid):
             with contextlib.suppress(psutil.NoSuchProcess):
-                found[child] = self._found.get(child) or psutil.Process(child)
-        self._found = found
-        return sum(_fields(f"/proc/{child}/smaps_rollup", (b"Private_Dirty:", b"Swap:")) for child in found)
+                processes[child] = self._processes.get(child) or psutil.Process(child)
+        self._processes = processes
+        return sum(_fields(f"/proc/{child}/smaps_rollup", (b"Private_Dirty:", b"Swap:")) for child in processes)
 
     def kill(self) -> None:
         """Kills those that are left, and no other process that has the id of one."""
-        for process in self._found.values():
+        for process in self._processes.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
 def children(pid: int) -> set[int]:
     """The children of a process, also those that have ended and are not reaped; empty where there is no /proc."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - as below
+    except OSError:
+        return set()
     pids: set[int] = set()
-    for thread in _threads(pid):
+    for thread in threads:
         with (
             contextlib.suppress(OSError),  # ended meanwhile
             open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file,  # noqa: PTH123 - as below
@@ -107,13 +107,6 @@ def _descendants(pid: int) -> list[int]:
     return pids
 
 
-def _threads(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - as above
-    except OSError:
-        return []
-
-
 def memory_for_calls() -> int:
     """Bytes of this machine, or of this process's control group, that calls may need together."""
     return int(_SHARE * available_memory())
@@ -157,11 +150,11 @@ class Admission:
         return len(self._queue)
 
     @contextmanager
-    def place(self, memory: int, *, first: bool = False) -> Iterator[Callable[[int], None]]:
-        """Waits for a place with so many bytes, and frees it at the end; raises AdmissionClosed after `close`.
+    def admit(self, memory: int, *, first: bool = False) -> Iterator[Callable[[int], None]]:
+        """Waits until a call with so many bytes may run; raises AdmissionClosed after `close`.
 
         A call that comes `first` goes to the head of the queue, since a process waits for it. Yields a function to call
-        with what the call really takes: where that is more, others wait for more.
+        with the bytes that the call really takes: where these are more, others wait for more.
         """
         ticket = _Ticket(memory)
         with self._changed:
@@ -193,8 +186,8 @@ class Admission:
             self._take(0, max(0, memory - ticket.memory))
             ticket.memory = max(ticket.memory, memory)
 
-    def _take(self, places: int, memory: int) -> None:
-        self._running += places
+    def _take(self, calls: int, memory: int) -> None:
+        self._running += calls
         self._promised += memory
 
     def _next(self) -> _Ticket | None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 from ....configs.model import Limits
@@ -51,7 +51,7 @@ class WorkerCall:
     function: str
     argument: Any  # its only one
     # past either of which it is killed, with all processes that it started: wall-clock seconds of the call itself,
-    # without the wait for a free place or for the warm-up; bytes of anonymous memory that the call and its descendants
+    # without the wait for admission or for the warm-up; bytes of anonymous memory that the call and its descendants
     # hold beyond those inherited from the warm server, or kept from earlier calls of its chain. Memory is sampled: an
     # excess of some ten milliseconds may go unnoticed.
     limits: Limits
@@ -60,7 +60,7 @@ class WorkerCall:
     chain: CallChain | None = None
     started: Callable[[], None] = lambda: None  # called in the caller's thread when the wait is over
     progressed: Progressed = no_progress  # called there with its progress (see `tasks.engine.stage.reporter`)
-    given_up: Callable[[], bool] = lambda: False  # asked there from time to time; it is killed when nobody needs it
+    given_up: Callable[[], bool] = lambda: False  # called there regularly; the process is killed when it returns True
 
 
 _LINGER = 10.0  # seconds that a process waits for the next call of its chain
@@ -86,11 +86,11 @@ class Workers:
         """Starts nothing yet.
 
         Args:
-            jobs: calls at once; by default the number of processors.
+            jobs: maximum number of concurrent calls; by default the number of processors.
             memory: bytes that all running calls may need together; by default 80 % of the machine's. A call that needs
                 more runs alone. Processes that wait for calls, at most `jobs`, do not count: they hold little.
             preload: modules that the server imports before it takes calls.
-            address: of another pool's server, to use in place of an own one while it is there.
+            address: of another pool's server, which is used while it is there.
         """
         self.jobs = (os.cpu_count() or 1) if jobs is None else jobs
         self.memory = memory_for_calls() if memory is None else memory
@@ -101,7 +101,7 @@ class Workers:
         self._server: Server | None = None
         self._waiting: list[tuple[str, HeldProcess]] = []  # processes and the chains they wait for, the first one first
         self._stopped = False
-        self._calls = 0
+        self.calls = 0
 
     def __enter__(self) -> Self:
         return self
@@ -114,12 +114,8 @@ class Workers:
         return self._server is not None
 
     @property
-    def calls(self) -> int:
-        return self._calls
-
-    @property
     def address(self) -> str | None:
-        """The server's address for other processes on this machine; None if it does not run or is not shared."""
+        """The server's address for other processes on this machine; None if the server is not there or not shared."""
         return self._server.address if isinstance(self._server, WarmServer) else None
 
     def start(self, *, shared: bool = False) -> None:
@@ -129,12 +125,9 @@ class Workers:
     def run(self, call: WorkerCall) -> WorkerReport:
         """Calls a function.
 
-        Raises:
-            StageFailed: the function raised, or the server's warm-up did.
-            StageCrashed: the process ended without an answer, was given up, or the pool was stopped.
-            StageTimedOut: killed at `limits.timeout`.
-            StageOutOfMemory: killed at `limits.memory`, or by the kernel.
-            ValueError: the function's name has another form.
+        Raises StageFailed if the function or the server's warm-up raised, StageCrashed if the process ended without an
+        answer, was given up, or the pool was stopped, StageTimedOut or StageOutOfMemory if it was killed at a limit or
+        by the kernel, and ValueError if the function's name has another form.
         """
         module, _, name = call.function.partition(":")
         if not (module and name):
@@ -143,11 +136,11 @@ class Workers:
         request = CallRequest(call.function, call.argument, call.python_path, linger)
         needed = call.limits.memory if call.memory is None else call.memory
         try:
-            with self._admission.place(needed, first=self.awaits(chain)) as grow:
+            with self._admission.admit(needed, first=self.awaits(chain)) as grow:
                 server = self._running_server()
                 server.wait_until_ready()
                 with self._lock:
-                    self._calls += 1
+                    self.calls += 1
                 call.started()
                 waiting = self._take_waiting(chain, server)
                 with running_call(server, request, call, grow, waiting) as running:
@@ -178,13 +171,15 @@ class Workers:
 
     def _take_waiting(self, chain: CallChain | None, server: Server) -> HeldProcess | None:
         with self._lock:
-            for place, (name, process) in enumerate(self._waiting):
+            for waiting in self._waiting:
+                name, process = waiting
                 if chain and name == chain.name and process.server is server:
-                    return self._waiting.pop(place)[1]
+                    self._waiting.remove(waiting)
+                    return process
         return None
 
     def _close_waiting(self, bound: int) -> None:
-        """Ends the processes that have waited longest, except for so many."""
+        """Ends the processes that have waited longest until at most `bound` are left."""
         with self._lock:
             while len(self._waiting) > bound:
                 self._waiting.pop(0)[1].close()
@@ -226,9 +221,8 @@ class InProcess:
             reporter.reset(token)
         return WorkerReport(result, time.perf_counter() - began, peak_memory=0, log=b"")
 
-    def awaits(self, chain: CallChain | None) -> bool:
+    def awaits(self, _chain: CallChain | None) -> bool:
         """No process waits here."""
-        del chain
         return False
 
 
@@ -266,11 +260,11 @@ _CHUNK = 1 << 18
 def running_call(
     server: Server,
     request: CallRequest,
-    asked: WorkerCall,
+    worker_call: WorkerCall,
     grown: Callable[[int], None],
     waiting: HeldProcess | None = None,
 ) -> Iterator[RunningCall]:
-    """A call on a warm server, of the process that is waiting for one, if it still is; else of a new one.
+    """A call on a warm server, in the process that is waiting for one if it still is, else in a new one.
 
     The call's processes end with the context, except for one that returned a result and is to linger. `grown` is called
     with each new peak of the call's memory, in bytes. Raises StageError.
@@ -285,13 +279,12 @@ def running_call(
         log, far_log = _pipe(kept, handed_over)
         progress, far_progress = _pipe(kept, handed_over)
         far_ends = [request_file.fileno(), far_answer, far_log, far_progress]
-        reader = ProgressReader(asked.progressed)
-        call = RunningCall(asked.limits, process, answer, log, progress, reader, grown, asked.given_up)
+        call = RunningCall(worker_call, process, answer, log, progress, grown)
         started = process.take(far_ends) if waiting else None
         if started:
             call.begin(started)
         elif waiting:  # with channels of its own, since the process may have read from these
-            call = kept.enter_context(running_call(server, request, asked, grown))
+            call = kept.enter_context(running_call(server, request, worker_call, grown))
         else:
             process.fork(far_ends)
         handed_over.close()
@@ -317,40 +310,32 @@ class _Bound(enum.Enum):
 class RunningCall:
     """Collects the output of a call, and kills it at its bounds by closing the link: the server does the killing."""
 
-    limits: Limits
+    call: WorkerCall
     process: HeldProcess
     answer_fd: int
     log_fd: int
     progress_fd: int
-    progress: ProgressReader
     grown: Callable[[int], None]  # called with each new peak of its memory
-    given_up: Callable[[], bool] = lambda: False
-    answered: bool = False  # whether the process has returned a result and lingers
-    _link_stream: bytes = b""
-    _answer: bytearray = field(default_factory=bytearray)
-    _log: CappedLog = field(default_factory=CappedLog)
-    _started: Started | None = None
-    _ended: Ended | None = None
-    _linked: bool = True
-    _start_time: float = 0.0
-    _end_time: float = 0.0
-    _sample_time: float = 0.0
-    _kill_time: float = 0.0
-    _killed_for: _Bound | None = None
-    _memory: int = 0
-    _peak: int = 0
-    _descendants: Descendants = field(default_factory=Descendants)
+
+    def __post_init__(self) -> None:
+        self.answered = False  # whether the process has returned a result and lingers
+        self._progress = ProgressReader(self.call.progressed)
+        self._answer, self._log, self._link_stream = bytearray(), CappedLog(), b""
+        self._started: Started | None = None
+        self._ended: Ended | None = None
+        self._linked = True
+        self._start_time = self._end_time = self._sample_time = self._kill_time = 0.0
+        self._killed_for: _Bound | None = None
+        self._memory = self._peak = 0
+        self._descendants = Descendants()
 
     def begin(self, started: Started) -> None:
         """The process is not forked for this call, but has taken it."""
         self._started, self._start_time = started, time.monotonic()
-        self._link_stream = started.encode()  # in place of what the server sent before the process's first call
+        self._link_stream = started.encode()  # replaces what the server sent before the process's first call
 
     def wait(self, *, lingers: bool) -> None:
-        """Returns when the server has closed the link: the call's process has ended, or the server has.
-
-        Also when a process that then `lingers` has returned a result.
-        """
+        """Returns when the call's process or the server has ended, or a process that then `lingers` has answered."""
         poll = select.poll()
         for fd in (self.process.link.fileno(), self.answer_fd, self.log_fd, self.progress_fd):
             os.set_blocking(fd, False)
@@ -376,10 +361,8 @@ class RunningCall:
         if answer is None:
             raise self._with_log(StageCrashed(f"exited with code {code} without an answer"))
         if answer.error is not None:
-            failed = StageFailed(
-                answer.error, bad_input=answer.bad_input, user_code=answer.user_code, lost_object=answer.lost_object
-            )
-            raise self._with_log(failed)
+            flags = {name: getattr(answer, name) for name in ("bad_input", "user_code", "lost_object")}
+            raise self._with_log(StageFailed(answer.error, **flags))
         return WorkerReport(
             result=answer.result,
             seconds=self._end_time - self._start_time,
@@ -412,7 +395,7 @@ class RunningCall:
         elif fd == self.log_fd:
             self._log.add(chunk)
         elif fd == self.progress_fd:
-            self.progress.add(chunk)
+            self._progress.add(chunk)
         else:
             self._read_link(chunk)
         return chunk
@@ -429,9 +412,9 @@ class RunningCall:
         if self._killed_for is not None:
             if now - self._kill_time > KILL_LIMIT:
                 raise self._with_log(StageCrashed(f"process {started.pid} was killed and does not end"))
-        elif now - self._start_time > self.limits.timeout:
+        elif now - self._start_time > self.call.limits.timeout:
             self._kill(_Bound.TIME, now)
-        elif self.given_up():
+        elif self.call.given_up():
             self._kill(_Bound.NEED, now)
         elif started.pid > 0 and now - self._sample_time >= _TICK:
             self._sample_time = now
@@ -442,7 +425,7 @@ class RunningCall:
             if self._memory > self._peak:
                 self._peak = self._memory
                 self.grown(self._peak)
-            if self._memory > self.limits.memory:
+            if self._memory > self.call.limits.memory:
                 self._kill(_Bound.MEMORY, now)
 
     def _kill(self, bound: _Bound, now: float) -> None:
@@ -457,9 +440,10 @@ class RunningCall:
             return StageCrashed(": ".join(filter(None, ("; ".join(reasons), f"killed by {signal_name(signum)}"))))
         held = _mebibytes(self._memory)
         if self._killed_for is _Bound.TIME:
-            return StageTimedOut(f"killed at its time limit of {self.limits.timeout:g} s")
+            return StageTimedOut(f"killed at its time limit of {self.call.limits.timeout:g} s")
         if self._killed_for is _Bound.MEMORY:
-            return StageOutOfMemory(f"killed at its memory bound of {_mebibytes(self.limits.memory)}: it held {held}")
+            limit = _mebibytes(self.call.limits.memory)
+            return StageOutOfMemory(f"killed at its memory bound of {limit}: it held {held}")
         if self._killed_for is _Bound.NEED:
             return StageCrashed("killed, since nobody needs it any more")
         return StageOutOfMemory(

@@ -63,15 +63,12 @@ class _Message:
 
 @dataclass(frozen=True)
 class CallRequest(_Message):
-    """The function to run, as ``package.module:name``, with folders to put in front of ``sys.path``.
+    """The call of a function."""
 
-    `linger` is for how many seconds the process waits for another call once the function has returned; 0 ends it.
-    """
-
-    function: str
+    function: str  # ``package.module:name``
     argument: Any
-    python_path: Sequence[str]
-    linger: float = 0.0
+    python_path: Sequence[str]  # folders to put in front of ``sys.path``
+    linger: float = 0.0  # seconds for which the process then waits for another call; 0 ends it
 
 
 @dataclass(frozen=True)
@@ -127,14 +124,13 @@ def signal_name(signum: int) -> str:
 def tail_lines(log: bytes) -> str:
     """The last lines of a log, safe to print: unprintable characters are escaped, bad UTF-8 is replaced.
 
-    Tracebacks that end it do not count: they have as many lines of their own, without calls between functions of
-    installed packages. What libraries say of deprecated functions that they use is left out, and what ExecuTorch says
-    of every processor that is not a phone's.
+    Tracebacks at its end have as many lines of their own, without calls between functions of installed packages. Leaves
+    out libraries' deprecation warnings, and ExecuTorch's message about processors that are not a phone's.
     """
     text = log[-(256 << 10) :].decode("utf-8", errors="replace")
-    kept = _without_inner_calls(_without_noise(text.rstrip().splitlines()))
-    first = next((number for number, line in enumerate(kept) if line.startswith(TRACEBACK)), len(kept))
-    tail = [*kept[:first][-_LINES:], *kept[first : first + 1], *kept[first + 1 :][-_LINES:]]
+    lines = _without_inner_calls(_without_noise(text.rstrip().splitlines()))
+    first = next((number for number, line in enumerate(lines) if line.startswith(TRACEBACK)), len(lines))
+    tail = [*lines[:first][-_LINES:], *lines[first : first + 1], *lines[first + 1 :][-_LINES:]]
     return "\n".join(printable(line, keep="\t") for line in tail)
 
 
@@ -149,7 +145,7 @@ def _without_noise(lines: Iterable[str]) -> Iterator[str]:
 
 def _without_inner_calls(lines: Iterable[str]) -> list[str]:
     """Leaves out of each traceback the calls in installed packages, but for the first and the last."""
-    kept: list[str] = []
+    shown: list[str] = []
     inner: list[list[str]] = []  # consecutive calls in packages, each a line that names the file, and lines of code
     for line in [*lines, ""]:
         if line.startswith('  File "') and _PACKAGES in line:
@@ -157,11 +153,10 @@ def _without_inner_calls(lines: Iterable[str]) -> list[str]:
         elif inner and line.startswith("    "):
             inner[-1].append(line)
         else:
-            shown = inner if len(inner) < 4 else [inner[0], [f"  ... {len(inner) - 2} calls"], inner[-1]]
-            kept += [part for call in shown for part in call]
+            calls = inner if len(inner) < 4 else [inner[0], [f"  ... {len(inner) - 2} calls"], inner[-1]]
+            shown += [*(part for call in calls for part in call), line]
             inner = []
-            kept.append(line)
-    return kept[:-1]
+    return shown[:-1]
 
 
 TRACEBACK = "Traceback (most recent call last)"

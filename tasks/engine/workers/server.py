@@ -65,7 +65,7 @@ def die_with_parent(control: Callable[[int, int], None], parent: int) -> None:
 
 
 def adopt_orphans(control: Callable[[int, int], None]) -> None:
-    """Makes this process the parent of descendants whose parents have ended, in place of init.
+    """Makes this process, rather than init, the parent of descendants whose parents have ended.
 
     So a daemon, which forks twice and leaves its group, stays in the tree of the process that it comes from.
     """
@@ -220,10 +220,8 @@ def _one_message(error: BaseException) -> str:
 def serve(control_fd: int, parent: int, preload: list[str], listener_fd: int | None, *, forks: bool) -> None:
     """The main program of the server and of the processes that it forks, unless it starts them afresh.
 
-    Returns, in the server, when the pool closes its end of the control socket.
-
-    Pools of other processes of this machine get a control socket each where they connect to the listener; what they
-    have running is killed when they close it.
+    Returns, in the server, when the pool closes its end of the control socket. Pools of other processes of this machine
+    get a control socket each when they connect to the listener; their calls are killed when they close it.
 
     If the pool dies during the warm-up, a signal kills the server. Afterwards that signal is off: the control socket
     ends too, which leaves time to kill the process groups of the calls.
@@ -277,7 +275,6 @@ def count_threads() -> int:
 
 
 def _start_process(preload: list[str], own_fds: list[int]) -> int:
-    """Starts a process that takes a call as a forked one would; returns its id."""
     program = _STAGE_PROGRAM.format(
         path=sys.path, module=__name__, server=os.getpid(), preload=preload, fds=own_fds, code=code_at_start()
     )
@@ -346,11 +343,13 @@ class _Server:
                 path.parent.rmdir()
 
     def run(self) -> list[int]:
-        """Returns when the pool has ended; and in each process that is forked, the descriptors that it is for."""
+        """Returns when the pool has ended; in each process that is forked, with the descriptors of its call."""
         while True:
             for key, _ in self._selector.select():
                 if isinstance(control := key.fileobj, socket.socket) and control in self._controls:
-                    fds = self._receive(control)
+                    fds: list[int] | None = None
+                    with contextlib.suppress(ConnectionError):
+                        fds = _receive_fds(control, PROCESS_FDS)
                     if fds is not None:
                         if own_fds := self._start(fds, control):
                             return own_fds
@@ -390,12 +389,6 @@ class _Server:
         with contextlib.suppress(KeyError, ValueError):  # the pool closed it before, or it is closed here
             self._selector.unregister(call.link)
         call.link.close()
-
-    def _receive(self, control: socket.socket) -> list[int] | None:
-        try:
-            return _receive_fds(control, PROCESS_FDS)
-        except ConnectionError:
-            return None
 
     def _start(self, fds: list[int], control: socket.socket) -> list[int]:
         """Starts a process for a call; in a fork, this object becomes empty, and what it is for is returned."""
@@ -437,7 +430,7 @@ class _Server:
         self._end_orphans()
 
     def _end_orphans(self) -> bool:
-        """Kills what calls that have ended left behind; returns whether there was any.
+        """Kills processes that ended calls left behind; returns whether there was any.
 
         Processes of running calls are not among the server's children: they stay with the stage process. Children of an
         orphan arrive when it has ended, with the signal that wakes the server for it.
@@ -454,13 +447,12 @@ class _Server:
 
         The server's calls and its listener are none of this process's, whatever it does at its end.
         """
-        calls, listener = self._calls, self._listener
+        shared = [link, *self._controls, self._wakeup, self._wakeup_end, *(call.link for call in self._calls.values())]
+        shared += [self._listener] if self._listener else []
         self._calls, self._listener = {}, None
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._selector.close()
-        links = [link, *(call.link for call in calls.values())]
-        listeners = [listener] if listener else []
-        for shared in (*self._controls, *listeners, self._wakeup, self._wakeup_end, *links):
-            shared.close()
+        for end in shared:
+            end.close()

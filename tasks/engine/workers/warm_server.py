@@ -37,10 +37,8 @@ class WarmServer:
     """One server process that imports the `preload` modules, started at once in the background.
 
     A thread of its own starts the process and waits for its end: the kernel ties the process to the life of the thread
-    that started it, and the caller's may be short.
-
-    Attributes:
-        address: where other processes of this user can hand it calls as well, see `SharedServer`; None if they cannot.
+    that started it, and the caller's may be short. Other processes of this user can hand it calls at its `address`, if
+    it is not None; see `SharedServer`.
     """
 
     def __init__(self, preload: tuple[str, ...], *, shared: bool = False) -> None:
@@ -122,10 +120,7 @@ class WarmServer:
             self._shared.close()
 
     def _listen(self) -> tuple[socket.socket | None, str | None]:
-        """A socket in a folder that nobody else can enter; none where the system's path for it is too long.
-
-        Removes what processes left that were killed.
-        """
+        """A socket in a private folder; none where its path is too long. Removes those of killed processes."""
         temporary = Path(tempfile.gettempdir())
         for leftover in abandoned(temporary, f"*{_SHARED}"):
             remove(leftover)
@@ -163,19 +158,18 @@ class WarmServer:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         self._control.settimeout(_WARM_UP_LIMIT)
+        warm = False
         try:
             warm = _is_ready(self._control)
         except CodeChanged as error:
             self._end(error)
             process.kill()
-            warm = False
         except TimeoutError:
             reason = f"the worker server was not ready within {_WARM_UP_LIMIT:g} s"
             self._end(StageFailed(reason, log_tail=self._tail()))
             process.kill()
-            warm = False
         except OSError:  # shut down by stop()
-            warm = False
+            pass
         self._control.settimeout(None)
         with self._changed:
             self._ready = warm
@@ -216,10 +210,8 @@ class SharedServer:
     def wait_until_ready(self) -> None:
         with self._greeting:
             if not self._ready:
-                try:
+                with contextlib.suppress(OSError):  # shut down by stop()
                     self._ready = _is_ready(self._control)
-                except OSError:  # shut down by stop()
-                    self._ready = False
             if not self._ready:
                 raise self.loss()
 
@@ -244,15 +236,13 @@ class SharedServer:
 
 Server: TypeAlias = WarmServer | SharedServer
 
-KILL_LIMIT = 30.0
-"""Seconds to wait for the end of a killed process, which may be stuck in the kernel."""
+KILL_LIMIT = 30.0  # seconds to wait for the end of a killed process, which may be stuck in the kernel
 
 
 class HeldProcess:
     """A stage process as the pool holds it: `close` has the server kill it, unless it has ended."""
 
     def __init__(self, server: Server) -> None:
-        """Starts nothing yet."""
         self.server = server
         self.link, self._far_link = socket.socketpair()
         self._calls, self._far_calls = socket.socketpair()

@@ -218,19 +218,19 @@ def test_models_that_were_begun_first_go_first():
     """Of the calls that wait, those of the earliest model are next, whenever they came; cancelled ones are passed."""
     order = []
 
-    async def stage(places, model):
-        async with places.place(model):
+    async def stage(calls, model):
+        async with calls.turn(model):
             order.append(model)
             await asyncio.sleep(0)
 
     async def run():
-        places = DepthFirst(1)
-        async with places.place("first"):
-            waiting = [asyncio.create_task(stage(places, model)) for model in ("second", "third", "first", "second")]
+        calls = DepthFirst(1)
+        async with calls.turn("first"):
+            waiting = [asyncio.create_task(stage(calls, model)) for model in ("second", "third", "first", "second")]
             await asyncio.sleep(0)
             waiting[0].cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await asyncio.wait_for(stage(places, "fourth"), 5)
+        await asyncio.wait_for(stage(calls, "fourth"), 5)
 
     asyncio.run(run())
     assert order == ["first", "second", "third", "fourth"]

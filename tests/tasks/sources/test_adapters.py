@@ -12,7 +12,7 @@ from peft import (
     get_peft_model,
 )
 from pteforge.errors import SourceError
-from pteforge.tasks.sources.huggingface import load_model, place_of
+from pteforge.tasks.sources.huggingface import load_model, repo_of
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -75,7 +75,7 @@ def written(folder, kind: str, auto, adapter, **fields) -> torch.nn.Module:
 
 
 def loaded(folder, task=None, *, base="base", merge=True):
-    place = place_of(str(folder / base), None)
+    place = repo_of(str(folder / base), None)
     return load_model(place, task, None, {"adapter": {"name": str(folder / "tuned"), "merge": merge}})[0]
 
 

@@ -6,7 +6,7 @@ import gguf
 import pytest
 import torch
 from pteforge.errors import SourceError
-from pteforge.tasks.sources.huggingface import load_model, place_of
+from pteforge.tasks.sources.huggingface import load_model, repo_of
 from pteforge.tasks.sources.text_generation import model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -106,4 +106,4 @@ def test_other_architectures(tmp_path):
     (tmp_path / "broken.gguf").write_bytes(b"no GGUF")
     for name in ("other.gguf", "renamed.gguf", "broken.gguf"):
         with pytest.raises(SourceError, match=f"transformers cannot read .*{name}: "):
-            load_model(place_of(str(tmp_path), None, {"gguf": name}), "text-generation", None)
+            load_model(repo_of(str(tmp_path), None, {"gguf": name}), "text-generation", None)

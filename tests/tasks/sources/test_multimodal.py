@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 from pteforge.errors import SourceError
-from pteforge.tasks.sources import multimodal
+from pteforge.tasks.sources import huggingface
 from pteforge.tasks.sources.huggingface import load_model
 from pteforge.tasks.sources.multimodal import model
 
@@ -99,14 +99,14 @@ def made(kind: str, config: dict | None = None, **fields):
 def varied(monkeypatch):
     """Large random weights: tokens and images make a difference then."""
 
-    def load(*arguments):
-        net, config = load_model(*arguments)
+    def load(*arguments, **options):
+        net, config = load_model(*arguments, **options)
         for name, values in net.named_parameters():
             if values.dim() > 1:
                 torch.nn.init.normal_(values, std=0.03 if "embed_tokens" in name else 0.3)
         return net, config
 
-    monkeypatch.setattr(multimodal, "load_model", load)
+    monkeypatch.setattr(huggingface, "load_model", load)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

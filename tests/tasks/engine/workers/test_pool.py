@@ -41,7 +41,7 @@ def visit(admission: Admission, memory: int, threads: ThreadPoolExecutor, *, fir
     inside, leaving = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with admission.place(memory, first=first):
+        with admission.admit(memory, first=first):
             inside.set()
             leaving.wait()
 
@@ -88,7 +88,7 @@ def test_large_calls(threads, monkeypatch):
 def test_a_call_that_takes_more_than_expected(threads):
     """Others wait for what running calls really take, until they leave."""
     admission = Admission(jobs=8, memory=100)
-    with admission.place(10) as grow:
+    with admission.admit(10) as grow:
         grow(5)
         beside = visit(admission, 90, threads)
         assert beside.enters()
@@ -126,7 +126,7 @@ def test_closing_turns_away_who_waits_and_who_comes(threads):
     waiting = visit(admission, 1, threads)
     admission.close()
     assert isinstance(waiting.done.exception(), AdmissionClosed)
-    with pytest.raises(AdmissionClosed), admission.place(1):
+    with pytest.raises(AdmissionClosed), admission.admit(1):
         pass
     inside.leave()
 
