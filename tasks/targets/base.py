@@ -132,8 +132,8 @@ def missing_packages(*modules: str, extra: str) -> str | None:
     if not missing:
         return None
     reason = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-    markers = [Requirement(text).marker for text in requires(__name__.partition(".")[0]) or ()]
-    markers = [marker for marker in markers if marker and f'extra == "{extra}"' in str(marker)]
+    every = (Requirement(text).marker for text in requires(__name__.partition(".")[0]) or ())
+    markers = [marker for marker in every if marker and f'extra == "{extra}"' in str(marker)]
     if markers and not any(marker.evaluate({"extra": extra}) for marker in markers):
         return f"{reason}, and there are no wheels for {this_system()}; lower for this target with another Python"
     return f"{reason}: pip install 'pteforge[{extra}]'"
