@@ -2,7 +2,7 @@
 
 The manifest of a program names a second artifact: its graph, which has everything but the bytes of the weights. Stages
 that do not read weights take the graph, so that their results serve every set of weights. The result is a graph as
-well, in which each storage of a weight has a *slot*: the place of that storage in the program that it came from.
+well, in which each storage of a weight has a *slot*: the position of that storage in the program that it came from.
 `bind` adds the weights of a program with the same graph.
 """
 
@@ -16,19 +16,16 @@ from ...artifacts.digest import Digest, digest_json
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef
 from ...artifacts.store import Store
 
-REFUSED = "graph/refused"
-"""Kind of a text that says why a stage cannot do without the bytes of weights."""
+REFUSED = "graph/refused"  # kind of a text that says why a stage cannot do without the bytes of weights
+WEIGHT = "weight"  # kind of an external of a program: slot and size follow
 
 ON_GRAPHS = frozenset({"mlx", "portable", "vulkan", "xnnpack"})
 """Targets whose partitioners look at graphs only. Tests compare their results with those made with weights."""
 
-WEIGHT = "weight"
-"""Kind of an external of a program: slot and size follow."""
-
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The place of a weight's storage: a blob, and an offset in it."""
+    """A weight's storage: a blob, and an offset in it."""
 
     slot: int
     digest: Digest
@@ -46,10 +43,7 @@ def graph_kind(kind: str) -> str:
 
 
 def identity_of(kind: str, body: Any, weights: Iterable[Weight] = ()) -> Digest:
-    """The identity of a program with this manifest body, or of its graph if no weights are given.
-
-    That of a program consists of the digests of all its storages and does not depend on which of them are weights.
-    """
+    """The identity of a program, whichever of its storages are weights; without `weights`, that of its graph."""
     digests = {weight.slot: weight.digest for weight in weights}
     contents = [digests.get(part[0], part) if isinstance(part, list) else part for part in body["contents"]]
     return digest_json([kind, body["form"], contents])
@@ -58,7 +52,7 @@ def identity_of(kind: str, body: Any, weights: Iterable[Weight] = ()) -> Digest:
 def with_weights(
     kind: str, graph: ArtifactRef | None, manifest: ArtifactManifest, weights: Iterable[Weight]
 ) -> ArtifactManifest:
-    """The manifest of a program: that of its graph, the weights that it uses, and the graph if it can do without."""
+    """The manifest of a program: that of its graph, its used weights, and the graph if it can do without them."""
     slots = {entry[1] for entry in manifest.body["externals"] if entry[0] == WEIGHT}
     used = [weight for weight in weights if weight.slot in slots]
     if missing := slots - {weight.slot for weight in used}:
@@ -80,10 +74,7 @@ def weights_of(manifest: ArtifactManifest) -> list[Weight]:
 
 
 def graph_of(program: ArtifactRef, store: Store) -> ArtifactRef | None:
-    """The graph of a program; None if its weights cannot be taken apart from it.
-
-    Raises StoreError if the program's manifest is gone or damaged.
-    """
+    """The graph of a program; None if it needs its weights. Raises StoreError if the manifest is gone or damaged."""
     manifest = _manifest(program, store)
     if not manifest.body.get("graph"):
         return None
@@ -92,10 +83,9 @@ def graph_of(program: ArtifactRef, store: Store) -> ArtifactRef | None:
 
 
 def bind(graph: ArtifactRef, program: ArtifactRef, store: Store) -> ArtifactRef:
-    """A program with the graph that a stage made of a program's graph, and that program's weights.
+    """A stage's result for a program, from its result for the program's graph, and the program's weights.
 
-    It is what the stage makes of the program itself. Only the manifest is new, and only in the local store: it can be
-    made again. Raises StoreError if one of the manifests is gone or damaged.
+    Only the manifest is new, and only in the local store. Raises StoreError if a manifest is gone or damaged.
     """
     manifest, weights = _manifest(graph, store), weights_of(_manifest(program, store))
     kind = graph.kind.replace("graph/", "program/", 1)

@@ -48,15 +48,10 @@ class Delegates:
 
 
 class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped here
-    """Bytes that are written from where they are, such as a mapped file, without a copy.
-
-    Attributes:
-        owner: what keeps the bytes alive, if the view does not.
-    """
+    """Bytes that are written from where they are, such as a mapped file, without a copy; the view has format "B"."""
 
     def __init__(self, content: memoryview) -> None:
-        """Takes a view of format "B"."""
-        self.owner: object = None
+        self.owner: object = None  # keeps the bytes alive, if the view does not
         self._content = content
         self._sha256: bytes | None = None
         self._finalizer = None  # upstream's `close` looks at it
@@ -68,40 +63,35 @@ class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped
         return self
 
     def prefix(self, size: int) -> bytes:
-        """Same as upstream's, like all methods here."""
+        """The first bytes, as upstream's."""
         return bytes(self._content[:size])
 
     def sha256(self) -> bytes:
-        """Hashed once."""
         if self._sha256 is None:
             self._sha256 = sha256(self._content).digest()
         return self._sha256
 
     def to_bytes(self) -> bytes:
-        """A copy."""
         return bytes(self._content)
 
     def write_to_file(self, outfile: BufferedIOBase) -> None:
-        """Writes everything at once."""
         outfile.write(self._content)
 
 
-_LEAST = 1 << 16
-"""Bytes; smaller buffers stay in memory until their backend returns."""
+_LEAST = 1 << 16  # bytes; smaller buffers stay in memory until their backend returns
 
 
 @contextmanager
 def named_data_stored(store: LocalStore) -> Iterator[None]:
-    """Writes what backends add to a `NamedDataStore` to the store at once, while the context is open.
+    """Writes data that backends add to a `NamedDataStore` to the store at once, while the context is open.
 
     A partition can be the whole model, and `NamedDataStore` (exir/_serialize/_named_data_store.py) holds all of its
     weights until its backend returns.
     """
-    add = NamedDataStore._add_named_data_to_map  # noqa: SLF001 - which takes bytes, whatever the caller has
+    add = NamedDataStore._add_named_data_to_map  # noqa: SLF001 - all public methods end here
 
     def stored(named: NamedDataStore, key: str, data: bytes | FileBackedData, *args: Any, **options: Any) -> None:
-        kept = stored_buffer(data, store) if len(data) >= _LEAST else data
-        add(named, key, kept, *args, **options)
+        add(named, key, stored_buffer(data, store) if len(data) >= _LEAST else data, *args, **options)
 
     with patch.object(NamedDataStore, "_add_named_data_to_map", stored):
         yield
@@ -114,18 +104,25 @@ def keep_named_data(output: NamedDataStoreOutput, store: LocalStore) -> NamedDat
 
 def stored_buffer(buffer: bytes | FileBackedData, store: LocalStore) -> FileBackedData:
     """The same bytes as a file of the store."""
-    if isinstance(buffer, FileBackedData):
-        blob = BlobRef(Digest(buffer.sha256().hex()), len(buffer))
-        return _stored(blob if store.contains(blob) else store.put_bytes(buffer.to_bytes()), store)
-    return _stored(store.put_bytes(buffer), store)
+    return _stored(_blob_of(buffer, store), store)
+
+
+def _blob_of(buffer: bytes | FileBackedData, store: LocalStore) -> BlobRef:
+    """The object with a buffer's bytes; a buffer that is a file of the store is not read again."""
+    if not isinstance(buffer, FileBackedData):
+        return store.put_bytes(buffer)
+    blob = BlobRef(Digest(buffer.sha256().hex()), len(buffer))
+    return blob if store.contains(blob) else store.put_bytes(buffer.to_bytes())
 
 
 def save_delegates(delegates: Delegates, *, kind: str, store: LocalStore) -> ArtifactRef:
     """Stores delegates; payloads and named data are separate blobs. Raises StoreError as `save_value` does."""
-    encoder = _DelegateEncoder(store)
-    methods = [[name, [encoder.result(result) for result in results]] for name, results in delegates.methods.items()]
-    body = {"format": _FORMAT, "methods": methods, "storages": encoder.trees.storages}
-    return store.put_manifest(ArtifactManifest(kind, tuple(encoder.trees.blobs), body))
+    trees = TreeEncoder(store.put_bytes)
+    methods = [
+        [name, [_encode(result, trees, store) for result in results]] for name, results in delegates.methods.items()
+    ]
+    body = {"format": _FORMAT, "methods": methods, "storages": trees.storages}
+    return store.put_manifest(ArtifactManifest(kind, tuple(trees.blobs), body))
 
 
 def load_delegates(ref: ArtifactRef, store: LocalStore) -> Delegates:
@@ -134,7 +131,7 @@ def load_delegates(ref: ArtifactRef, store: LocalStore) -> Delegates:
     match manifest.body:
         case {"format": 1, "methods": list() as methods, "storages": list() as storages}:
             with decoding(ref):
-                decoder = _DelegateDecoder(store, manifest, storages)
+                decoder = _Decoder(store, manifest, storages)
                 return Delegates({name: tuple(map(decoder.result, results)) for name, results in methods})
     raise StoreError(
         f"the {ref.kind} {ref.root.digest} holds no delegates of format {_FORMAT}; "
@@ -142,47 +139,27 @@ def load_delegates(ref: ArtifactRef, store: LocalStore) -> Delegates:
     )
 
 
-class _DelegateEncoder:
-    def __init__(self, store: LocalStore) -> None:
-        self._store = store
-        self.trees = TreeEncoder(store.put_bytes)
-
-    def result(self, result: DelegateResult) -> dict[str, Any]:
-        return {
-            "backend": result.backend_id,
-            "payload": self.trees.blob(result.processed_bytes),
-            "compile_specs": self._tree(result, "compile specs", [list(spec) for spec in result.compile_specs]),
-            "named_data": None if result.named_data is None else self._named_data(result.named_data),
-            "debug_handle_map": self._tree(result, "debug handle map", result.debug_handle_map),
-            "info": self._tree(result, "delegate info", result.delegate_info_meta),
-        }
-
-    def _tree(self, result: DelegateResult, what: str, value: Any) -> Any:
+def _encode(result: DelegateResult, trees: TreeEncoder, store: LocalStore) -> dict[str, Any]:
+    def tree(what: str, value: Any) -> Any:
         try:
-            return self.trees.encode(value)
+            return trees.encode(value)
         except StoreError as error:
             raise StoreError(f"the {what} that {result.backend_id} gives cannot be stored: {error}") from error
 
-    def _named_data(self, output: NamedDataStoreOutput) -> dict[str, Any]:
-        buffers = [self._buffer(buffer) for buffer in output.buffers]
-        external = [[tag, _entries(entries)] for tag, entries in output.external_data.items()]
-        return {"buffers": buffers, "pte": _entries(output.pte_data), "external": external}
-
-    def _buffer(self, buffer: bytes | FileBackedData) -> int:
-        """A buffer's blob; buffers from `keep_named_data` are not read again."""
-        if isinstance(buffer, FileBackedData):
-            blob = BlobRef(buffer.sha256().hex(), len(buffer))
-            if self._store.contains(blob):
-                return self.trees.published(blob)
-        return self.trees.blob(_content(buffer))
+    return {
+        "backend": result.backend_id,
+        "payload": trees.blob(result.processed_bytes),
+        "compile_specs": tree("compile specs", [list(spec) for spec in result.compile_specs]),
+        "named_data": None if result.named_data is None else _encode_named_data(result.named_data, trees, store),
+        "debug_handle_map": tree("debug handle map", result.debug_handle_map),
+        "info": tree("delegate info", result.delegate_info_meta),
+    }
 
 
-def _content(buffer: bytes | FileBackedData) -> bytes:
-    return buffer.to_bytes() if isinstance(buffer, FileBackedData) else buffer
-
-
-def _stored(blob: BlobRef, store: LocalStore) -> FileBackedData:
-    return FileBackedData(str(store.path(blob)), sha256=bytes.fromhex(blob.digest))
+def _encode_named_data(output: NamedDataStoreOutput, trees: TreeEncoder, store: LocalStore) -> dict[str, Any]:
+    buffers = [trees.published(_blob_of(buffer, store)) for buffer in output.buffers]
+    external = [[tag, _entries(entries)] for tag, entries in output.external_data.items()]
+    return {"buffers": buffers, "pte": _entries(output.pte_data), "external": external}
 
 
 def _entries(entries: Mapping[str, DataEntry]) -> list[Any]:
@@ -193,7 +170,11 @@ def _layout(layout: TensorLayout | None) -> Any:
     return None if layout is None else [int(layout.scalar_type), list(layout.sizes), [int(n) for n in layout.dim_order]]
 
 
-class _DelegateDecoder:
+def _stored(blob: BlobRef, store: LocalStore) -> FileBackedData:
+    return FileBackedData(str(store.path(blob)), sha256=bytes.fromhex(blob.digest))
+
+
+class _Decoder:
     def __init__(self, store: LocalStore, manifest: ArtifactManifest, storages: list[int]) -> None:
         self._store = store
         self._blobs = manifest.blobs

@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torchao.quantization import quant_primitives as _registered  # noqa: F401 - torchao's operators
 
-from .packing import packed_by_rows
+from .weights import packed_by_rows
 
 _LOOKUPS = {torch.ops.aten.embedding.default, edge_ops.edge.aten.embedding.default}
 _EDGE_DEQUANTIZE = edge_ops.edge.torchao.dequantize_affine.default
@@ -78,11 +78,11 @@ def _fuse(program: ExportedProgram, table: Node, nodes: Sequence[Node]) -> None:
             arguments = (table, form.scales, zero_points, form.lowest, form.highest, lookup.args[1])
             with program.graph.inserting_before(lookup):
                 if form.scales.meta["val"].dtype == form.dtype:
-                    found = program.graph.call_function(operator.default, arguments)
+                    embedding = program.graph.call_function(operator.default, arguments)
                 else:
-                    found = program.graph.call_function(operator.dtype, arguments, {"dtype": form.dtype})
-            found.meta = dict(lookup.meta)
-            lookup.replace_all_uses_with(found)
+                    embedding = program.graph.call_function(operator.dtype, arguments, {"dtype": form.dtype})
+            embedding.meta = dict(lookup.meta)
+            lookup.replace_all_uses_with(embedding)
             program.graph.erase_node(lookup)
         program.graph.erase_node(node)
     if form.zero_points is not None and not form.zero_points.users:
@@ -92,17 +92,13 @@ def _fuse(program: ExportedProgram, table: Node, nodes: Sequence[Node]) -> None:
 def _packed(program: ExportedProgram, table: Node, form: _Form) -> Any:
     """Packs a table where its weights have 4 or 2 bits; returns the operator for it."""
     operators = edge_ops.edge.quantized_decomposed
-    bits, operator = {
-        (-8, 7): (4, operators.embedding_4bit),
-        (-2, 1): (2, operators.embedding_2bit),
-    }.get((form.lowest, form.highest), (8, operators.embedding_byte))
+    bits = {(-8, 7): 4, (-2, 1): 2}.get((form.lowest, form.highest), 8)
     weights = get_param_tensor(program, table)
-    if weights.shape[1] * bits % 8:
+    if bits == 8 or weights.shape[1] * bits % 8:
         return operators.embedding_byte
-    if bits != 8:
-        pack = partial(torch.ops.quant_fusion._pack_embedding_weight, bitwidth=bits)  # noqa: SLF001 - as above
-        _replace(program, table, packed_by_rows(weights, pack))
-    return operator
+    pack = partial(torch.ops.quant_fusion._pack_embedding_weight, bitwidth=bits)  # noqa: SLF001 - as above
+    _replace(program, table, packed_by_rows(weights, pack))
+    return operators.embedding_4bit if bits == 4 else operators.embedding_2bit
 
 
 def _zero_points(program: ExportedProgram, form: _Form) -> Node | None:

@@ -22,37 +22,34 @@ from ...errors import SourceError, TargetError
 from .embeddings import is_table
 
 
-def find_operators(names: Sequence[str]) -> list[torch._ops.OpOverload]:
-    """Resolves names such as ``aten.hardswish.default``; an overload left out means ``default``.
-
-    Raises TargetError if no such operator is registered.
-    """
+def find_operators(names: Iterable[str]) -> list[torch._ops.OpOverload]:
+    """Resolves names such as ``aten.hardswish`` (``.default``); raises TargetError for an unregistered operator."""
     return [_find_operator(name) for name in names]
 
 
-def find_edge_operators(names: Sequence[str]) -> list[EdgeOpOverload]:
+def find_edge_operators(names: Iterable[str]) -> list[EdgeOpOverload]:
     """The same in the edge dialect; raises TargetError as `find_operators`."""
-    found = []
+    operators = []
     for operator in find_operators(names):
         namespace, name = operator.name().split("::")
         packet = getattr(getattr(exir_ops.edge, namespace), name.partition(".")[0])
-        found.append(getattr(packet, operator._overloadname))  # noqa: SLF001 - torch has no public name for it
-    return found
+        operators.append(getattr(packet, operator._overloadname))  # noqa: SLF001 - torch has no public name for it
+    return operators
 
 
 def _find_operator(name: str, where: str = "") -> torch._ops.OpOverload:
     namespace, _, rest = name.partition(".")
-    operator, _, overload = rest.partition(".")
+    operator, _, suffix = rest.partition(".")
     try:
-        found = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
+        overload = getattr(getattr(getattr(torch.ops, namespace), operator), suffix or "default")
     except (AttributeError, RuntimeError):
-        found = None
-    if not isinstance(found, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for it
+        overload = None
+    if not isinstance(overload, torch._ops.OpOverload):  # noqa: SLF001 - torch has no public name for it
         raise TargetError(
             f"unknown operator {name!r}{where}; write it as namespace.operator.overload, "
             "for example aten.hardswish.default"
         )
-    return found
+    return overload
 
 
 def check_operators(named: Iterable[tuple[str, str]]) -> None:
@@ -62,15 +59,13 @@ def check_operators(named: Iterable[tuple[str, str]]) -> None:
 
 
 def check_control_flow(method: str, program: ExportedProgram) -> None:
-    """Checks that a program, delegates linked, has no loop that would have to be emitted.
+    """Raises SourceError if a program with linked delegates has a ``while_loop``.
 
-    The emitter of executorch 1.5.1 knows cond, map and scan (exir/emit/_emitter.py, `_emit_control_flow`). Raises
-    SourceError if there is a ``while_loop``.
+    The emitter of executorch 1.5.1 knows cond, map and scan (exir/emit/_emitter.py, `_emit_control_flow`).
     """
     for module in program.graph_module.modules():
-        if not isinstance(module, torch.fx.GraphModule):
-            continue
-        if any(node.target is torch.ops.higher_order.while_loop for node in module.graph.nodes):
+        nodes = module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
+        if any(node.target is torch.ops.higher_order.while_loop for node in nodes):
             raise SourceError(
                 f'method {method!r} has a while_loop, which executorch does not emit ("Unsupported control flow '
                 'operator: while_loop"); write it as a map or scan over a known number of steps, or run the loop '
@@ -78,8 +73,7 @@ def check_control_flow(method: str, program: ExportedProgram) -> None:
             )
 
 
-_TAKEN = re.compile(r"aten\.(linear|addmm|mm|conv\w*)\b")
-"""Operators that all quantizers take."""
+_TAKEN = re.compile(r"aten\.(linear|addmm|mm|conv\w*)\b")  # operators that all quantizers take
 
 
 def only_looks_up(program: ExportedProgram) -> bool:
@@ -89,21 +83,20 @@ def only_looks_up(program: ExportedProgram) -> bool:
 
 def _with_weights(program: ExportedProgram) -> list[Node]:
     """Calls of operators that take weights."""
-    weights = set(program.graph_signature.inputs_to_parameters) | set(program.graph_signature.inputs_to_buffers)
-    return [node for node in calls_of(program.graph) if any(value.name in weights for value in node.all_input_nodes)]
+    weights = {*program.graph_signature.inputs_to_parameters, *program.graph_signature.inputs_to_buffers}
+    return [node for node in calls_of(program.graph) if not weights.isdisjoint(x.name for x in node.all_input_nodes)]
 
 
 def why_nothing_to_quantize(program: ExportedProgram) -> str:
-    """Says where a program in which a quantizer finds nothing computes with weights; may be empty."""
+    """Says where a program that a quantizer leaves as it is computes with weights; may be empty."""
     used = _with_weights(program)
     operators = sorted({str(node.target).removesuffix(".default") for node in used if node.target not in _CONTROL})
     inner = [node.target for module in graph_modules(program.graph_module) for node in module.graph.nodes]
     if not any(map(_TAKEN.match, operators)) and any(_TAKEN.match(str(target)) for target in inner):
         return "it would take operators of branches and loops only"
-    taken = [node.meta["val"].dtype for node in used if _TAKEN.match(str(node.target))]
-    if taken:
-        others = [str(dtype).removeprefix("torch.") for dtype in taken if dtype is not torch.float32]
-        return f"its layers compute in {others[0]}" if len(others) == len(taken) else ""
+    if dtypes := [node.meta["val"].dtype for node in used if _TAKEN.match(str(node.target))]:
+        others = [str(dtype).removeprefix("torch.") for dtype in dtypes if dtype is not torch.float32]
+        return f"its layers compute in {others[0]}" if len(others) == len(dtypes) else ""
     return f"with weights it has {', '.join(operators)}" if operators else "it has no operator with weights"
 
 
@@ -121,8 +114,7 @@ def graph_modules(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph
         yield from graph_modules(inner)
 
 
-KEPT = "pteforge.kept_on_cpu"
-"""Key of `Node.meta` under which a partitioner says why it leaves a call to the CPU."""
+KEPT = "pteforge.kept_on_cpu"  # key of `Node.meta` under which a partitioner says why it leaves a call to the CPU
 
 
 def lowered_modules(program: ExportedProgram) -> Iterator[tuple[torch.fx.GraphModule, str, LoweredBackendModule]]:
@@ -143,8 +135,8 @@ def _hidden(operator: torch._ops.OpOverload) -> torch._ops.OpOverload:
     name = operator._opname  # noqa: SLF001 - torch has no public name for it
     _LIBRARY.define(str(operator._schema).replace(f"{_NAMESPACE}::", ""))  # noqa: SLF001 - as above
     _LIBRARY.impl(name, operator, "CompositeExplicitAutograd")
-    found: torch._ops.OpOverload = getattr(torch.ops.pteforge, name).default
-    return found
+    hidden: torch._ops.OpOverload = getattr(torch.ops.pteforge, name).default
+    return hidden
 
 
 _AFFINE = {
@@ -162,11 +154,11 @@ _SHOWN = {hidden: operator for operator, hidden in _AFFINE.items()}
 def affine_calls(program: ExportedProgram) -> list[Node]:
     """Calls of torchao's affine quantization in a program, ATen or edge, in the order of its graphs."""
     calls = (node for module in graph_modules(program.graph_module) for node in calls_of(module.graph))
-    return [node for node in calls if _overload(node.target) in _AFFINE]
+    return [node for node in calls if _aten_operator(node.target) in _AFFINE]
 
 
-def _overload(target: Any) -> Any:
-    return target._op if isinstance(target, EdgeOpOverload) else target  # noqa: SLF001 - the ATen operator
+def _aten_operator(target: Any) -> Any:
+    return target._op if isinstance(target, EdgeOpOverload) else target  # noqa: SLF001 - has no public name
 
 
 def decompose_affine(program: ExportedProgram, kept: Collection[Node] = ()) -> ExportedProgram:
@@ -179,8 +171,8 @@ def decompose_affine(program: ExportedProgram, kept: Collection[Node] = ()) -> E
         if node in kept or is_table(node):
             node.target = _AFFINE[node.target]
     decomposed = program.run_decompositions({operator: decompositions[operator] for operator in _AFFINE})
-    for made in (program, decomposed):
-        for module in graph_modules(made.graph_module):
+    for changed in (program, decomposed):
+        for module in graph_modules(changed.graph_module):
             for node in calls_of(module.graph):
                 node.target = _SHOWN.get(node.target, node.target)
             module.recompile()
@@ -253,12 +245,11 @@ def keep_shared_initial_state(programs: Mapping[str, ExportedProgram], order: Se
 
 
 def _value(program: ExportedProgram, name: str) -> torch.Tensor:
-    found: torch.Tensor = program.state_dict[name] if name in program.state_dict else program.constants[name]
-    return found
+    value: torch.Tensor = {**program.constants, **program.state_dict}[name]
+    return value
 
 
-SHARED = "pteforge_shared_state"
-"""Marks placeholders of state that methods share, also in methods that only read it."""
+SHARED = "pteforge_shared_state"  # marks placeholders of state that methods share, also in methods that only read it
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')

@@ -9,6 +9,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from ...formats.nfat.pack import PackedContainer
 
 
-# Readers of file formats import flatbuffers, and that numpy. Functions that need them import them, so that rebuilding
-# a file does not.
+# Readers of file formats import flatbuffers, and that numpy: only functions that need them do.
 
 
 def save_payload(
@@ -67,10 +67,7 @@ def _save(
     store: LocalStore,
     body: Mapping[str, Any] = MappingProxyType({}),
 ) -> ArtifactRef:
-    """Stores views, one after another, as one file; the manifest's body gets what `body` has as well.
-
-    The extents of each, sorted and disjoint, become objects of their own.
-    """
+    """Stores views as one file, with an object for each extent (sorted, disjoint); adds `body` to the manifest's."""
     pieces: list[Piece] = []
     compressor, sha256 = zlib.compressobj(9), hashlib.sha256()
     compressed: list[bytes] = []
@@ -100,10 +97,8 @@ def _save(
 def write_payload(ref: ArtifactRef, store: LocalStore, destination: Path) -> None:
     """Rebuilds a file at `destination` atomically; creates the folder if needed.
 
-    Raises:
-        ObjectMissing, ObjectDamaged: an object cannot be used; `destination` is unchanged.
-        StoreError: `ref` is not a file stored as pieces.
-        OSError: the file cannot be written.
+    Raises ObjectMissing or ObjectDamaged for an unusable object, StoreError if `ref` is not a file stored as pieces,
+    and OSError if the file cannot be written. `destination` is then unchanged.
     """
     layout = _layout(ref, store)
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -131,10 +126,8 @@ def save_packed(packed: PackedContainer, store: LocalStore) -> ArtifactRef:
     """Stores a container and its blobs as one file in pieces; weights are objects that payloads have, too."""
     files = [("", memoryview(packed.container)), *packed.blobs.items()]
     views = [(view, cut(Extent(0, len(view)), packed.shareable.get(key, ()))) for key, view in files]
-    blobs = [
-        [key, len(blob), [astuple(part) for part in packed.shareable.get(key, ())]]
-        for key, blob in packed.blobs.items()
-    ]
+    parts = {key: [astuple(part) for part in packed.shareable.get(key, ())] for key in packed.blobs}
+    blobs = [[key, len(blob), parts[key]] for key, blob in packed.blobs.items()]
     body = {"alignment": packed.alignment, "container": len(packed.container), "blobs": blobs}
     return _save(views, "payload/nfat", store, body)
 
@@ -173,8 +166,7 @@ class Zeros:
     size: int
 
 
-Piece = Remainder | Zeros | BlobRef
-"""A piece of a file; a `BlobRef` stands for the whole object."""
+Piece = Remainder | Zeros | BlobRef  # A piece of a file; a `BlobRef` stands for the whole object
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +177,6 @@ class FileLayout:
     sha256: Digest
     remainder: BlobRef  # the object with all bytes that are not worth an object of their own, compressed with zlib
     pieces: tuple[Piece, ...]  # the whole file, in order
-
-    @property
-    def remainder_size(self) -> int:
-        """Bytes of the remainder before compression."""
-        return sum(piece.size for piece in self.pieces if isinstance(piece, Remainder))
 
     def to_manifest(self, kind: str) -> ArtifactManifest:
         blobs = dict.fromkeys([self.remainder, *(piece for piece in self.pieces if isinstance(piece, BlobRef))])
@@ -208,13 +195,9 @@ class FileLayout:
 
 
 def _piece_to_json(piece: Piece, index: dict[BlobRef, int]) -> list[Any]:
-    match piece:
-        case Remainder(size):
-            return ["glue", size]
-        case Zeros(size):
-            return ["zeros", size]
-        case BlobRef():
-            return ["blob", index[piece]]
+    if isinstance(piece, BlobRef):
+        return ["blob", index[piece]]
+    return ["glue" if isinstance(piece, Remainder) else "zeros", piece.size]
 
 
 def _piece_from_json(value: Any, blobs: tuple[BlobRef, ...]) -> Piece:
@@ -243,12 +226,10 @@ def save_assets(assets: Mapping[str, bytes], store: LocalStore) -> ArtifactRef:
 def asset_blobs(ref: ArtifactRef, store: LocalStore) -> dict[str, BlobRef]:
     """The object of each file, by name. Raises StoreError if the artifact is none of assets."""
     manifest = store.manifest(ref)
-    match manifest.body:
-        case dict() as body if all(re.fullmatch(NAME_PATTERN, str(name)) for name in body):
-            try:
-                return {name: manifest.blobs[position] for name, position in body.items()}
-            except (IndexError, TypeError) as error:
-                raise StoreError(f"object {ref.root.digest} in {store.root}: not the assets of a model") from error
+    body = manifest.body
+    if isinstance(body, dict) and all(re.fullmatch(NAME_PATTERN, str(name)) for name in body):
+        with suppress(IndexError, TypeError):
+            return {name: manifest.blobs[position] for name, position in body.items()}
     raise StoreError(f"object {ref.root.digest} in {store.root}: not the assets of a model")
 
 
@@ -269,7 +250,8 @@ def _layout(ref: ArtifactRef, store: LocalStore) -> FileLayout:
 
 
 def _chunks(layout: FileLayout, store: LocalStore) -> Iterator[bytes | memoryview]:
-    remainder = memoryview(_decompress(store.read(layout.remainder), layout.remainder_size))
+    size = sum(piece.size for piece in layout.pieces if isinstance(piece, Remainder))
+    remainder = memoryview(_decompress(store.read(layout.remainder), size))
     for piece in layout.pieces:
         match piece:
             case Remainder(size):
@@ -284,10 +266,9 @@ def _chunks(layout: FileLayout, store: LocalStore) -> Iterator[bytes | memoryvie
 
 def _decompress(compressed: bytes, size: int) -> bytes:
     """Decompresses at most `size` bytes, so that a damaged remainder cannot take more memory than the file."""
-    try:
+    with suppress(zlib.error):  # then the file's digest is wrong, and `_check` finds the damaged object
         return zlib.decompressobj().decompress(compressed, size) if size else b""
-    except zlib.error:
-        return b""  # then the file's digest is wrong, and `_check` finds the damaged object
+    return b""
 
 
 def _blob_chunks(blob: BlobRef, store: LocalStore) -> Iterator[bytes]:
@@ -313,20 +294,17 @@ def _check(sha256: str, ref: ArtifactRef, layout: FileLayout, store: LocalStore)
 
 
 def write_delivered(file: ArtifactRef, data: ArtifactRef | None, work: Workspace) -> tuple[Path, tuple[Path, ...]]:
-    """Writes a file and its weights, if it has any of its own, to the scratch folder; returns `.pte` and `.ptd`s."""
-    path, data_path = work.scratch / "model.pte", work.scratch / "model.ptd"
-    write_payload(file, work.store, path)
-    if data is None:
-        return path, ()
-    write_payload(data, work.store, data_path)
-    return path, (data_path,)
+    """Writes a file and its weights, if it has its own, to the scratch folder; returns `.pte` and `.ptd`s."""
+    paths = []
+    for ref, name in ((file, "model.pte"), (data, "model.ptd")):
+        if ref is not None:
+            paths.append(work.scratch / name)
+            write_payload(ref, work.store, paths[-1])
+    return paths[0], tuple(paths[1:])
 
 
 def check_file(pte: PteFile, *, methods: Collection[str], backends: Collection[str], what: str) -> None:
-    """Checks a file that ExecuTorch emitted.
-
-    Raises PteforgeError if it lacks a method, or needs a backend that its target does not name.
-    """
+    """Raises PteforgeError if an emitted file lacks a method, or needs a backend that its target does not name."""
     names = {method.name for method in pte.methods}
     if missing := set(methods) - names:
         raise PteforgeError(f"{what} lacks the methods {sorted(missing)}; it has {sorted(names)}")

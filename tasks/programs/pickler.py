@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -70,12 +71,11 @@ class Interner:
             return stack
 
     def _source(self, source: NodeSource) -> NodeSource:
-        known = self._seen.get(id(source))
-        if known is None:
+        if id(source) not in self._seen:
             earlier = tuple(id(self._source(child)) for child in source.from_node)
             key = (source.name, source.target, source.graph_id, source.pass_name, tuple(source.action), earlier)
-            known = self._seen[id(source)] = self._sources.setdefault(key, source)
-        return known
+            self._seen[id(source)] = self._sources.setdefault(key, source)
+        return self._seen[id(source)]
 
     def source_arguments(self, source: NodeSource) -> tuple[Any, ...]:
         """Arguments of `restore.node_source`. Graphs are numbered, since their ids are addresses."""
@@ -89,16 +89,15 @@ class Interner:
 
 
 def _nameable(source: Any) -> Any:
-    """The name of a user's class or function, as torch names modules in stacks: later stages cannot import it.
-
-    torch's own stay as they are, because passes compare them.
-    """
+    """The name of a user's class or function, since later stages cannot import it; torch's own stay for its passes."""
     module, name = getattr(source, "__module__", None), getattr(source, "__qualname__", "")
     if isinstance(source, str) or not module or not name:
         return source
     lasting = module.partition(".")[0] == "torch" and "<locals>" not in name
     return source if lasting else f"{module}.{name}"
 
+
+_attribute = object.__getattribute__  # past the properties of a class
 
 Reduction = tuple[Any, ...]
 """Callable and arguments as `object.__reduce_ex__` returns them; also a state and, sixth, its setter."""
@@ -110,12 +109,6 @@ _REBUILT = {
     *("_tracer_cls", "_tracer_extras", "_in_spec", "_out_spec"),
 }
 _CACHES = {"tracked_fakes", "fake_tensor_cache", "fx_node_cache", "log"}
-
-
-def reduce_graph_module(module: torch.fx.GraphModule) -> Reduction:
-    """The graph, and the attributes that a fresh module lacks. Python source is generated again from the graph."""
-    state = (module.graph, _changed(vars(module), _FRESH_MODULE, _REBUILT))  # attributes may name nodes
-    return restore.graph_module, (), state, None, None, restore.fill_graph_module
 
 
 def _changed(attributes: dict[str, Any], fresh: dict[str, Any], without: set[str]) -> dict[str, Any]:
@@ -175,7 +168,7 @@ def reduce_fake_mode(mode: FakeTensorMode) -> Reduction:
     return restore.fake_mode, (options, mode.shape_env)
 
 
-def reduce_shape_env(env: ShapeEnv) -> Reduction:
+def _reduce_shape_env(env: ShapeEnv) -> Reduction:
     return restore.shape_env, (), _changed(vars(env), _FRESH_ENV, _CACHES), None, None, restore.fill_shape_env
 
 
@@ -191,13 +184,9 @@ def verifier_options(verifier: type[Verifier]) -> tuple[Any, ...]:
     """Options of the class: for edge whether it checks and uses dim order; exempt and preserved operators."""
     if verifier.dialect not in ("EDGE", "OLD_EXIR_ATEN"):
         return ()
-    made: Any = verifier()
-    switches = (made.enable, made.use_dim_order) if verifier.dialect == "EDGE" else ()
-    return (*switches, list(made._core_aten_ops_exception_list), list(made._preserve_ops))  # noqa: SLF001 - not public
-
-
-def reduce_view_spec(spec: _ViewSpec) -> Reduction:
-    return restore.view_spec, (object.__getattribute__(spec, "_base"), list(object.__getattribute__(spec, "shape")))
+    instance: Any = verifier()
+    switches = (instance.enable, instance.use_dim_order) if verifier.dialect == "EDGE" else ()
+    return (*switches, list(instance._core_aten_ops_exception_list), list(instance._preserve_ops))  # noqa: SLF001 - not public
 
 
 REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
@@ -208,9 +197,9 @@ REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
     FakeTensorMode: reduce_fake_mode,
     OpOverload: reduce_operator,
     OpOverloadPacket: lambda packet: (restore.packet, tuple(packet._qualified_op_name.split("::"))),  # noqa: SLF001 - no public access
-    ShapeEnv: reduce_shape_env,
+    ShapeEnv: _reduce_shape_env,
     SymNode: lambda node: (restore.sym_node, (node._expr, node.shape_env, node.pytype, node._hint, node.constant)),  # noqa: SLF001 - the properties simplify
-    _ViewSpec: reduce_view_spec,
+    _ViewSpec: lambda spec: (restore.view_spec, (_attribute(spec, "_base"), list(_attribute(spec, "shape")))),
     LeafSpec: lambda _leaf: (treespec_leaf, ()),
     immutable_dict: lambda mapping: (immutable_dict, (dict(mapping),)),
     immutable_list: lambda sequence: (immutable_list, (tuple(sequence),)),
@@ -223,17 +212,16 @@ REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
 """Reductions by exact type; `_Pickler` handles types with subclasses or with state."""
 
 
-INLINE_LIMIT = 4096
-"""Bytes objects up to this size stay in the stream."""
+INLINE_LIMIT = 4096  # bytes objects up to this size stay in the stream
 
 _PLAIN = (bool, int, float, str)
 
 
+@dataclass(eq=False)
 class _Buffer:
     """Marks a buffer of named data in the stream."""
 
-    def __init__(self, content: bytes | FileBackedData) -> None:
-        self.content = content
+    content: bytes | FileBackedData
 
 
 def plain_attributes(tensor: torch.Tensor) -> dict[str, Any]:
@@ -241,11 +229,11 @@ def plain_attributes(tensor: torch.Tensor) -> dict[str, Any]:
     return {name: value for name, value in vars(tensor).items() if type(value) in _PLAIN and name != "_is_param"}
 
 
+@dataclass(eq=False)
 class _AbsentWeight:
     """Marks an entry of a program's state or constants that is stored like a real tensor, but has no bytes."""
 
-    def __init__(self, fake: FakeTensor) -> None:
-        self.fake = fake
+    fake: FakeTensor
 
 
 class _Pickler(pickle.Pickler):
@@ -289,7 +277,9 @@ class _Pickler(pickle.Pickler):
             local = issubclass(item, Verifier) and "<locals>" in item.__qualname__
             return reduce_verifier(item) if local else NotImplemented
         if isinstance(item, torch.fx.GraphModule):
-            return reduce_graph_module(item)
+            # Python source is generated again from the graph; attributes may name its nodes
+            state = (item.graph, _changed(vars(item), _FRESH_MODULE, _REBUILT))
+            return restore.graph_module, (), state, None, None, restore.fill_graph_module
         if isinstance(item, HigherOrderOperator):
             return restore.higher_order_operator, (item.name(),)
         return NotImplemented
@@ -359,10 +349,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dump_stream(value: Any, externals: BlobSink) -> bytes:
-    """The stream of a program, or of another value; large content goes to `externals`.
-
-    Raises pickle's errors for unsupported objects.
-    """
+    """The stream of a program or another value; large content goes to `externals`. Raises pickle's errors."""
     stream = io.BytesIO()
     _Pickler(stream, externals).dump(value)
     return stream.getvalue()

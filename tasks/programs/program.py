@@ -6,7 +6,7 @@ import pickle
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from executorch.version import __version__ as executorch_version
@@ -33,18 +33,15 @@ from .storages import (
     weight_opener,
 )
 
-CODEC_VERSION = 2
-"""Increase it with each change of `restore` or `pickler` that cannot read older streams."""
-
-_LEVEL = 6
+CODEC_VERSION = 2  # increase it with each change of `restore` or `pickler` that cannot read older streams
+_LEVEL = 6  # of compression
 
 
 def save_program(program: ExportedProgram, *, kind: str, store: LocalStore) -> ArtifactRef:
     """Stores a program: its graph as a compressed stream, and the exact bytes of each weight storage.
 
-    The program is not changed. Its example inputs are left out: they are a separate artifact. The ref's identity covers
-    the kind and the canonical digest of the program. Raises StoreError if the program has an object that cannot be
-    stored.
+    The example inputs are left out: they are a separate artifact. The ref's identity covers the kind and the canonical
+    digest of the program. Raises StoreError if the program has an object that cannot be stored.
     """
     storages = StorageTable()
     transparent = not any(map(is_traceable_wrapper_subclass, program.state_dict.values()))
@@ -71,15 +68,12 @@ def save_graph(program: ExportedProgram, absent: AbsentWeights, *, kind: str, st
 def load_program(ref: ArtifactRef, store: LocalStore, *, on_use: bool = False) -> ExportedProgram:
     """Loads a program. Weights are mapped copy-on-write, so changes never reach the store.
 
-    `on_use` leaves those that the store has references to in their files: for who reads them by
-    `WeightsOnUse` only.
+    `on_use` leaves those that the store has references to in their files, to be read by `WeightsOnUse` only.
 
     Unpickling can run any code: `ref` must come from a trusted ledger, never from a user's file.
 
-    Raises:
-        ObjectMissing, ObjectDamaged: a part of the artifact.
-        StoreError: the program was written by other versions of Python, torch, executorch or this codec, or it refers
-            to Python modules that cannot be imported here (a user's own pytree types).
+    Raises ObjectMissing, ObjectDamaged, or StoreError if the program was written by other versions of Python, torch,
+    executorch or this codec, or refers to modules that cannot be imported here (a user's own pytree types).
     """
     manifest = _manifest(ref, store)
     with decoding(ref):
@@ -89,8 +83,7 @@ def load_program(ref: ArtifactRef, store: LocalStore, *, on_use: bool = False) -
 def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, AbsentWeights]:
     """Loads the graph of a program: its weights are fake tensors of the mode that its nodes' values have.
 
-    Raises:
-        ObjectMissing, ObjectDamaged, StoreError: as `load_program`; also StoreError where no node has a fake value.
+    Raises the errors of `load_program`, and StoreError if no node has a fake value.
     """
     absent = AbsentWeights()
     manifest = _manifest(ref, store)
@@ -108,7 +101,7 @@ def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, Ab
 
 
 def fake_on(storage: torch.UntypedStorage, like: torch.Tensor, mode: FakeTensorMode | None) -> torch.Tensor:
-    """A fake tensor on an absent weight's storage that is otherwise like another one."""
+    """A fake tensor on an absent weight's storage that is otherwise like another tensor."""
     with no_dispatch(), torch.no_grad():
         meta = torch.empty(0, dtype=like.dtype, device="meta")
         meta.set_(storage, like.storage_offset(), like.size(), like.stride())
@@ -131,9 +124,9 @@ def _graph(program: ExportedProgram, kind: str, sink: BlobSink) -> tuple[Artifac
     form, contents = program_form(program, storages)
     slots: dict[int, int] = {}
     parts: list[Any] = []
-    for place, number in enumerate(contents):
+    for position, number in enumerate(contents):
         storage = storages.storages[number]
-        slot = place if number in sink.weights else storages.absent.slot(storage)
+        slot = position if number in sink.weights else storages.absent.slot(storage)
         if slot is None:
             parts.append(storages.digest(storage))
         else:
@@ -151,16 +144,13 @@ def _graph(program: ExportedProgram, kind: str, sink: BlobSink) -> tuple[Artifac
 def _weight_storages(program: ExportedProgram) -> Iterator[torch.UntypedStorage]:
     """Storages of the program's state, but not those that constants or attributes of the graph use too."""
     module = program.graph_module
-    others = {_place(value) for value in (*program.constants.values(), *module.parameters(), *module.buffers())}
+    others = [*program.constants.values(), *module.parameters(), *module.buffers()]
+    used = {storage_address(value.untyped_storage()) for value in others if isinstance(value, torch.Tensor)}
     for tensor in program.state_dict.values():
         if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and is_plain(tensor):
             storage = tensor.untyped_storage()
-            if storage.nbytes() and _place(tensor) not in others:
+            if storage.nbytes() and storage_address(storage) not in used:
                 yield storage
-
-
-def _place(value: Any) -> int | None:
-    return storage_address(value.untyped_storage()) if isinstance(value, torch.Tensor) else None
 
 
 def _load(
@@ -168,8 +158,7 @@ def _load(
 ) -> ExportedProgram:
     stream = store.read(manifest.blobs[manifest.body["stream"]])
     externals = open_externals(manifest, store, open_weight)
-    program: ExportedProgram = load_stream(zlib.decompress(stream), externals)
-    return program
+    return cast("ExportedProgram", load_stream(zlib.decompress(stream), externals))
 
 
 def _manifest(ref: ArtifactRef, store: LocalStore) -> ArtifactManifest:
@@ -185,6 +174,6 @@ def _manifest(ref: ArtifactRef, store: LocalStore) -> ArtifactManifest:
 
 
 def _written_by() -> dict[str, Any]:
-    """What a stream depends on; Python since pickles name internals of its modules, which move between versions."""
+    """Versions that a stream depends on; Python because pickles name internals of its modules."""
     python = "{}.{}".format(*sys.version_info)
     return {"codec": CODEC_VERSION, "torch": torch.__version__, "executorch": executorch_version, "python": python}

@@ -41,14 +41,14 @@ def map_storage(path: Path, size: int) -> torch.UntypedStorage:
 
 
 INLINE_STORAGE_LIMIT = 512
-"""Tensor storages up to this size stay in the stream; weights up to this size are together in one blob."""
+"""Bytes up to which tensor storages stay in the stream, and weights are together in one blob."""
 
 _STORAGE, _BYTES, _FILE = "storage", "bytes", "file"
 
 
 @dataclass
 class AbsentWeights:
-    """Storages without bytes that take the place of a program's weights, and the slot of the weight each stands for."""
+    """Storages without bytes that replace a program's weights, and the slot of the weight each stands for."""
 
     _slots: dict[int, tuple[torch.UntypedStorage, int]] = field(default_factory=dict)
 
@@ -79,13 +79,9 @@ def storage_address(storage: torch.UntypedStorage) -> int:
 
 @dataclass
 class StorageTable:
-    """The distinct storages of a program or value, numbered in order of first use; hashes each of them once.
+    """The distinct storages of a program or value, even if bytes are equal, in order of first use; hashes each once."""
 
-    Two storages with equal bytes are two entries: whether tensors share one matters to a program.
-    """
-
-    # storages that hold no bytes, of weights that are not there
-    absent: AbsentWeights = field(default_factory=AbsentWeights)
+    absent: AbsentWeights = field(default_factory=AbsentWeights)  # storages of weights without their bytes
     storages: list[torch.UntypedStorage] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
     _digests: dict[int, Digest] = field(default_factory=dict)
@@ -124,7 +120,7 @@ class StorageTable:
 
 @dataclass
 class BlobSink:
-    """Publishes a stream's external content, by the number that the stream has for it; hashes everything once."""
+    """Publishes a stream's external content, by its number in the stream; hashes everything once."""
 
     store: LocalStore
     storages: StorageTable
@@ -165,10 +161,7 @@ class BlobSink:
         return self._put(_BYTES, content)
 
     def put_buffer(self, content: bytes | FileBackedData) -> int:
-        """It may be read back as a file."""
-        if isinstance(content, FileBackedData):
-            content = content.to_bytes()
-        return self._put(_FILE, content)
+        return self._put(_FILE, content.to_bytes() if isinstance(content, FileBackedData) else content)
 
     def number(self, blob: BlobRef) -> int:
         return self.blobs.setdefault(blob, len(self.blobs))
@@ -180,12 +173,11 @@ class BlobSink:
         return len(self.entries) - 1
 
 
-_LEAST_REFERENCE = 1 << 20
-"""Bytes of a storage from which on its bytes may stay in a file that is mapped."""
+_LEAST_REFERENCE = 1 << 20  # bytes of a storage from which on its bytes may stay in a mapped file
 
 
 def put_storage(storage: torch.UntypedStorage, store: LocalStore) -> BlobRef:
-    """Publishes the bytes of a storage, those of a checkpoint that is mapped by where they are.
+    """Publishes the bytes of a storage, those of a mapped checkpoint by reference.
 
     A file of the store's own `scratch` that the storage is mapped from becomes the object; an object is one already.
     """
@@ -223,10 +215,7 @@ def put_weights(slots: Mapping[int, torch.UntypedStorage], storages: StorageTabl
 def open_externals(
     manifest: ArtifactManifest, store: LocalStore, open_weight: Callable[[int, int], torch.UntypedStorage]
 ) -> list[Any]:
-    """The content that `BlobSink` published, by number; storages and named data are mapped, not read.
-
-    `open_weight` takes the slot and the size of a weight.
-    """
+    """The content that `BlobSink` published, by number; storages and named data are mapped, not read."""
     return [
         open_weight(*entry) if kind == WEIGHT else _open(kind, manifest.blobs[entry[0]], store)
         for kind, *entry in manifest.body["externals"]
@@ -242,18 +231,18 @@ def weight_opener(
 
     def open_weight(slot: int, size: int) -> torch.UntypedStorage:
         weight = weights[slot]
-        reference = store.reference(weight.blob) if size > INLINE_STORAGE_LIMIT else None
+        if size <= INLINE_STORAGE_LIMIT:
+            return copied_storage(read(weight.blob)[weight.offset :][:size])
+        reference = store.reference(weight.blob)
         if reference and (on_use or (not reference.widened and store.check(weight.blob))):
             return map_reference(reference)
-        if size > INLINE_STORAGE_LIMIT:
-            return map_storage(store.path(weight.blob), size)
-        return copied_storage(read(weight.blob)[weight.offset :][:size])
+        return map_storage(store.path(weight.blob), size)
 
     return open_weight
 
 
 def copied_storage(content: bytes) -> torch.UntypedStorage:
-    """A storage of its own, with these bytes."""
+    """A new storage with these bytes."""
     storage = torch.UntypedStorage(len(content))
     if content:
         ctypes.memmove(storage.data_ptr(), content, len(content))

@@ -10,32 +10,27 @@ import torch
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import StoreError
-from .storages import is_plain, map_storage, storage_bytes
+from .storages import is_plain, map_storage, storage_address, storage_bytes
 
 _INLINE_LIMIT = 64
-_ALIGNMENT = 16
-"""Alignment of the stored part of a storage: the size of the largest element type."""
+_ALIGNMENT = 16  # alignment of the stored part of a storage: the size of the largest element type
 
 
 class TreeEncoder:
     """Encodes trees; `put` publishes tensor storages and longer bytes as blobs.
 
     Tensors that share a storage share a blob, which holds the part of the storage that the tree's tensors use.
-
-    Attributes:
-        blobs: every blob and its number, in order of first use.
-        storages: blob numbers of the storages, which tensors refer to by position.
     """
 
     def __init__(self, put: Callable[[bytes | memoryview], BlobRef]) -> None:
         self._put = put
         self._used: dict[int, tuple[int, int]] = {}
         self._positions: dict[int, int] = {}
-        self.blobs: dict[BlobRef, int] = {}
-        self.storages: list[int] = []
+        self.blobs: dict[BlobRef, int] = {}  # every blob and its number, in order of first use
+        self.storages: list[int] = []  # blob numbers of the storages, which tensors refer to by position
 
     def encode(self, value: Any) -> Any:
-        """JSON of a whole tree; raises StoreError, naming the place, for other values."""
+        """JSON of a whole tree; raises StoreError, naming its path, for other values."""
         self._used, self._positions = {}, {}
         self._measure(value)
         return self._encode(value, "")
@@ -49,25 +44,24 @@ class TreeEncoder:
     def _measure(self, value: Any) -> None:
         if is_dense(value):
             start, end = _used_bytes(value)
-            low, high = self._used.get(_identity(value), (start, end))
-            self._used[_identity(value)] = (min(low, start), max(high, end))
+            address = storage_address(value.untyped_storage())
+            low, high = self._used.get(address, (start, end))
+            self._used[address] = (min(low, start), max(high, end))
         elif isinstance(value, (list, tuple)):
             for item in value:
                 self._measure(item)
         elif isinstance(value, dict):
             self._measure(list(value.values()))
 
-    def _encode(self, value: Any, place: str) -> Any:
+    def _encode(self, value: Any, path: str) -> Any:
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
         if kind in (list, tuple):
-            return {kind.__name__: [self._encode(item, f"{place}[{number}]") for number, item in enumerate(value)]}
+            return {kind.__name__: [self._encode(item, f"{path}[{number}]") for number, item in enumerate(value)]}
         if kind is dict:
             pairs = value.items()
-            return {
-                "dict": [[self._encode(key, place), self._encode(item, f"{place}[{key!r}]")] for key, item in pairs]
-            }
+            return {"dict": [[self._encode(key, path), self._encode(item, f"{path}[{key!r}]")] for key, item in pairs]}
         if kind is float:
             return {"float": value.hex()}
         if kind is bytes:
@@ -75,14 +69,15 @@ class TreeEncoder:
         if is_dense(value):
             return {"tensor": self._tensor(value)}
         raise StoreError(
-            f"value{place} is a {_describe(value)}, which cannot be stored: only dense CPU tensors, dict, list, tuple, "
+            f"value{path} is a {_describe(value)}, which cannot be stored: only dense CPU tensors, dict, list, tuple, "
             "int, float, bool, str, bytes and None can"
         )
 
     def _tensor(self, tensor: torch.Tensor) -> dict[str, Any]:
-        low, high = self._used[_identity(tensor)]
+        address = storage_address(tensor.untyped_storage())
+        low, high = self._used[address]
         low -= low % _ALIGNMENT
-        position = self._positions.setdefault(_identity(tensor), len(self.storages))
+        position = self._positions.setdefault(address, len(self.storages))
         if position == len(self.storages):
             self.storages.append(self.blob(storage_bytes(tensor.untyped_storage())[low:high]))
         return {
@@ -133,10 +128,6 @@ class TreeDecoder:
 def is_dense(value: Any) -> bool:
     """Whether it is a tensor of no subclass, in memory of the CPU."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu" and is_plain(value)
-
-
-def _identity(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the address of the storage, its only identity
 
 
 def _used_bytes(tensor: torch.Tensor) -> tuple[int, int]:

@@ -9,13 +9,13 @@ import ctypes
 import mmap
 import os
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 from weakref import WeakValueDictionary
 
@@ -33,8 +33,7 @@ from torch.utils._python_dispatch import (
 from ...artifacts.files import write_errors
 from ...artifacts.known_files import Reference
 
-_IN_MEMORY = 1 << 16
-"""Bytes up to which a tensor stays in memory."""
+_IN_MEMORY = 1 << 16  # bytes up to which a tensor stays in memory
 
 _PAGE = mmap.PAGESIZE
 
@@ -86,21 +85,20 @@ class TensorFiles:
         for name, weight in module.named_parameters(recurse=False):
             moved = nn.Parameter(self.moved(weight.detach()), requires_grad=weight.requires_grad)
             setattr(module, name, moved)
-        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what large temporary tensors used
+        if trim := getattr(_libc, "malloc_trim", None):  # glibc keeps what large temporary tensors used
             trim(0)
 
 
 def rebuilt(kind: type[Any], inner: dict[str, Any], context: Any, shape: torch.Size) -> torch.Tensor:
     """A tensor of a traceable subclass, from its inner tensors."""
     stride = torch.empty(shape, device="meta").stride()
-    made: torch.Tensor = kind.__tensor_unflatten__(inner, context, shape, stride)
-    return made
+    return cast("torch.Tensor", kind.__tensor_unflatten__(inner, context, shape, stride))
 
 
-_LEAST_CAST = 1 << 20
-"""Bytes from which on a cast is worth to be put off."""
+_LEAST_CAST = 1 << 20  # bytes from which on a cast is put off
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python 3.11 has no name for
+_libc = ctypes.CDLL(None)
 _CAN_DROP = hasattr(mmap, "MADV_DONTNEED") and os.path.exists("/proc/self/pagemap")  # noqa: PTH110 - Linux
 
 
@@ -117,8 +115,8 @@ _CASTS: WeakValueDictionary[int, _Cast] = WeakValueDictionary()  # by address
 def cast_on_use(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of another dtype whose values are computed when an operator reads them, under `WeightsOnUse`.
 
-    Others would read zeros, so only those who run everything under it may ask for it. At once where it is no mapped
-    matrix, or the system cannot drop pages.
+    Without it, readers get zeros, so ask for it only if everything runs under it. Casts at once if the source is no
+    mapped matrix, or the system cannot drop pages.
     """
     size = source.numel() * dtype.itemsize
     put_off = _CAN_DROP and source.dim() == 2 and source.is_contiguous() and size >= _LEAST_CAST
@@ -128,7 +126,7 @@ def cast_on_use(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _put_off(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Flat; cast at once where the system has no address space to give, as with ``vm.overcommit_memory=2``."""
+    """Flat; cast at once if the system has no address space left, as with ``vm.overcommit_memory=2``."""
     size = source.numel() * dtype.itemsize
     try:
         memory = _Cast(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
@@ -141,10 +139,7 @@ def _put_off(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def map_reference(reference: Reference) -> torch.UntypedStorage:
-    """The bytes that a reference says, mapped copy-on-write; raises OSError.
-
-    Those that are widened are for who reads them by `WeightsOnUse` only.
-    """
+    """The bytes of a reference, mapped copy-on-write; raises OSError. Only `WeightsOnUse` can read widened ones."""
     start = reference.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     before = reference.offset - start
     length = reference.size // 2 if reference.widened else reference.size
@@ -161,7 +156,7 @@ _BUILDER: ContextVar[ExitStack | None] = ContextVar("_BUILDER", default=None)
 
 @contextmanager
 def builder_scope(*, own: bool) -> Iterator[None]:
-    """The time of a builder; under `WeightsOnUse` from its first cast on, or all the time if it is one of our `own`."""
+    """The scope of a builder; under `WeightsOnUse` from its first cast on, or always for one of our `own`."""
     with ExitStack() as stack:
         token = _BUILDER.set(stack)
         stack.callback(_BUILDER.reset, token)
@@ -243,17 +238,17 @@ def _mappings() -> list[Mapping]:
     return mappings
 
 
-def _mapping_of(storage: torch.UntypedStorage, known: Sequence[Mapping] | None = None) -> Mapping | None:
+def _mapping_of(storage: torch.UntypedStorage, mappings: Sequence[Mapping] | None = None) -> Mapping | None:
     """The mapping that has all of a storage."""
-    known = _mappings() if known is None else known
+    mappings = _mappings() if mappings is None else mappings
     address = storage.data_ptr()
-    place = bisect(known, address, key=lambda mapping: mapping.start) - 1
-    inside = place >= 0 and address + storage.nbytes() <= known[place].end
-    return known[place] if inside else None
+    index = bisect(mappings, address, key=lambda mapping: mapping.start) - 1
+    inside = index >= 0 and address + storage.nbytes() <= mappings[index].end
+    return mappings[index] if inside else None
 
 
 def reference_of(storage: torch.UntypedStorage) -> Reference | None:
-    """Returns the place in a mapped file of a storage's bytes, or of those that it is a cast of."""
+    """The position of a storage's bytes in a mapped file, or of those that it is a cast of."""
     memory = _cast_at(storage)
     widened = memory is not None and (memory.source.dtype, memory.dtype) == (torch.bfloat16, torch.float32)
     if memory is not None and not widened:
@@ -265,9 +260,8 @@ def reference_of(storage: torch.UntypedStorage) -> Reference | None:
     if mapping is None or not (mapping.shared or _is_unchanged(address, length)):
         return None
     with suppress(OSError):
-        reference = Reference.of(
-            mapping.path, mapping.offset + address - mapping.start, storage.nbytes(), widened=widened
-        )
+        offset = mapping.offset + address - mapping.start
+        reference = Reference.of(mapping.path, offset, storage.nbytes(), widened=widened)
         return reference if reference.seen[-1] == mapping.inode else None
     return None
 
@@ -284,16 +278,12 @@ def _is_unchanged(address: int, length: int) -> bool:
     return len(pages) == last - first and not bool(((pages & _PRESENT > 0) & (pages & _FILE_PAGE == 0)).any())
 
 
-_libc = ctypes.CDLL(None)
-
-
 def _drop_mapped(address: int, length: int) -> None:
     start = address // _PAGE * _PAGE
     _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + length - start), mmap.MADV_DONTNEED)
 
 
-_LEAST_DROPPED = 1 << 22
-"""Bytes of a mapped tensor from which on its pages are dropped."""
+_LEAST_DROPPED = 1 << 22  # bytes of a mapped tensor from which on its pages are dropped
 
 _EMBEDDINGS = (torch.ops.aten.embedding.default, torch.ops.aten.index_select.default)
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -302,8 +292,8 @@ _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 class WeightsOnUse(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Casts weights for the operators that read them, and drops the pages of mapped ones after that.
 
-    What is computed does not change. An operator that writes to a cast tensor makes it one in memory. One of higher
-    order reads all weights that it is given.
+    Results do not change. An operator that writes to a cast tensor makes it one in memory. An operator of higher order
+    reads all of its weights.
     """
 
     supports_higher_order_operators = True
@@ -341,14 +331,13 @@ class WeightsOnUse(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         source = cast_of(table)
         if source is None or table.shape != source.shape or table.stride() != source.stride():
             return None
-        rows: torch.Tensor = func(source, *args[1:], **kwargs)
-        return rows.to(table.dtype)
+        return cast("torch.Tensor", func(source, *args[1:], **kwargs).to(table.dtype))
 
     def _drop(self, tensor: torch.Tensor) -> None:
         if tensor.nbytes < _LEAST_DROPPED:
             return
         mapping = _mapping_of(tensor.untyped_storage(), self._mapped)
-        if mapping:
+        if mapping is not None:
             span = _span(tensor)
             address = tensor.untyped_storage().data_ptr() + span.start
             if mapping.shared or _is_unchanged(address, span.end - span.start):
@@ -370,15 +359,29 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return False
 
 
-_LEAST_BY_ROWS = 1 << 26
-"""Numbers of a tensor from which on it is dequantized by rows."""
+_AT_ONCE = 1 << 22  # weights that are packed together
+
+
+def packed_by_rows(weights: torch.Tensor, pack: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Packs weights of fewer than 8 bits, several in a byte, some rows at a time: `pack` may copy its input."""
+    if weights.dim() != 2 or weights.numel() <= _AT_ONCE:
+        return pack(weights)
+    parts = weights.split(max(_AT_ONCE // weights.shape[1], 1))
+    first = pack(parts[0])
+    packed = first.new_empty(len(weights), *first.shape[1:])
+    for rows, part in zip(packed.split(len(parts[0])), parts, strict=True):
+        rows.copy_(pack(part))
+    return packed
+
+
+_LEAST_BY_ROWS = 1 << 26  # numbers of a tensor from which on it is dequantized by rows
 
 
 def dequantization_by_rows() -> AbstractContextManager[object]:
     """Has torchao dequantize large matrices some rows at a time while the context is open, to the same numbers.
 
-    For torchao 0.18. `_dequantize_affine_no_dtype_check` in quantization/quant_primitives.py makes three tensors of the
-    matrix in floating point, one after another, two of which exist at once. Delete once it writes to one.
+    For torchao 0.18. `_dequantize_affine_no_dtype_check` in quantization/quant_primitives.py makes three floating point
+    tensors of the matrix, two of which exist at once. Delete once it writes to one.
     """
     from torchao.quantization import quant_primitives  # noqa: PLC0415 - not for all that needs this module
 
@@ -407,14 +410,14 @@ def dequantization_by_rows() -> AbstractContextManager[object]:
     return patch.object(quant_primitives, "_dequantize_affine_no_dtype_check", by_rows)
 
 
-_MOST_KEPT = 1 << 30
-"""Bytes of mapped files up to which their pages stay."""
+_MOST_KEPT = 1 << 30  # bytes of mapped files up to which their pages stay
 
 
 @contextmanager
 def weights_on_use() -> Iterator[None]:
-    """`WeightsOnUse` where it is needed: where weights are cast, or much is mapped, and it is not in force yet."""
-    if _is_in_force() or not (_CASTS or _mapped_bytes() > _MOST_KEPT):
+    """`WeightsOnUse` if it is needed: if weights are cast, or much is mapped, and it is not in force yet."""
+    sizes = (mapping.end - mapping.start for mapping in (_mappings() if _CAN_DROP else ()))
+    if _is_in_force() or not (_CASTS or sum(sizes) > _MOST_KEPT):
         yield
         return
     with dequantization_by_rows(), WeightsOnUse():
@@ -425,14 +428,9 @@ def _is_in_force() -> bool:
     return any(isinstance(mode, WeightsOnUse) for mode in _get_current_dispatch_mode_stack())
 
 
-def _mapped_bytes() -> int:
-    """Bytes of mapped files, where their pages can be dropped."""
-    return sum(mapping.end - mapping.start for mapping in _mappings()) if _CAN_DROP else 0
-
-
 @contextmanager
 def content_of(storage: torch.UntypedStorage) -> Iterator[None]:
-    """Makes the bytes of a storage readable, for the time of a context where they are a cast."""
+    """Makes the bytes of a storage readable while the context is open, even if they are a cast."""
     whole = Span(0, storage.nbytes())
     memory = _cast_at(storage) if whole.end else None
     if memory is not None:

@@ -126,19 +126,14 @@ def this_system() -> str:
 
 def missing_packages(*modules: str, extra: str) -> str | None:
     """Which of the modules cannot be imported here, and what to do about it; None if all can."""
+    from packaging.requirements import Requirement
+
     missing = [module for module in modules if find_spec(module) is None]
     if not missing:
         return None
     reason = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-    if _has_nothing(extra):
+    every = (Requirement(text).marker for text in requires(__name__.partition(".")[0]) or ())
+    markers = [marker for marker in every if marker and f'extra == "{extra}"' in str(marker)]
+    if markers and not any(marker.evaluate({"extra": extra}) for marker in markers):
         return f"{reason}, and there are no wheels for {this_system()}; lower for this target with another Python"
     return f"{reason}: pip install 'pteforge[{extra}]'"
-
-
-def _has_nothing(extra: str) -> bool:
-    """Whether an extra of pteforge is limited to other systems by its requirements' markers."""
-    from packaging.requirements import Requirement
-
-    markers = [Requirement(each).marker for each in requires(__name__.partition(".")[0]) or ()]
-    of_extra = [marker for marker in markers if marker and f'extra == "{extra}"' in str(marker)]
-    return bool(of_extra) and not any(marker.evaluate({"extra": extra}) for marker in of_extra)

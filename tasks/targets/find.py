@@ -110,19 +110,19 @@ def make_quantizer(
 ) -> Quantizer:
     """One quantizer that runs these one after another; for worker processes only.
 
-    `filters` says of each node whether to quantize it, by the position of the quantizer. Raises TargetError for one
-    that takes no filter.
+    `filters` has functions by the position of their quantizer, which say whether to quantize a node. Raises TargetError
+    for a quantizer that takes no filter.
     """
     from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 
-    made = [
-        find_target_class(params.name).quantizer(find_quantizer_options(params.name, params.options))
-        for params in quantizers
-    ]
-    for position, function in filters.items():
-        if not hasattr(made[position], "set_filter_function"):
-            raise TargetError(f"the quantizer of target {quantizers[position].name!r} takes no `filter_fn`")
-        made[position].set_filter_function(function)
+    made = []
+    for position, params in enumerate(quantizers):
+        quantizer: Any = find_target_class(params.name).quantizer(find_quantizer_options(params.name, params.options))
+        if position in filters:
+            if not hasattr(quantizer, "set_filter_function"):
+                raise TargetError(f"the quantizer of target {params.name!r} takes no `filter_fn`")
+            quantizer.set_filter_function(filters[position])
+        made.append(quantizer)
     return made[0] if len(made) == 1 else ComposableQuantizer(made)
 
 
@@ -137,10 +137,7 @@ def fold_weights(quantizers: Sequence[TargetParams]) -> bool:
 
 
 class Chain(Target):
-    """Targets whose partitioners run one after another over the same program; the first of `links` chooses first.
-
-    Options are by the target's name.
-    """
+    """Targets whose partitioners run one after another, in the order of `links`. Options are by the target's name."""
 
     links: ClassVar[tuple[type[Target], ...]] = ()
 
@@ -150,22 +147,22 @@ class Chain(Target):
 
     def decomposition_options(self) -> dict[str, Any] | None:
         """The options of all links: a program is decomposed for all of their partitioners at once."""
-        return _joined((link.name, link.decomposition_options()) for link in self._made())
+        return _joined((link.name, link.decomposition_options()) for link in self._targets())
 
     def pass_options(self) -> dict[str, Any] | None:
-        return _joined((link.name, link.pass_options()) for link in self._made())
+        return _joined((link.name, link.pass_options()) for link in self._targets())
 
     def edge_passes(self) -> Sequence[PassType | ExportedProgramPassBase]:
-        return [edge_pass for link in self._made() for edge_pass in link.edge_passes()]
+        return [edge_pass for link in self._targets() for edge_pass in link.edge_passes()]
 
     def refuses(self, program: ExportedProgram) -> str | None:
         """The first problem of any link, even if a link before it would claim the operators."""
-        return next((problem for link in self._made() if (problem := link.refuses(program))), None)
+        return next((problem for link in self._targets() if (problem := link.refuses(program))), None)
 
     def partitioners(self) -> Sequence[Partitioner]:
-        return [partitioner for link in self._made() for partitioner in link.partitioners()]
+        return [partitioner for link in self._targets() for partitioner in link.partitioners()]
 
-    def _made(self) -> list[Target]:
+    def _targets(self) -> list[Target]:
         return [link(getattr(self.options, link.name)) for link in self.links]
 
 

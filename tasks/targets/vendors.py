@@ -1,13 +1,15 @@
-"""NPUs whose compilers come from their vendors and not from PyPI.
+"""NPUs and GPUs whose compilers come from their vendors and not from PyPI.
 
 Where these are installed, the targets lower with the partitioner that ExecuTorch documents. pteforge's tests cannot try
-that: they check that a recipe that names one of them reports what to install.
+that: they check that a recipe that names one of them reports what to install. For GPUs, AOTInductor compiles kernels,
+on a machine with that GPU.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -20,35 +22,25 @@ if TYPE_CHECKING:
 
 
 class VendorTarget(Target):
-    """A target with requirements that PyPI does not have.
+    """A target with requirements that PyPI does not have."""
 
-    Attributes:
-        modules: top-level modules of the compiler.
-        get: how to get them.
-        system: the only `sys.platform` that can lower; None for any.
-        programs: commands that must be on the path.
-    """
-
-    modules: ClassVar[tuple[str, ...]] = ()
-    get: ClassVar[str]
-    system: ClassVar[str | None] = None
-    programs: ClassVar[tuple[str, ...]] = ()
+    modules: ClassVar[tuple[str, ...]] = ()  # top-level modules of the compiler
+    get: ClassVar[str]  # how to get them
+    needs_mac: ClassVar[bool] = False  # whether only a Mac can lower
+    programs: ClassVar[tuple[str, ...]] = ()  # commands that must be on the path
     reproducible: ClassVar[bool] = False
 
     @classmethod
     def available(cls) -> str | None:
         missing = [f"the Python module {module}" for module in cls.modules if find_spec(module) is None]
         missing += [f"the program {program}" for program in cls.programs if which(program) is None]
-        if cls.system and sys.platform != cls.system:
-            missing.insert(0, _SYSTEMS[cls.system])
+        if cls.needs_mac and sys.platform != "darwin":
+            missing.insert(0, "macOS")
         return f"this machine lacks {' and '.join(missing)}; {cls.get}" if missing else None
 
     def decomposition_options(self) -> dict[str, Any]:
         """All options, since we do not know what they decide."""
         return self.options.model_dump(mode="json")
-
-
-_SYSTEMS = {"darwin": "macOS"}
 
 
 class Qnn(VendorTarget):
@@ -165,3 +157,46 @@ class Samsung(VendorTarget):
         from executorch.backends.samsung.serialization.compile_options import gen_samsung_backend_compile_spec
 
         return [EnnPartitioner([gen_samsung_backend_compile_spec(self.options.chipset)])]
+
+
+class Cuda(VendorTarget):
+    """Nvidia's GPUs. For models with one method."""
+
+    name: ClassVar[str] = "cuda"
+    backends: ClassVar[tuple[str, ...]] = ("CudaBackend",)
+    distributions: ClassVar[tuple[str, ...]] = ("triton",)
+    modules: ClassVar[tuple[str, ...]] = ("triton",)
+    programs: ClassVar[tuple[str, ...]] = ("nvcc", "nvidia-smi")
+    get: ClassVar[str] = (
+        "use a machine with an Nvidia GPU and the CUDA toolkit, and a CUDA build of PyTorch, which brings triton"
+    )
+
+    @classmethod
+    def available(cls) -> str | None:
+        if reason := super().available():
+            return reason
+        if "+cpu" in version("torch"):
+            return f"PyTorch {version('torch')} has no CUDA; {cls.get}"
+        return None
+
+    def partitioners(self) -> Sequence[Partitioner]:
+        from executorch.backends.cuda.cuda_backend import CudaBackend
+        from executorch.backends.cuda.cuda_partitioner import CudaPartitioner
+
+        return [CudaPartitioner([CudaBackend.generate_method_name_compile_spec("forward")])]
+
+
+class Metal(VendorTarget):
+    """Apple's GPUs. For models with one method."""
+
+    name: ClassVar[str] = "metal"
+    backends: ClassVar[tuple[str, ...]] = ("MetalBackend",)
+    needs_mac: ClassVar[bool] = True
+    programs: ClassVar[tuple[str, ...]] = ("xcrun",)
+    get: ClassVar[str] = "lower on a Mac with Apple silicon and Xcode; the targets mlx and coreml lower here"
+
+    def partitioners(self) -> Sequence[Partitioner]:
+        from executorch.backends.apple.metal.metal_backend import MetalBackend
+        from executorch.backends.apple.metal.metal_partitioner import MetalPartitioner
+
+        return [MetalPartitioner([MetalBackend.generate_method_name_compile_spec("forward")])]

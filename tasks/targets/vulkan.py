@@ -1,4 +1,4 @@
-"""Vulkan: GPUs of Android devices, and of desktops whose drivers have Vulkan 1.1."""
+"""Vulkan: GPUs of Android devices, and of desktops whose drivers have Vulkan 1.1; and WebGPU, also in browsers."""
 
 from __future__ import annotations
 
@@ -70,10 +70,7 @@ class VulkanQuantizerOptions(TargetOptions):
 
 
 class Vulkan(Target):
-    """Inference on the GPU through Vulkan; unsupported operators run on the portable kernels.
-
-    The runtime in ExecuTorch's wheel has no Vulkan, so payloads run on devices only.
-    """
+    """Inference on the GPU through Vulkan, on devices only; unsupported operators run on the portable kernels."""
 
     options: GpuOptions
 
@@ -101,22 +98,59 @@ class Vulkan(Target):
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
-        from ..upstream.vulkan import LimitedVulkanPartitioner, mend_vulkan, trace_patterns_once
+        from ..upstream.vulkan import LimitedVulkanPartitioner
+
+        return self._partitioners(LimitedVulkanPartitioner if self.options.limits else VulkanPartitioner)
+
+    def _partitioners(self, partitioner: Any) -> list[Partitioner]:
+        from ..upstream.vulkan import mend_vulkan, trace_patterns_once
 
         mend_vulkan()
         if saves_time():
             trace_patterns_once()
-        partitioner = LimitedVulkanPartitioner if self.options.limits else VulkanPartitioner
-        return [partitioner(*partitioner_arguments(self.options))]
+        return [partitioner(*_partitioner_arguments(self.options))]
 
 
-def partitioner_arguments(options: GpuOptions) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
+class WebGpuOptions(GpuOptions):
+    """Options of the WebGPU partitioner: those of Vulkan, whose compiler and format it uses, but for `force_fp16`.
+
+    WebGPU's runtime refuses files with 16-bit tensors.
+
+    Attributes:
+        skip_bool_tensors: as Vulkan's, but on by default: WebGPU has no 8-bit buffers.
+    """
+
+    skip_bool_tensors: bool = True
+
+
+class WebGpu(Vulkan):
+    """Inference on the GPU through WebGPU; unsupported operators run on the portable kernels.
+
+    Its payloads are Vulkan's, and its runtime registers Vulkan's id: a runtime with that id has one of the two. The
+    runtime in ExecuTorch's wheel has neither. WebGPU's supports fewer operators than Vulkan's, and upstream's
+    partitioner does not know which: if a device rejects a payload, list the operators that it has in `only_operators`.
+    """
+
+    options: WebGpuOptions
+
+    name: ClassVar[str] = "webgpu"
+    Options: ClassVar[type[TargetOptions]] = WebGpuOptions
+
+    def partitioners(self) -> Sequence[Partitioner]:
+        from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
+
+        from ..upstream.vulkan import LimitedWebGpuPartitioner
+
+        return self._partitioners(LimitedWebGpuPartitioner if self.options.limits else WebGPUPartitioner)
+
+
+def _partitioner_arguments(options: GpuOptions) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
     """Compile options, operators to skip, and the only operators to claim, for upstream's partitioners."""
     only = None if options.only_operators is None else _edge_operators(options.only_operators)
-    given = options.model_dump(exclude={"skip_operators", "only_operators", "limits"})
+    values = options.model_dump(exclude={"skip_operators", "only_operators", "limits"})
     defaults = VulkanOptions.model_fields  # upstream's: payloads contain no others
-    ordered = sorted(given, key=lambda name: name != "force_fp16")  # it comes first in files
-    differing = {name: given[name] for name in ordered if given[name] != defaults[name].default}
+    ordered = sorted(values, key=lambda name: name != "force_fp16")  # it comes first in files
+    differing = {name: values[name] for name in ordered if values[name] != defaults[name].default}
     return differing, _edge_operators(options.skip_operators), only
 
 

@@ -34,7 +34,7 @@ class XnnpackOptions(TargetOptions):
     @field_validator("precisions")
     @classmethod
     def _some_precision(cls, value: tuple[Precision, ...] | None) -> tuple[Precision, ...] | None:
-        if value is not None and not value:
+        if value == ():
             raise ValueError("name at least one precision, or leave the field out for all")
         return value
 
@@ -69,7 +69,7 @@ class XnnpackRule(Scales):
 
     @model_validator(mode="after")
     def _one_choice(self) -> Self:
-        if sum(own is not None for own in (self.module, self.module_type, self.operator)) != 1:
+        if (self.module, self.module_type, self.operator).count(None) != 2:
             raise ValueError("name one of `module`, `module_type` and `operator`")
         if self.module is not None and not self.quantize:
             raise ValueError("to leave a module in floating point, name it in the recipe's `quantize.exclude`")
@@ -80,9 +80,6 @@ class XnnpackQuantizerOptions(Scales):
     """Options of XNNPACK's quantizer: symmetric int8.
 
     Attributes:
-        per_channel: weights have a scale for each output channel instead of one for all.
-        dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
-            convolutions in one and two dimensions that have several input channels in a group.
         rules: other options for some modules or operators. Those of modules by name come first, then those by type.
         only_rules: leave everything that no rule names in floating point.
     """
@@ -118,7 +115,27 @@ class Xnnpack(Target):
         return quantizer
 
     def refuses(self, program: ExportedProgram) -> str | None:
-        return _refused_groups(program)
+        """Names layers that torchao quantized with groups of weights that XNNPACK rejects.
+
+        With one scale per output channel, each row is a group: its size is that of the layer's input.
+        """
+        names = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
+        refused = []
+        for node in program.graph.nodes:
+            if node.op != "call_function" or "linear" not in str(node.target):
+                continue
+            activation, weight = node.args[:2]
+            if _is_dequantized(activation) and _is_dequantized(weight) and weight.args[1][-1] % _GROUP:
+                stored = weight.args[0].name
+                layer = names.get(stored, stored).partition("parametrizations.")[0].rstrip(".")
+                refused.append(f"{layer!r} ({weight.args[1][-1]})")
+        if not refused:
+            return None
+        return (
+            f"XNNPACK takes groups of weights by multiples of {_GROUP}, and these layers have other ones: "
+            f"{', '.join(refused)}; a scale per output channel makes one group of each row; "
+            "leave the layers out with `exclude`"
+        )
 
     def partitioners(self) -> Sequence[Partitioner]:
         from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
@@ -160,30 +177,6 @@ def _add_rule(quantizer: Any, rule: XnnpackRule) -> None:
 
 _GROUP = 32
 """Sizes of groups must be multiples of it (executorch/backends/xnnpack/operators/node_visitor.py, 1.5.1)."""
-
-
-def _refused_groups(program: ExportedProgram) -> str | None:
-    """The layers quantized by torchao with groups of weights that XNNPACK rejects; None if there are none.
-
-    With one scale per output channel, each row is a group: its size is that of the layer's input.
-    """
-    names = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
-    refused = []
-    for node in program.graph.nodes:
-        if node.op != "call_function" or "linear" not in str(node.target):
-            continue
-        activation, weight = node.args[:2]
-        if _is_dequantized(activation) and _is_dequantized(weight) and weight.args[1][-1] % _GROUP:
-            stored = weight.args[0].name
-            layer = names.get(stored, stored).partition("parametrizations.")[0].rstrip(".")
-            refused.append(f"{layer!r} ({weight.args[1][-1]})")
-    if not refused:
-        return None
-    return (
-        f"XNNPACK takes groups of weights by multiples of {_GROUP}, and these layers have other ones: "
-        f"{', '.join(refused)}; a scale per output channel makes one group of each row; "
-        "leave the layers out with `exclude`"
-    )
 
 
 def _is_dequantized(node: object) -> bool:

@@ -14,8 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SWITCH = "PTEFORGE_UPSTREAM"
-"""Environment variable; ``plain`` turns the patches off that only save time."""
+SWITCH = "PTEFORGE_UPSTREAM"  # environment variable; ``plain`` turns the patches off that only save time
 
 
 def saves_time() -> bool:

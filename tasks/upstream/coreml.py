@@ -19,8 +19,7 @@ from torch.fx import GraphModule, Node
 
 Layer = Callable[..., torch.Tensor]
 
-NORM = frozenset({torch.ops.aten.batch_norm.default})
-"""The operator of `torch.nn.functional.batch_norm`."""
+NORM = frozenset({torch.ops.aten.batch_norm.default})  # the operator of `torch.nn.functional.batch_norm`
 
 _PADS = (torch.ops.aten.pad.default, ops.edge.aten.pad.default)
 

@@ -53,7 +53,7 @@ def take_numbers_as_tensors(program: ExportedProgram) -> None:
     """Gives operators whose first operand is a number a tensor of the result's dtype instead, in place.
 
     ``17 % x`` is ``remainder.Scalar_Tensor``, which is no operator of the edge dialect and is not decomposed, so that
-    lowering fails with an error that says nothing. Delete an operator once `to_edge` takes a program with it.
+    lowering fails without a helpful error. Delete an operator once `to_edge` takes a program with it.
     """
     for module in _graph_modules(program):
         nodes = [node for node in module.graph.nodes if node.target in _OF_TENSORS]
@@ -61,18 +61,16 @@ def take_numbers_as_tensors(program: ExportedProgram) -> None:
             number, operand = node.args
             value = node.meta["val"]
             with module.graph.inserting_before(node):
-                made = module.graph.call_function(_ATEN.full.default, ([], number), {"dtype": value.dtype})
-            made.meta = {**node.meta, "val": value.new_empty(())}
-            node.target, node.args = _OF_TENSORS[node.target], (made, operand)
+                tensor = module.graph.call_function(_ATEN.full.default, ([], number), {"dtype": value.dtype})
+            tensor.meta = {**node.meta, "val": value.new_empty(())}
+            node.target, node.args = _OF_TENSORS[node.target], (tensor, operand)
         if nodes:
             module.recompile()
 
 
 _OF_TENSORS = {
-    _ATEN.remainder.Scalar_Tensor: _ATEN.remainder.Tensor,
-    _ATEN.bitwise_and.Scalar_Tensor: _ATEN.bitwise_and.Tensor,
-    _ATEN.bitwise_or.Scalar_Tensor: _ATEN.bitwise_or.Tensor,
-    _ATEN.bitwise_xor.Scalar_Tensor: _ATEN.bitwise_xor.Tensor,
+    packet.Scalar_Tensor: packet.Tensor
+    for packet in (_ATEN.remainder, _ATEN.bitwise_and, _ATEN.bitwise_or, _ATEN.bitwise_xor)
 }
 
 
@@ -103,8 +101,8 @@ def _reshape_views(program: ExportedProgram) -> None:
     """Replaces views by reshapes, in place, in graphs that have attention.
 
     ``scaled_dot_product_attention`` returns heads and tokens in the layout of its inputs. Its decomposition in torch
-    2.13 (torch/_decomp/decompositions.py) does so only for the kernels that it stands for, so that a program that was
-    exported with ``view``, as eager code may well say, cannot be decomposed: "Cannot view a tensor with shape ...".
+    2.13 (torch/_decomp/decompositions.py) does so only for the kernels that it stands for, so a program that was
+    exported with ``view``, as valid eager code may be, cannot be decomposed: "Cannot view a tensor with shape ...".
     With ``reshape`` it can; where the layout is right, reshaping is a view again and the decomposed program is the
     same. Delete once the decomposition keeps the layout.
     """
@@ -120,16 +118,16 @@ def _reshape_views(program: ExportedProgram) -> None:
 def declared_bounds() -> Iterator[None]:
     """Keeps the bounds of input sizes as declared.
 
-    Exir runs programs on fake tensors again and again, and torch 2.13 takes each comparison of a size for a fact about
-    it. The fake convolution, for example, asks whether a batch has 16 or more items to choose a CPU algorithm. The
+    Exir runs programs on fake tensors many times, and torch 2.13 takes each comparison of a size for a fact about it.
+    The fake convolution, for example, asks whether a batch has 16 or more items to choose a CPU algorithm. The
     example's batch has fewer, so the upper bound becomes 15: memory is planned for that, and the file rejects sizes
     that the model was exported for. Bounds of sizes that depend on data are left to torch: checks in the model's code
     narrow them. Relies on `ShapeEnv._refine_ranges` (torch/fx/experimental/symbolic_shapes.py). Delete once fake
     kernels do not refine ranges while exir runs its passes.
 
-    Functions of sizes that are written in Python, such as ``torch.sym_max``, are refused by exir's verifier
-    (verification/verifier.py), although `EdgeToBackendOpsPass` gives them operators later, which the runtime has. Here,
-    it knows them. Delete once it does by itself.
+    Exir's verifier (verification/verifier.py) refuses functions of sizes that are written in Python, such as
+    ``torch.sym_max``, although `EdgeToBackendOpsPass` gives them operators later, which the runtime has. Here, it knows
+    them. Delete once it does by itself.
     """
     refine = ShapeEnv._refine_ranges  # noqa: SLF001 - see above
     operators = verifier._EXECUTORCH_SYM_OPS | _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS.keys()  # noqa: SLF001 - see above
@@ -138,22 +136,23 @@ def declared_bounds() -> Iterator[None]:
         if not expr.free_symbols <= env.backed_var_to_val.keys():
             refine(env, expr)
 
-    with ExitStack() as patches:
-        patches.enter_context(patch.object(ShapeEnv, "_refine_ranges", refine_ranges))
-        patches.enter_context(patch.object(verifier, "_EXECUTORCH_SYM_OPS", operators))
-        patches.enter_context(_whole_lists())
-        patches.enter_context(_full_for_empty())
-        patches.enter_context(_numbers_of_one_type())
-        patches.enter_context(_one_layout())
+    with (
+        patch.object(ShapeEnv, "_refine_ranges", refine_ranges),
+        patch.object(verifier, "_EXECUTORCH_SYM_OPS", operators),
+        _whole_lists(),
+        _full_for_empty(),
+        _numbers_of_one_type(),
+        _one_layout(),
+    ):
         yield
 
 
 def _whole_lists() -> AbstractContextManager[object]:
-    """Lets exir's verifier see what operators return that return one list of tensors.
+    """Lets exir's verifier see the whole list that an operator returns, such as ``split``.
 
-    It (verification/arg_validator.py) takes the first tensor of an operator that returns a list of them, such as
-    ``split``, for the list, and asks for its length. That makes a constant of its first size, whatever the program was
-    exported for. Here it sees a list with the list inside. Delete once it does not use the length of a tensor.
+    It (verification/arg_validator.py) takes the first tensor for the list, and asks for its length. That makes a
+    constant of its first size, whatever the program was exported for. Here it sees a list with the list inside. Delete
+    once it does not use the length of a tensor.
     """
     check = EdgeOpArgValidator.call_function
 
@@ -175,8 +174,8 @@ def _whole_lists() -> AbstractContextManager[object]:
 def _full_for_empty() -> AbstractContextManager[object]:
     """Fills empty tensors of dynamic sizes with zeros.
 
-    Exir's operator for ``empty`` takes sizes that are constants (passes/dim_order_ops_registry.py), and makes them so.
-    ``full`` takes others, and what is in an empty tensor is nobody's business. Delete once it takes them.
+    Exir's operator for ``empty`` takes constant sizes only (passes/dim_order_ops_registry.py), and makes them constant.
+    ``full`` takes others, and the content of an empty tensor is undefined. Delete once it takes them.
     """
     convert = MemoryFormatOpsPass.call_operator
 
@@ -193,16 +192,15 @@ def _full_for_empty() -> AbstractContextManager[object]:
 def _numbers_of_one_type() -> AbstractContextManager[object]:
     """Makes floating point tensors of integers next to floating point tensors, as in ``x + 3``.
 
-    `ScalarToTensorPass` (exir/passes/scalar_to_tensor_pass.py) makes integers of them, which the program then casts in
-    each call, outside of delegates: ``hardsigmoid`` has two such casts. Delete once it makes tensors of the other's
-    dtype.
+    `ScalarToTensorPass` (exir/passes/scalar_to_tensor_pass.py) makes integers, which the program then casts in each
+    call, outside of delegates: ``hardsigmoid`` has two of these casts. Delete once it makes tensors of the other dtype.
     """
     convert = ScalarToTensorPass.call_operator
 
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        tensors = [each.to_tensor() for each in args if isinstance(each, ProxyValue) and each.is_tensor()]
-        if op in _PROMOTED and any(each.dtype is torch.float32 for each in tensors):
-            args = tuple(float(each) if type(each) is int else each for each in args)
+        tensors = [arg.to_tensor() for arg in args if isinstance(arg, ProxyValue) and arg.is_tensor()]
+        if op in _PROMOTED and any(tensor.dtype is torch.float32 for tensor in tensors):
+            args = tuple(float(arg) if type(arg) is int else arg for arg in args)
         return convert(self, op, args, kwargs, meta)
 
     return patch.object(ScalarToTensorPass, "call_operator", call_operator)
@@ -212,13 +210,13 @@ _PROMOTED = {getattr(_ATEN, name).Tensor for name in ("add", "mul", "sub", "div"
 
 
 def _one_layout() -> AbstractContextManager[object]:
-    """Has operators that stay with the portable kernels compute in the contiguous layout where they get others, too.
+    """Has operators of the portable kernels compute in the contiguous layout if their inputs have several.
 
-    Kernels take tensors of one layout ("different dim orders"), but ``permute`` of channels-last values, as what
-    ``pixel_shuffle`` or ``pad`` make of permuted ones, or sums of those and contiguous ones, have several. Upstream
-    copies the inputs of a few operators (exir/passes/legalize_portable_dim_order_pass.py). Images with one channel are
-    laid out in both ways, and copies name another one than the program says their result has. Delete once upstream
-    copies for all operators, and compares strides.
+    Kernels take tensors of one layout ("different dim orders"), but ``permute`` of channels-last values, the results of
+    ``pixel_shuffle`` or ``pad`` of permuted ones, and sums of those and contiguous ones have several. Upstream copies
+    the inputs of a few operators (exir/passes/legalize_portable_dim_order_pass.py). Images with one channel are laid
+    out in both ways, and copies name another layout than the program says their result has. Delete once upstream copies
+    for all operators, and compares strides.
     """
     legalize = LegalizePortableDimOrderPass.call_operator
 
@@ -229,11 +227,12 @@ def _one_layout() -> AbstractContextManager[object]:
         if op in self._target_ops or not _has_several_layouts(op, args, value):
             return legalize(self, op, args, kwargs, meta)
 
-        def copy(given: Any) -> Any:
-            if not isinstance(given, ProxyValue) or not given.is_tensor() or _is_contiguous(given.to_tensor()):
-                return given
-            order = list(range(given.to_tensor().dim()))
-            return legalize(self, self._copy_op, (given,), {"dim_order": order}, NodeMetadata(given.node.meta))
+        def copy(operand: Any) -> Any:
+            is_tensor = isinstance(operand, ProxyValue) and operand.is_tensor()
+            if not is_tensor or _is_contiguous(operand.to_tensor()):
+                return operand
+            order = list(range(operand.to_tensor().dim()))
+            return legalize(self, self._copy_op, (operand,), {"dim_order": order}, NodeMetadata(operand.node.meta))
 
         args, kwargs = pytree.tree_map(copy, (args, kwargs))
         return legalize(self, op, args, kwargs, meta)
@@ -255,8 +254,8 @@ def _is_copy(op: Any) -> bool:
 
 
 def _is_in_both_layouts(value: Any) -> bool:
-    known = isinstance(value, torch.Tensor) and all(type(size) is int for size in value.shape)
-    return known and value.is_contiguous() and not _is_contiguous(value)
+    is_static = isinstance(value, torch.Tensor) and all(type(size) is int for size in value.shape)
+    return is_static and value.is_contiguous() and not _is_contiguous(value)
 
 
 def _is_contiguous(value: torch.Tensor) -> bool:
@@ -302,7 +301,7 @@ def sort_nodes(module: GraphModule) -> GraphModule:
 
 
 def _in_order(graph: Graph) -> list[Node]:
-    """Nodes after all that they use, those first that have been waiting longest; without those of a cycle."""
+    """Nodes after their inputs, the longest waiting first; without those of a cycle."""
     waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
     queue = deque(node for node, count in waiting.items() if not count)
     nodes = []
@@ -332,11 +331,11 @@ _FIRST = frozenset(
 
 
 def merging_by_sets() -> AbstractContextManager[object]:
-    """Has exir look through all that comes after two partitions as sets, not node by node, while the context is open.
+    """Has exir compare the nodes after two partitions as sets, not one by one, while the context is open.
 
     `GroupBasedPartitioner._can_merge_partitions` (exir/backend/canonical_partitioners/group_partitioner.py) asks for
     each pair of partitions whether a path leaves them and comes back. For a Llama of 12 layers that is 16 million
-    look-ups. Sound because the answer is the same yes or no. Delete once upstream uses `isdisjoint`.
+    look-ups. Sound because the answer is the same. Delete once upstream uses `isdisjoint`.
     """
 
     def can_merge(partitioner: Any, first: int, second: int, partitions: Mapping[int, Any]) -> bool:
@@ -361,8 +360,8 @@ def no_idle_retraces() -> AbstractContextManager[object]:
     """Skips traces at the end of passes that would return their graph, while the context is open.
 
     Passes that edit a graph in place end with `super().call(graph_module)` (exir/pass_base.py), which executes the
-    graph on fake tensors, node by node, whether or not the pass changed anything. A graph that is, name for name, what
-    the last such trace of it gave comes out of the next one as it went in. The same holds for passes that override
+    graph on fake tensors, node by node, whether or not the pass changed anything. A graph that is equal, name for name,
+    to the result of its last trace comes out of the next one as it went in. The same holds for passes that override
     `call_operator`, if the graph has none of the operators that they treat specially (`_UNCHANGED_BY`). Sizes may be
     symbolic if that trace taught torch nothing about symbols, and nothing else has since: it then computes the same
     expressions. Everything else is traced: other passes that override a callback, graphs with submodules, operators
@@ -372,14 +371,14 @@ def no_idle_retraces() -> AbstractContextManager[object]:
     traced: WeakKeyDictionary[GraphModule, Any] = WeakKeyDictionary()  # what the last trace of a graph gave
 
     def call(self: ExportPass, graph_module: GraphModule) -> PassResult:
-        known = _known_of_symbols(graph_module)
+        symbols = _symbols_state(graph_module)
         before = _fingerprint(graph_module) if _would_only_retrace(self, graph_module) else None
-        if before is not None and traced.get(graph_module) == (known, before):
+        if before is not None and traced.get(graph_module) == (symbols, before):
             return PassResult(graph_module, modified=True)
         result = trace(self, graph_module)
         # `OpReplacePass` gives one operator for one, as a trace of its result would give them again.
-        if (before is not None or type(self) is OpReplacePass) and _known_of_symbols(graph_module) == known:
-            traced[result.graph_module] = known, _fingerprint(result.graph_module)
+        if (before is not None or type(self) is OpReplacePass) and _symbols_state(graph_module) == symbols:
+            traced[result.graph_module] = symbols, _fingerprint(result.graph_module)
         return result
 
     return patch.object(_ExportPassBase, "call", call)
@@ -394,18 +393,13 @@ def _would_only_retrace(pass_: ExportPass, graph_module: GraphModule) -> bool:
     return unchanged is not None and all(map(unchanged, operators))
 
 
-def _has_variable(node: Node) -> bool:
-    """Whether an operator takes a value that is known only when the program runs."""
-    return any(taken.op != "get_attr" for taken in node.all_input_nodes)
-
-
 def _has_tensors(node: Node) -> bool:
-    """Whether an operator has no number in the place of a tensor, also none that is a symbol."""
+    """Whether no argument that should be a tensor is a number or a symbol."""
     schema = getattr(node.target, "_schema", None)
-    arguments = schema.arguments if schema else ()
-    given = [(node.kwargs.get(argument.name), argument) for argument in arguments]
-    given += zip(node.args, arguments, strict=False)
-    values = (_of_node(value) for value, argument in given if isinstance(argument.type, torch.TensorType))
+    parameters = schema.arguments if schema else ()
+    arguments = [(node.kwargs.get(parameter.name), parameter) for parameter in parameters]
+    arguments += zip(node.args, parameters, strict=False)
+    values = (_of_node(value) for value, parameter in arguments if isinstance(parameter.type, torch.TensorType))
     return not any(isinstance(value, (int, float, *_SYMBOLIC)) for value in values)
 
 
@@ -441,7 +435,7 @@ def _is_in_default_order(node: Node) -> bool:
 
 
 _UNCHANGED_BY: dict[type[ExportPass], Callable[[Node], bool]] = {
-    ConstPropPass: _has_variable,
+    ConstPropPass: lambda node: any(value.op != "get_attr" for value in node.all_input_nodes),
     DimOrderOpsRevertPass: lambda node: node.target not in MemoryFormatOpsMap,
     LegalizePortableDimOrderPass: _is_in_default_order,
     MemoryFormatOpsPass: lambda node: node.target not in DimOrderOpsMap,
@@ -461,17 +455,27 @@ def _only_retraces(pass_class: Hashable) -> bool:
 
 
 def _fingerprint(graph_module: GraphModule) -> Any:
-    """What a trace would read; None where that cannot be said."""
+    """Everything that a trace reads; None if a value cannot be compared."""
     if any(isinstance(child, GraphModule) for child in graph_module.children()):
         return None
     try:
-        return [_row(node) for node in graph_module.graph.nodes]
+        return [
+            (
+                node.name,
+                node.op,
+                node.target,
+                _argument(node.args),
+                _argument(node.kwargs),
+                _value(node.meta.get("val")),
+            )
+            for node in graph_module.graph.nodes
+        ]
     except _UnknownError:
         return None
 
 
-def _known_of_symbols(graph_module: GraphModule) -> Any:
-    """All that torch simplifies sizes by, and the symbols that there are."""
+def _symbols_state(graph_module: GraphModule) -> Any:
+    """Everything that torch simplifies sizes by, and the existing symbols."""
     values = (node.meta.get("val") for node in graph_module.graph.nodes)
     environments = (value.fake_mode.shape_env for value in values if isinstance(value, FakeTensor))
     env = next(environments, None)
@@ -480,10 +484,6 @@ def _known_of_symbols(graph_module: GraphModule) -> Any:
 
 class _UnknownError(Exception):
     """A value that two graphs cannot be compared by."""
-
-
-def _row(node: Node) -> Any:
-    return node.name, node.op, node.target, _argument(node.args), _argument(node.kwargs), _value(node.meta.get("val"))
 
 
 def _argument(argument: Any) -> Any:
@@ -513,16 +513,16 @@ def _plain(value: Any, of_item: Any) -> Any:
 
 @contextmanager
 def reasons_of_partitioners() -> Iterator[dict[str, str]]:
-    """What partitioners say of nodes that they leave to others while the context is open, by name: the last reason.
+    """The last reason of partitioners for leaving a node to others while the context is open, by its name.
 
     They only log it, through `WhyNoPartition` (exir/backend/utils.py of executorch 1.5.1), or `log_skip` of Vulkan's.
     """
     reasons: dict[str, str] = {}
 
-    def noting(said: Callable[..., None]) -> Callable[..., None]:
+    def noting(log: Callable[..., None]) -> Callable[..., None]:
         def note(self: Any, node: Node, reason: str) -> None:
             reasons[node.name] = reason
-            said(self, node, reason)
+            log(self, node, reason)
 
         return note
 

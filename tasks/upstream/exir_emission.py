@@ -40,27 +40,22 @@ def copy_results_of_cond(program: ExportedProgram) -> None:
     """Copies the results of ``cond`` that are used by or after the next control flow operator, in place.
 
     Memory planning (exir/memory_planning.py, `_apply_algo_to_submodules`) gives the tensors of all branches and bodies
-    of a graph the same memory, which is right while they run. But the emitter (exir/emit/_emitter.py) has the result of
-    ``cond`` refer to the branch's own tensor, so that the next control flow operator overwrites it. Two ``cond`` whose
-    results are added are enough. Delete once the emitter copies results of ``cond``, or the planner keeps their memory.
+    of a graph the same memory, which is right while they run. But the emitter (exir/emit/_emitter.py) lets the result
+    of ``cond`` refer to the branch's own tensor, so the next control flow operator overwrites it. The sum of two
+    ``cond`` is enough. Delete once the emitter copies results of ``cond``, or the planner keeps their memory.
     """
-    for module in program.graph_module.modules():
-        if isinstance(module, GraphModule):
-            _copy_results(module.graph)
-
-
-def _copy_results(graph: Graph) -> None:
-    flows = [node for node in graph.nodes if node.target in _CONTROL_FLOW]
-    for node, later in pairwise(flows):
-        if node.target is _COND:
-            for result in [user for user in node.users if user.target is operator.getitem]:
+    for graph in _graphs(program):
+        flows = [node for node in graph.nodes if node.target in _CONTROL_FLOW]
+        for cond, later in pairwise(flows):
+            results = [user for user in cond.users if cond.target is _COND and user.target is operator.getitem]
+            for result in results:
                 if isinstance(result.meta["val"], torch.Tensor) and _is_used_from(later, result):
-                    node.append(result)  # it may stand behind the operator that overwrites it
+                    cond.append(result)  # it may stand behind the operator that overwrites it
                     _copy(result)
 
 
-def _is_used_from(later: Node, value: Node) -> bool:
-    return any(not user < later or (user.target in _VIEWS and _is_used_from(later, user)) for user in value.users)
+def _graphs(program: ExportedProgram) -> Iterator[Graph]:
+    return (module.graph for module in program.graph_module.modules() if isinstance(module, GraphModule))
 
 
 def _copy(value: Node) -> None:
@@ -70,31 +65,32 @@ def _copy(value: Node) -> None:
     value.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
 
 
+def _is_used_from(later: Node, value: Node) -> bool:
+    return any(not user < later or (user.target in _VIEWS and _is_used_from(later, user)) for user in value.users)
+
+
 def floor_remainders(program: ExportedProgram) -> None:
-    """Has remainders of integers whose dividend may be negative come out as Python's, in place.
+    """Gives remainders of integers whose dividend may be negative Python's sign, in place.
 
-    The runtime gives those of C++, which have the dividend's sign.
+    The runtime's remainders are those of C++, which have the dividend's sign.
 
-    Of sizes: ``-length % 8``, as models say to pad to a multiple of eight, is traced as Python's remainder, which has
-    the divisor's sign. The runtime's operator (kernels/prim_ops/register_prim_ops.cpp) takes C++'s ``%``: the padding
-    is a negative number, and what comes after fails, or the process dies of a division by zero. Adding the divisor to a
-    remainder and taking the remainder again is the same in Python, and right with C++'s. Delete once the runtime
-    floors.
+    Sizes: ``-length % 8``, as models pad to a multiple of eight, is traced as Python's remainder, which has the
+    divisor's sign. The runtime's operator (kernels/prim_ops/register_prim_ops.cpp) takes C++'s ``%``: the padding is
+    negative, and later operators fail, or the process dies of a division by zero. Adding the divisor to a remainder and
+    taking the remainder again is the same in Python, and right with C++'s. Delete once the runtime floors.
 
-    Of tensors: the kernel of ``remainder`` (kernels/portable/cpu/op_remainder.cpp) does the same, so that
-    ``torch.tensor(-7) % 2`` is -1. Division that floors is right, and what it leaves is the remainder, also where a
+    Tensors: the kernel of ``remainder`` (kernels/portable/cpu/op_remainder.cpp) does the same, so that
+    ``torch.tensor(-7) % 2`` is -1. Division that floors is right, and what it leaves is the remainder, even if a
     product overflows. Delete `_floor_divide` once the kernel is right for ``torch.tensor([-7]) % 2``.
     """
-    for module in program.graph_module.modules():
-        if isinstance(module, GraphModule):
-            for node in module.graph.find_nodes(op="call_function", target=operator.mod):
-                dividend, divisor = node.args
-                if _may_be_negative(dividend):
-                    _add_and_take_again(module.graph, node, divisor)
-            for target in _DIVISIONS:
-                for node in module.graph.find_nodes(op="call_function", target=target):
-                    if node.meta["val"].dtype.is_signed and not node.meta["val"].is_floating_point():
-                        _floor_divide(module.graph, node)
+    for graph in _graphs(program):
+        for node in graph.find_nodes(op="call_function", target=operator.mod):
+            if _may_be_negative(node.args[0]):
+                _add_and_take_again(graph, node, node.args[1])
+        for target in _DIVISIONS:
+            for node in graph.find_nodes(op="call_function", target=target):
+                if node.meta["val"].dtype.is_signed and not node.meta["val"].is_floating_point():
+                    _floor_divide(graph, node)
 
 
 _DIVISIONS = {
@@ -123,7 +119,6 @@ def _add_and_take_again(graph: Graph, remainder: Node, divisor: Any) -> None:
 
 
 def _floor_divide(graph: Graph, remainder: Node) -> None:
-    """Writes a remainder as what is left of the dividend."""
     dividend, divisor = remainder.args
     divide, multiply = _DIVISIONS[remainder.target]
     with graph.inserting_before(remainder):
@@ -145,10 +140,10 @@ def constants_once() -> Iterator[None]:
     """Writes named data that equals a constant as a part of the constants, while the context is open.
 
     `serialize_pte_binary` (exir/_serialize/_program.py) puts the constants of operators into one segment, and each
-    buffer of the delegates' named data into one of its own, so that it writes a tensor twice that both use, such as a
-    tied embedding. A segment is a place in the file that the runtime loads by offset and size, so one of named data may
-    lie inside of the constants. Constants are then aligned as segments are, so that all data keeps its alignment.
-    Delete once the serializer compares the two.
+    buffer of the delegates' named data into its own, so a tensor that both use is written twice, such as a tied
+    embedding. A segment is a range of the file that the runtime loads by offset and size, so one of named data may lie
+    inside of the constants. Constants are then aligned as segments are, so that all data keeps its alignment. Delete
+    once the serializer compares the two.
     """
     with patch.object(_serialize, "serialize_pte_binary", _serialize_once):
         yield
@@ -159,10 +154,10 @@ def _serialize_once(
 ) -> Cord:
     """Replaces `serialize_pte_binary`."""
     named = pte_file.named_data
-    places = _places(pte_file.program.constant_buffer, named) if named else {}
-    if named and places:
-        inside = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index in places}
-        apart = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index not in places}
+    shared = _shared_constants(pte_file.program.constant_buffer, named) if named else {}
+    if named and shared:
+        inside = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index in shared}
+        apart = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index not in shared}
         pte_file = replace(pte_file, named_data=NamedDataStoreOutput(named.buffers, apart, {}))
         wanted = (constant_tensor_alignment or _program.ALIGNMENT, *(entry.alignment for entry in inside.values()))
         constant_tensor_alignment = max(segment_alignment, *wanted)  # powers of two
@@ -171,7 +166,7 @@ def _serialize_once(
     def to_flatbuffer(program: Program, **others: Any) -> Any:
         segments: dict[int, int] = {}
         for key, entry in inside.items():
-            constant = places[entry.buffer_index]
+            constant = shared[entry.buffer_index]
             if constant not in segments:
                 segments[constant] = len(program.segments)
                 start = program.segments[program.constant_segment.segment_index].offset
@@ -180,7 +175,7 @@ def _serialize_once(
             program.named_data = [*(program.named_data or ()), NamedData(key, segments[constant])]
         return plain(program, **others)
 
-    with patch.object(_program, "_program_to_flatbuffer", to_flatbuffer) if places else nullcontext():
+    with patch.object(_program, "_program_to_flatbuffer", to_flatbuffer) if shared else nullcontext():
         return _program.serialize_pte_binary(
             pte_file,
             segment_alignment=segment_alignment,
@@ -189,20 +184,19 @@ def _serialize_once(
         )
 
 
-def _places(constants: list[Buffer], named: NamedDataStoreOutput) -> dict[int, int]:
+def _shared_constants(constants: list[Buffer], named: NamedDataStoreOutput) -> dict[int, int]:
     """Index of the constant with the same bytes, by index of the buffer. Constants can be aligned to powers of two."""
     entries = named.pte_data.values()
     odd = {entry.buffer_index for entry in entries if entry.alignment & (entry.alignment - 1)}
     sizes = {entry.buffer_index: len(named.buffers[entry.buffer_index]) for entry in entries}
     sizes = {number: size for number, size in sizes.items() if size >= MIN_SHARED and number not in odd}
-    known = {
-        _digest(constant.storage): index
-        for index, constant in enumerate(constants)
-        if len(constant.storage) in sizes.values()
-    }
-    lengths = {len(constants[index].storage) for index in known.values()}
-    found = {number: known.get(_digest(named.buffers[number])) for number, size in sizes.items() if size in lengths}
-    return {number: index for number, index in found.items() if index is not None}
+    same_size = [
+        (index, buffer.storage) for index, buffer in enumerate(constants) if len(buffer.storage) in sizes.values()
+    ]
+    indices = {_digest(content): index for index, content in same_size}
+    lengths = {len(constants[index].storage) for index in indices.values()}
+    digests = {number: _digest(named.buffers[number]) for number, size in sizes.items() if size in lengths}
+    return {number: indices[digest] for number, digest in digests.items() if digest in indices}
 
 
 def _digest(buffer: bytes | FileBackedData) -> Digest:
@@ -214,8 +208,8 @@ def constants_viewed() -> Iterator[None]:
     """Keeps the emitter from copying large constants into bytes, while the context is open.
 
     `_tensor_spec_to_evalue` (exir/emit/_emitter.py) copies each constant outside of delegates, which is the whole model
-    where nothing is delegated, and the serializer holds all of them until the file is written. Constants are mapped
-    files, whose pages the kernel can drop. Delete once the emitter makes `FileBackedData`, or a view, of a storage.
+    if nothing is delegated, and the serializer holds all of them until the file is written. Constants are mapped files,
+    whose pages the kernel can drop. Delete once the emitter makes `FileBackedData`, or a view, of a storage.
     """
     save = _Emitter._save_new_const_tensor  # noqa: SLF001 - the only function that gets bytes and storage
 
@@ -229,8 +223,7 @@ def constants_viewed() -> Iterator[None]:
     def saved(emitter: Any, spec: Any, data: bytes | ViewedData, *others: Any) -> int:
         if isinstance(data, ViewedData):
             data.owner = spec.storage
-        index: int = save(emitter, spec, data, *others)
-        return index
+        return int(save(emitter, spec, data, *others))
 
     with (
         patch.object(_emitter, "bytes", content, create=True),

@@ -15,14 +15,14 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, wraps
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from importlib.util import find_spec, spec_from_file_location
 from os import geteuid
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...artifacts.digest import digest_file, digest_json
@@ -35,16 +35,12 @@ if TYPE_CHECKING:
 
 _PACKAGE = "executorch.backends.mlx.serialization"
 _GENERATOR = "generate.py"
+# the first and the last module that the generator writes, and the last that flatc does
 _MODULES = ("mlx_graph_schema.py", "_generated_serializers.py", "_generated/mlx_delegate/MLXGraph.py")
-"""The first and the last module that the generator writes, and the last that flatc does."""
-
-_TEMPLATES = ("MLXLoader.h.tmpl", "MLXLoader.cpp.tmpl")
-"""Inputs of the generator for the C++ runtime, which the wheel lacks too."""
-
+_TEMPLATES = ("MLXLoader.h.tmpl", "MLXLoader.cpp.tmpl")  # the generator's inputs for C++, which the wheel lacks too
 _DIGESTS = "digests.json"
 _SECONDS = 120
-_ATTEMPTS = 4
-"""One is enough alone, two next to other processes that do the same; more mean a broken disk."""
+_ATTEMPTS = 4  # one is enough alone, two next to other processes that do the same; more mean a broken disk
 
 
 def missing() -> str | None:
@@ -52,17 +48,14 @@ def missing() -> str | None:
     wheel = _wheel()
     if wheel is None:
         return "ExecuTorch is not installed: pip install executorch==1.5.1"
-    package, flatc = _package(wheel), _flatc(wheel)
-    if (package / _MODULES[0]).is_file() or ((package / _GENERATOR).is_file() and flatc.is_file()):
+    package = _package(wheel)
+    if (package / _MODULES[0]).is_file() or ((package / _GENERATOR).is_file() and _flatc(wheel).is_file()):
         return None
     return f"the installed ExecuTorch has no MLX compiler ({package}); pip install executorch==1.5.1"
 
 
 def make_importable() -> None:
-    """Makes `executorch.backends.mlx` importable in this process; call it before importing that.
-
-    Safe in several processes at once, any of which may die meanwhile. Raises TargetError.
-    """
+    """Makes `executorch.backends.mlx` importable here, before its import; safe in parallel. Raises TargetError."""
     if _PACKAGE in sys.modules:
         return
     wheel = _wheel()
@@ -115,28 +108,22 @@ def _drop_stack_traces() -> None:
     MLXBackend.preprocess = staticmethod(call)
 
 
+@dataclass
 class _FromFolder:
     """An `importlib.abc.MetaPathFinder` for just this package, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    folder: Path
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        del path, target
-        if fullname != _PACKAGE:
-            return None
-        folder = str(self._folder)
-        return spec_from_file_location(fullname, f"{folder}/__init__.py", submodule_search_locations=[folder])
+    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
+        init, locations = self.folder / "__init__.py", [str(self.folder)]
+        is_package = fullname == _PACKAGE
+        return spec_from_file_location(fullname, init, submodule_search_locations=locations) if is_package else None
 
 
 def generated_package(wheel: Path, cache: Path) -> Path:
     """The folder of the complete package for the `wheel`, generated in the `cache` if it is missing or damaged.
 
-    Raises:
-        OSError: nothing can be written there.
-        TargetError: others could have written there, or the generator failed.
+    Raises OSError if it cannot be written, TargetError if others could have written it or the generator failed.
     """
     sources = [*sorted(path for path in _package(wheel).iterdir() if path.is_file()), _flatc(wheel)]
     digest = digest_json([[path.name, digest_file(path)] for path in sources])
@@ -149,22 +136,22 @@ def generated_package(wheel: Path, cache: Path) -> Path:
     for leftover in abandoned(staging):
         remove(leftover)
     with staging_folder(staging) as scratch:
-        made = _generate(wheel, scratch)
+        package = _generate(wheel, scratch)
         for attempt in range(_ATTEMPTS):
             if _is_sound(folder):  # another process was faster
                 break
             if folder.exists():  # damaged; whoever comes first moves it away
                 _rename(folder, scratch / f"damaged-{attempt}")
-            _rename(made, folder)
+            _rename(package, folder)
         else:
             raise OSError(f"{folder} is damaged again and again")
     return folder
 
 
 def _wheel() -> Path | None:
-    found = find_spec("executorch")
-    locations = (found and found.submodule_search_locations) or ()
-    return next((Path(location) for location in locations), None)
+    spec = find_spec("executorch")
+    locations = (spec and spec.submodule_search_locations) or ()
+    return next(map(Path, locations), None)
 
 
 def _package(wheel: Path) -> Path:
@@ -200,9 +187,8 @@ def _digests(folder: Path) -> dict[str, str]:
 def _rename(source: Path, destination: Path) -> None:
     """Renames unless another process was faster: then the source is gone, or the destination exists."""
     try:
-        source.rename(destination)
-    except FileNotFoundError:
-        pass
+        with suppress(FileNotFoundError):
+            source.rename(destination)
     except OSError:
         if not destination.exists():
             raise
@@ -216,14 +202,14 @@ def _generate(wheel: Path, scratch: Path) -> Path:
     for template in _TEMPLATES:
         (package / template).touch()
     command = [sys.executable, "-I", str(package / _GENERATOR), "--flatc", str(_flatc(wheel))]
-    done = subprocess.run(  # noqa: S603 - the wheel's own program
+    process = subprocess.run(  # noqa: S603 - the wheel's own program
         command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
     )
-    if done.returncode or not all((package / module).is_file() for module in _MODULES):
+    if process.returncode or not all((package / module).is_file() for module in _MODULES):
         raise TargetError(
             f"the generator of the MLX compiler's modules failed ({_package(wheel) / _GENERATOR}, "
-            f"exit code {done.returncode}); reinstall executorch==1.5.1. It wrote:\n"
-            f"{(done.stdout + done.stderr)[-2000:]}"
+            f"exit code {process.returncode}); reinstall executorch==1.5.1. It wrote:\n"
+            f"{(process.stdout + process.stderr)[-2000:]}"
         )
     (package / _DIGESTS).write_text(json.dumps(_digests(package)), encoding="utf-8")
     return package

@@ -24,12 +24,12 @@ from torch.utils._sympy.functions import Min, MinMaxBase
 
 
 def uncompared_masks() -> AbstractContextManager[object]:
-    """Has torch take masks of transformers as they come while the context is open.
+    """Keeps torch from comparing masks of transformers while the context is open.
 
     `nn.TransformerEncoder` and `nn.TransformerDecoder` find out whether a mask is causal (`_detect_is_causal_mask` in
     torch/nn/modules/transformer.py), for kernels that need no mask then. Tracing has no values: "Could not guard on
-    data-dependent expression". What is computed is the same if a mask is not known to be causal, and the program takes
-    others, too. What a caller says with ``is_causal`` still holds. Delete once torch does not compare while exporting.
+    data-dependent expression". The result is the same if a mask is not known to be causal, and the program takes other
+    masks, too. A caller's ``is_causal`` still holds. Delete once torch does not compare while exporting.
     """
 
     def is_said_to_be_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -44,8 +44,8 @@ def comparable_strides() -> AbstractContextManager[object]:
 
     For torch 2.13, whose `Min` of sizes (torch/utils/_sympy/functions.py) compares multiples of a product only. The
     stride of collapsed dimensions is such a minimum (`_collapse_view_helper` in torch/_prims). A view of heads and
-    tokens, where tokens are those of a cache and `n` more, then has a guard that torch cannot prove. What it compared
-    before, it remembers. Delete once it can.
+    tokens, where tokens are those of a cache and `n` more, then has a guard that torch cannot prove. It remembers
+    earlier comparisons. Delete once it can.
     """
     compare = MinMaxBase._collapse_known_multiplicative_terms  # noqa: SLF001 - the function that compares
 
@@ -76,9 +76,9 @@ def mapping_heard(hear: Callable[[Any], None]) -> AbstractContextManager[object]
 
 
 def import_torchvision() -> None:
-    """Imports torchvision if it is installed; where its library does not load, with operators that have no kernels.
+    """Imports torchvision if it is installed; if its library does not load, with operators that have no kernels.
 
-    For torchvision 0.28: the native library of its wheel for CUDA does not load with torch's wheel for CPUs, and its
+    For torchvision 0.28: the native library of its wheel for CUDA does not load with torch's wheel for CPUs, and the
     import fails, since it registers fake kernels for operators that only the library defines. Only models that detect
     objects need them. Delete once torchvision can be imported without its library.
     """
@@ -97,20 +97,20 @@ def import_torchvision() -> None:
 
 
 def whole_dynamic_quantization() -> AbstractContextManager[object]:
-    """Has `convert_pt2e` fold only what quantizes constants by a constant scale, while the context is open.
+    """Has `convert_pt2e` fold only quantizations of constants by a constant scale, while the context is open.
 
-    For torchao 0.18. `convert_pt2e` computes what the ``quantize`` operators of constants return, such as the queries
-    of DETR, which begin with zeros. Where scale and zero point are computed by the program, the file still computes
-    those, and dequantizes by them what was quantized by others: for zeros, the portable kernel's differ from torch's
-    (-52 dB). Besides, the rest is no pattern that backends know, so that the layer is left to the portable kernels in
-    floating point. Delete once `_quant_node_constraint` in quantization/pt2e/quantize_pt2e.py checks it.
+    For torchao 0.18. `convert_pt2e` computes the ``quantize`` operators of constants, such as the queries of DETR,
+    which begin with zeros. If the program computes scale and zero point, the file still computes those, and dequantizes
+    by them what was quantized by others: for zeros, the portable kernel's differ from torch's (-52 dB). Besides,
+    backends do not know the pattern of the rest, so that the layer is left to the portable kernels in floating point.
+    Delete once `_quant_node_constraint` in quantization/pt2e/quantize_pt2e.py checks it.
     """
     from torchao.quantization.pt2e import quantize_pt2e  # noqa: PLC0415 - not for all that needs this module
 
     quantizes = quantize_pt2e._quant_node_constraint  # noqa: SLF001 - the function that decides what is folded
 
     def is_folded(node: Node) -> bool:
-        return quantizes(node) and all(given.op == "get_attr" for given in node.all_input_nodes[1:])
+        return quantizes(node) and all(scale.op == "get_attr" for scale in node.all_input_nodes[1:])
 
     return patch.object(quantize_pt2e, "_quant_node_constraint", is_folded)
 
@@ -151,10 +151,10 @@ class _KeptError(Exception):
 def inline(graph: Graph, node: Node, function: Callable[..., Any]) -> list[Node]:
     """Replaces an operator by those of a function that computes the same of its arguments.
 
-    Returns the new nodes; none, and leaves the operator, where the function returns NotImplemented or fewer results
-    than are used, or where the operator takes a size that varies.
+    Returns the new nodes. Leaves the operator and returns none if the function returns NotImplemented or fewer results
+    than are used, or if the operator takes a size that varies.
     """
-    if not all(isinstance(given.meta.get("val"), torch.Tensor) for given in node.all_input_nodes):
+    if not all(isinstance(value.meta.get("val"), torch.Tensor) for value in node.all_input_nodes):
         return []
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -182,4 +182,4 @@ def inline(graph: Graph, node: Node, function: Callable[..., Any]) -> list[Node]
         user.replace_all_uses_with(copies[results[position]])
     for unused in (*node.users, node):
         graph.erase_node(unused)
-    return [made for step, made in copies.items() if step.op == "call_function"]
+    return [copy for step, copy in copies.items() if step.op == "call_function"]

@@ -9,6 +9,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
@@ -37,46 +38,49 @@ def code_on_demand() -> Iterator[None]:
     """Postpones generating the code of graph modules to its first use, while the context is open.
 
     `GraphModule.recompile` (torch/fx/graph_module.py) writes and compiles the source of `forward`. Lowering calls it
-    thousands of times, and next to none of this code is ever called or read: exir interprets graphs. Here, `recompile`
-    only marks the module, and whatever reads its code generates that first. Torch's own `_LazyGraphModule` does so for
-    modules that are created as such. Sound as long as nobody edits a graph, does not recompile it, and counts on the
-    code from before. Delete once exir creates lazy graph modules.
+    thousands of times, and almost none of this code is ever called or read: exir interprets graphs. Here, `recompile`
+    only marks the module, and readers of its code generate it first. Torch's own `_LazyGraphModule` does so for modules
+    that are created that way. Sound as long as nobody edits a graph without recompiling it and relies on the old code.
+    Delete once exir creates lazy graph modules.
 
     exir's `backend_api` (executorch 1.5.1) formats whole graphs for messages that it then does not log; formatted, a
     graph module is its class and its number of nodes. `str` and `print` give its code as always.
     """
-    with patch.object(GraphModule, "recompile", _mark), patch.object(GraphModule, "__format__", _describe):
+
+    def describe(module: GraphModule, specification: str) -> str:
+        return format(f"{type(module).__name__} of {len(module.graph.nodes)} nodes", specification)
+
+    with patch.object(GraphModule, "recompile", _mark), patch.object(GraphModule, "__format__", describe):
         yield
 
 
 def _mark(module: GraphModule) -> Any:
-    """Replaces `GraphModule.recompile`. Each graph module has a class of its own, which gets the marks."""
-    own_class = type(module)
-    if "GraphModuleImpl" not in own_class.__qualname__:
+    """Replaces `GraphModule.recompile`. Each graph module has its own class, which gets the marks."""
+    module_class = type(module)
+    if "GraphModuleImpl" not in module_class.__qualname__:
         return _recompile(module)
     codegen = module.graph._codegen  # noqa: SLF001 - as `recompile` does
     if isinstance(codegen, _PyTreeCodeGen):
         module._in_spec = codegen.pytree_info.in_spec  # noqa: SLF001 - as above
         module._out_spec = codegen.pytree_info.out_spec  # noqa: SLF001 - as above
     for name, mark in _MARKS.items():
-        setattr(own_class, name, mark)
+        setattr(module_class, name, mark)
     return _Code(module)
 
 
 def _generate(module: GraphModule) -> Any:
     """Removes the marks of a module, and generates its code."""
-    own_class = type(module)
     for name, mark in _MARKS.items():
-        if vars(own_class).get(name) is mark:
-            delattr(own_class, name)
+        if vars(type(module)).get(name) is mark:
+            delattr(type(module), name)
     return _recompile(module)
 
 
+@dataclass(eq=False)
 class _Generated:
     """An attribute that exists once a module's code has been generated."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    _name: str
 
     def __get__(self, module: GraphModule | None, owner: type) -> Any:
         if module is None:
@@ -88,35 +92,30 @@ class _Generated:
         vars(module)[self._name] = value
 
 
-def _reduce(module: GraphModule) -> Any:
-    _generate(module)
-    return module.__reduce__()
+def _calling(name: str) -> Any:
+    """A method that generates the code of a module, and then calls its method of that name."""
 
+    def call(module: GraphModule, *args: Any) -> Any:
+        _generate(module)
+        return getattr(module, name)(*args)
 
-def _reduce_package(module: GraphModule, exporter: Any) -> Any:
-    _generate(module)
-    return module.__reduce_package__(exporter)
+    return call
 
 
 _MARKS: dict[str, Any] = {
     **{name: _Generated(name) for name in ("forward", "_code", "_lineno_map", "_prologue_start")},
-    "__reduce__": _reduce,
-    "__reduce_package__": _reduce_package,
+    **{name: _calling(name) for name in ("__reduce__", "__reduce_package__")},
 }
 
 
+@dataclass(eq=False, repr=False)
 class _Code:
     """What `recompile` returns: the code of a module, generated when one of its attributes is read."""
 
-    def __init__(self, module: GraphModule) -> None:
-        self._module = module
+    _module: GraphModule
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_generate(self._module), name)
-
-
-def _describe(module: GraphModule, specification: str) -> str:
-    return format(f"{type(module).__name__} of {len(module.graph.nodes)} nodes", specification)
 
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - as torch does
@@ -127,30 +126,30 @@ def one_registry_scan() -> Iterator[None]:
     """Scans again only if operators were registered since, in C++ or by `py_impl`. Nothing outlasts the context.
 
     `_collect_all_valid_cia_ops` (torch/_export/utils.py) collects the operators with a CompositeImplicitAutograd kernel
-    that can be kept. It looks at every overload of every namespace, and asks C++ for all registrations once for each
-    namespace. `to_edge` calls it more than a hundred times. Delete once torch caches what it found.
+    that can be kept. It checks every overload of every namespace, and asks C++ for all registrations once for each
+    namespace. `to_edge` calls it more than a hundred times. Delete once torch caches the result.
 
-    `run_decompositions` then registers some ten thousand kernels in Python for its own time, with
+    `run_decompositions` then registers some ten thousand kernels in Python while it runs, with
     `OperatorBase.py_impl` (torch/_ops.py), which builds the types of its annotations at each call. Those of `typing`
     are cached, those of `collections.abc` are not. Delete once torch's annotations are not evaluated.
     """
     scan, register = utils._collect_all_valid_cia_ops, _ops.OperatorBase.py_impl  # noqa: SLF001 - see above
-    found: tuple[Any, set[_ops.OperatorBase]] | None = None
+    last: tuple[Any, set[_ops.OperatorBase]] | None = None  # registrations, and the result of the scan
 
     def py_impl(operator: _ops.OperatorBase, key: Any) -> Any:
-        nonlocal found
-        if found and key == _COMPOSITE and operator not in found[1]:
-            found = None
+        nonlocal last
+        if last and key == _COMPOSITE and operator not in last[1]:
+            last = None
         return register(operator, key)
 
     def scan_once() -> set[_ops.OperatorBase]:
-        nonlocal found
-        if found is None or found[0] != _registered():
+        nonlocal last
+        if last is None or last[0] != _registered():
             utils._materialize_cpp_cia_ops()  # noqa: SLF001 - see above
             with patch.object(utils, "_materialize_cpp_cia_ops", lambda: None):  # so that C++ is asked once
                 operators = scan()
-            found = _registered(), operators  # asked again: the scan itself creates namespaces
-        return set(found[1])
+            last = _registered(), operators  # asked again: the scan itself creates namespaces
+        return set(last[1])
 
     with ExitStack() as patches:
         for module in [module for module in list(sys.modules.values()) if vars(module).get(scan.__name__) is scan]:
@@ -161,7 +160,7 @@ def one_registry_scan() -> Iterator[None]:
 
 
 def _registered() -> Any:
-    """What C++ has registered, and the namespaces that Python knows."""
+    """Registrations in C++, and the namespaces in Python."""
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(_COMPOSITE.name)  # noqa: SLF001 - as torch does
     return list(registered), list(torch.ops._dir)  # noqa: SLF001 - as torch does
 
@@ -207,9 +206,9 @@ def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
     """Raises WeightRead where code reads or writes absent weights, while the context is open.
 
     Stages that run without weights (see `programs.binding`) have fake tensors in their place, which torch lets code
-    read: `item` returns a symbol, `data_ptr` zero. Code that needs the bytes of one must neither go on with something
-    else nor catch the error: `WeightRead` is no `Exception`. Code may compute with weights, as MLX's partitioner does
-    to see what it supports, but it cannot read what comes out. `copy.deepcopy` of a weight, by which exir's
+    read: `item` returns a symbol, `data_ptr` zero. Code that needs the bytes must neither continue with something else
+    nor catch the error: `WeightRead` is no `Exception`. Code may compute with weights, as MLX's partitioner does to see
+    what it supports, but it cannot read the results. `copy.deepcopy` of a weight, by which exir's
     duplicate_constant_node_pass copies constants, makes another fake weight with the same bytes; torch cannot copy fake
     tensors. Tests of each target compare results with those made with weights; no part of this goes upstream.
     """
@@ -222,13 +221,12 @@ def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
         return guard.call(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
 
     def checked_copy(tensor: Any, memo: dict[Any, Any]) -> Any:
-        return _copied(absent, tensor, memo) if guard.stands_for_weight(tensor) else copy(tensor, memo)
+        return _copied(absent, tensor, memo) if guard.is_weight(tensor) else copy(tensor, memo)
 
     def checked_address(storage: Any) -> int:
         if absent.slot(storage) is not None:
             raise WeightRead("the address of a weight was taken")
-        place: int = address(storage)
-        return place
+        return int(address(storage))
 
     with ExitStack() as patches:
         patches.enter_context(patch.object(FakeTensorMode, "dispatch", checked_dispatch))
@@ -240,67 +238,50 @@ def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
         yield
 
 
+@dataclass
 class _Guard:
-    """Follows what is computed from absent weights."""
+    """Follows values that are computed from absent weights."""
 
-    def __init__(self, absent: AbsentWeights) -> None:
-        self._absent = absent
-        self._computed: dict[int, torch.UntypedStorage] = {}
+    _absent: AbsentWeights
+    _computed: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
-    def stands_for_weight(self, tensor: torch.Tensor) -> bool:
-        return self._absent.slot(tensor.untyped_storage()) is not None
+    def is_weight(self, value: Any) -> bool:
+        return isinstance(value, FakeTensor) and self._absent.slot(value.untyped_storage()) is not None
 
     def depends(self, *values: Any) -> bool:
         """Whether a weight, or something computed from one, is among nested arguments."""
-        for value in values:
-            if isinstance(value, FakeTensor):
-                if self._depends(value):
-                    return True
-            elif isinstance(value, (list, tuple)):
-                if self.depends(*value):
-                    return True
-            elif isinstance(value, dict) and self.depends(*value.values()):
-                return True
-        return False
+        storages = [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor)]
+        return any(
+            storage_address(storage) in self._computed or self._absent.slot(storage) is not None for storage in storages
+        )
 
     def call(self, func: Any, args: Any, kwargs: Any, dispatch: Callable[[], Any]) -> Any:
         """Calls an operator on such arguments."""
         if not isinstance(func, OpOverload) or not _READING.isdisjoint(func.tags):
             raise WeightRead(f"{func} reads a weight")
-        if func._schema.is_mutable and any(map(self._is_weight, tree_leaves((args, kwargs)))):  # noqa: SLF001 - not public
+        if func._schema.is_mutable and any(map(self.is_weight, tree_leaves((args, kwargs)))):  # noqa: SLF001 - not public
             raise WeightRead(f"{func} changes a weight")
         try:
             results = dispatch()
         except Exception as error:
             raise WeightRead(f"{func} fails on a weight that is absent: {error}") from error
-        if get_proxy_mode() is None:
-            self._follow(func, results)
+        for result in tree_leaves(results) if get_proxy_mode() is None else ():
+            if not isinstance(result, FakeTensor):
+                raise WeightRead(f"{func} reads a weight")
+            if not self.is_weight(result):
+                storage = result.untyped_storage()
+                self._computed[storage_address(storage)] = storage
         return results
 
     def reader(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method of fake tensors that raises for these."""
 
         def checked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._depends(tensor):
+            if self.depends(tensor):
                 raise WeightRead(f"`{name}` reads a weight")
             return method(tensor, *args, **kwargs)
 
         return checked
-
-    def _depends(self, tensor: torch.Tensor) -> bool:
-        storage = tensor.untyped_storage()
-        return storage_address(storage) in self._computed or self._absent.slot(storage) is not None
-
-    def _is_weight(self, value: Any) -> bool:
-        return isinstance(value, FakeTensor) and self.stands_for_weight(value)
-
-    def _follow(self, func: Any, results: Any) -> None:
-        for result in tree_leaves(results):
-            if not isinstance(result, FakeTensor):
-                raise WeightRead(f"{func} reads a weight")
-            if not self.stands_for_weight(result):
-                storage = result.untyped_storage()
-                self._computed[storage_address(storage)] = storage
 
 
 def _copied(absent: AbsentWeights, tensor: Any, memo: dict[Any, Any]) -> Any:

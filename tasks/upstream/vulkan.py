@@ -1,8 +1,8 @@
 """What GPU runtimes of executorch 1.5.1 lack or compute wrongly, although upstream's partitioners claim it.
 
 Part of the keys of the stages of Vulkan and WebGPU. All cases were run with ExecuTorch's Vulkan delegate of August 2026
-on Mesa's lavapipe 22.3, and a hundred of them on lavapipe 25.0 and on an NVIDIA H200, whose verdicts were the same.
-What holds for WebGPU was seen on Dawn, or follows from Vulkan's. Delete a limit once its case is right there.
+on Mesa's lavapipe 22.3, and a hundred of them on lavapipe 25.0 and on an NVIDIA H200, with the same verdicts. Limits of
+WebGPU were seen on Dawn, or follow from Vulkan's. Delete a limit once its case is right there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..programs.graphs import KEPT, exclude_from_partitions
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the values of a program."""
+    """Known properties of the values of a program."""
 
     constants: Collection[Node]  # placeholders of weights and of buffers that nothing changes
     largest: Mapping[Node, float]  # the largest absolute value of integers
@@ -52,20 +52,13 @@ class Facts:
 class Limit:
     """Calls that are left to the CPU."""
 
-    operators: Collection[str]  # names in the edge dialect; empty for all
+    operators: Collection[str]  # names in the edge dialect, without `aten.`; empty for all
     is_beyond: Callable[[Node, Facts], bool]
     why: str  # with the smallest case
-    on: Collection[str] = ("vulkan", "webgpu")
-
-    def refuses(self, node: Node, facts: Facts, target: str) -> bool:
-        """Whether the runtime of a target does not compute a call."""
-        return (
-            target in self.on and (not self.operators or _name(node) in self.operators) and self.is_beyond(node, facts)
-        )
 
 
 def _name(node: Node) -> str:
-    return str(getattr(node.target, "name", lambda: "")()).replace("::", ".")
+    return str(getattr(node.target, "name", lambda: "")()).replace("::", ".").removeprefix("aten.")
 
 
 def _value(node: Any) -> Any:
@@ -73,7 +66,7 @@ def _value(node: Any) -> Any:
 
 
 def _tensors(node: Node) -> Iterator[torch.Tensor]:
-    """What a call takes and gives."""
+    """Inputs and results of a call."""
     for value in (node, *node.all_input_nodes):
         yield from filter(torch.is_tensor, pytree.tree_leaves(_value(value)))
 
@@ -83,7 +76,7 @@ def _always(*_: object) -> bool:
 
 
 def _is_dynamic(node: Node, _: Facts | None = None) -> bool:
-    return any(not isinstance(size, int) for tensor in _tensors(node) for size in tensor.shape)
+    return any(_symbols(*tensor.shape) for tensor in _tensors(node))
 
 
 def _symbols(*sizes: Any) -> bool:
@@ -92,18 +85,18 @@ def _symbols(*sizes: Any) -> bool:
 
 def _is_odd_line(node: Node, _: Facts) -> bool:
     """Whether a convolution along lines is pointwise with steps or padding, or of dynamic length and not depthwise."""
-    given, weight = _value(node.args[0]), _value(node.args[1])
-    if given.dim() != 3:
+    lines, weight = _value(node.args[0]), _value(node.args[1])
+    if lines.dim() != 3:
         return False
     if weight.shape[2] == 1:
         return [*pytree.tree_leaves(node.args[3]), *pytree.tree_leaves(node.args[4])] != [1, 0]
-    return _symbols(given.shape[2]) and not node.args[8] == given.shape[1] == weight.shape[0]
+    return _symbols(lines.shape[2]) and not node.args[8] == lines.shape[1] == weight.shape[0]
 
 
 def _is_of_no_images(node: Node, _: Facts) -> bool:
     """Whether a norm is of other than images, or of a dynamic number of them in groups."""
     value = _value(node.args[0])
-    return value.dim() != 4 or (_name(node) == "aten.native_group_norm" and _symbols(value.shape[0]))
+    return value.dim() != 4 or (_name(node) == "native_group_norm" and _symbols(value.shape[0]))
 
 
 def _is_odd_resize(node: Node, _: Facts) -> bool:
@@ -119,65 +112,48 @@ def _is_odd_resize(node: Node, _: Facts) -> bool:
     return any(new % old and old != 2 * new for old, new in zip(before, after, strict=True))
 
 
-def _is_dynamic_choice(node: Node, _: Facts) -> bool:
-    """Whether the condition of `where` is broadcast."""
-    return _is_dynamic(node) and _value(node.args[0]).shape != _value(node).shape
-
-
 def _is_squeezed(node: Node, _: Facts) -> bool:
     """Whether an operator that upstream squeezes has dynamic sizes, which upstream cannot write."""
     shape = [size if isinstance(size, int) else 2 for size in _value(node).shape]
     return _is_dynamic(node) and SqueezeUnsqueezeInputs().should_squeeze(None, shape)
 
 
-def _is_not_contiguous(node: Node, _: Facts) -> bool:
-    return any(list(tensor.dim_order()) != sorted(tensor.dim_order()) for tensor in _tensors(node))
-
-
-_INDICES = {"aten.embedding": 1, "aten.index_select": 2, "aten.gather": 2}  # position of what has to be int64
+_INDICES = {"embedding": 1, "index_select": 2, "gather": 2}  # position of what has to be int64
 _MOST_ELEMENTS = 1 << 27  # of a tensor: upstream's `DEFAULT_BUFFER_LIMIT`
 
 
 def _holds_int64(node: Node, facts: Facts) -> bool:
     """Whether values may not fit 32 bits, other than as an index or a constant."""
     index = node.args[_INDICES[name]] if (name := _name(node)) in _INDICES else None
-    values = [given for given in node.all_input_nodes if given is not index and given not in facts.constants]
-    return any(facts.largest.get(value, 0) >= 1 << 31 and _holds(value, torch.int64) for value in (*values, node))
+    inputs = [value for value in node.all_input_nodes if value is not index and value not in facts.constants]
+    return any(facts.largest.get(value, 0) >= 1 << 31 and torch.int64 in _dtypes(value) for value in (*inputs, node))
 
 
-def _holds(node: Node, dtype: torch.dtype) -> bool:
-    return any(torch.is_tensor(leaf) and leaf.dtype == dtype for leaf in pytree.tree_leaves(_value(node)))
-
-
-def _is_rounded(node: Node, facts: Facts) -> bool:
-    """Whether an operator computes integers, which may be large, as floating-point numbers."""
-    return any(facts.largest.get(value, 0) > 1 << 24 for value in (node, *node.all_input_nodes))
+def _dtypes(node: Node) -> set[torch.dtype]:
+    return {leaf.dtype for leaf in pytree.tree_leaves(_value(node)) if torch.is_tensor(leaf)}
 
 
 def _is_in_groups(node: Node, _: Facts) -> bool:
-    """Whether a convolution is in groups other than depthwise ones, whole texels of images, or those along lines.
-
-    The shader of pointwise ones knows no groups at all.
-    """
-    given, weight = _value(node.args[0]), _value(node.args[1])
+    """Whether groups are other than depthwise, whole texels of images, or along lines; pointwise shaders have none."""
+    images, weight = _value(node.args[0]), _value(node.args[1])
     transposed, groups = node.args[6], node.args[8]
     if groups == 1:
         return False
-    if given.dim() == 3:
+    if images.dim() == 3:
         return bool(weight.shape[2] == 1)
-    if transposed or groups == given.shape[1] == weight.shape[0]:
+    if transposed or groups == images.shape[1] == weight.shape[0]:
         return bool(transposed)
-    whole = given.shape[1] % (4 * groups) == 0 == weight.shape[0] % (4 * groups)  # texels hold 4 channels
+    whole = images.shape[1] % (4 * groups) == 0 == weight.shape[0] % (4 * groups)  # texels hold 4 channels
     return not whole or tuple(weight.shape[2:]) == (1, 1)
 
 
 def _is_odd_depthwise(node: Node, _: Facts) -> bool:
-    """Whether a depthwise convolution of images needs the general shader, where that is wrong.
+    """Whether a depthwise convolution of images needs the general shader, and that is wrong.
 
-    That takes equal strides and dilations only, and is wrong at the edges of padding, except for kernels of one line.
+    It takes equal strides and dilations only, and is wrong at the edges of padding unless a kernel is one line.
     """
     kernel = list(_value(node.args[1]).shape[2:])
-    stride, padding, dilation = (list(pytree.tree_leaves(node.args[place])) for place in (3, 4, 5))
+    stride, padding, dilation = (list(pytree.tree_leaves(argument)) for argument in node.args[3:6])
     if node.args[8] == 1 or len(kernel) != 2 or kernel in ([3, 3], [5, 5]):
         return False
     return stride != dilation or (any(padding) and min(kernel) > 1)
@@ -190,237 +166,202 @@ def _is_over_outer_dims(node: Node, _: Facts) -> bool:
     return bool(value.dim() == 4 and (0 in over or (1 in over and value.shape[0] != 1)))
 
 
-def _rounds_wrongly(node: Node, _: Facts) -> bool:
-    """The runtime divides numbers down, and integers towards zero, whatever it is asked for."""
-    return bool(node.kwargs.get("rounding_mode") != ("floor" if _value(node).is_floating_point() else "trunc"))
-
-
 _WIDEST = 16384  # texels, of an image
 _EXPONENTS = (2, 3, 0.5, -0.5)  # which are written out
 
-_BINARY = tuple(
-    f"aten.{name}"
-    for name in (
-        *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode", "pow.Tensor_Tensor", "minimum"),
-        *("eq.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor"),
-    )
-)
 _WEIGHTS = {
-    "aten.convolution": (1, 2),
-    "aten.native_layer_norm": (2, 3),
-    "aten.native_group_norm": (1, 2),
-    "aten._native_batch_norm_legit_no_training": (1, 2, 3, 4),
+    "convolution": (1, 2),
+    "native_layer_norm": (2, 3),
+    "native_group_norm": (1, 2),
+    "_native_batch_norm_legit_no_training": (1, 2, 3, 4),
 }
 """Positions of the arguments that the runtime lays out when it loads a payload."""
 
 
 def _computes_weights(node: Node, facts: Facts) -> bool:
-    places = [node.args[place] for place in _WEIGHTS[_name(node)]]
-    return any(given not in facts.constants for given in places if isinstance(given, Node))
+    arguments = (node.args[position] for position in _WEIGHTS[_name(node)])
+    return any(value not in facts.constants for value in arguments if isinstance(value, Node))
 
 
 def _becomes_computed_weight(node: Node, facts: Facts) -> bool:
     """Whether upstream makes a linear layer of a transposition and a product whose weight or bias is no constant."""
-    products = (user for user in node.users if _name(user) in ("aten.mm", "aten.addmm") and user.args[-1] is node)
-    return any(given not in facts.constants for product in products for given in (node.args[0], *product.args[:-2]))
+    products = (user for user in node.users if _name(user) in ("mm", "addmm") and user.args[-1] is node)
+    return any(value not in facts.constants for product in products for value in (node.args[0], *product.args[:-2]))
 
 
-LIMITS = (
+_QUANTIZE = "quantized_decomposed.quantize_per_tensor"
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor"
+
+_OF_BOTH = (
     Limit(
-        ["aten.convolution"],
-        _is_in_groups,
-        "groups are ignored: `Conv2d(8, 12, 3, groups=2)` 1.4 dB, `ConvTranspose2d(8, 4, 2, 2, groups=2)` -0.6 dB; "
-        "`Conv1d(8, 8, 1, groups=8)` throws",
-        ["vulkan"],
+        [],
+        lambda node, _: any(list(tensor.dim_order()) != sorted(tensor.dim_order()) for tensor in _tensors(node)),
+        "channels-last values are misread: `relu(x).to(channels_last)` -1.9 dB",
     ),
-    Limit(
-        ["aten.convolution"],
-        _is_odd_depthwise,
-        "`Conv2d(8, 8, 7, padding=3, groups=8)` 8 dB; `Conv2d(8, 8, 7, 2, groups=8)` throws",
-        ["vulkan"],
-    ),
-    Limit([], _is_not_contiguous, "channels-last values are taken for others: `relu(x).to(channels_last)` -1.9 dB"),
     Limit([], _holds_int64, "64-bit integers are computed in 32 bits: `x + 1` at 2 ** 40"),
     Limit(
-        [
-            "aten.add.Tensor",
-            "aten.sub.Tensor",
-            "aten.clamp",
-            "aten.div.Tensor_mode",
-            "aten.full",
-            "aten.arange.start_step",
-        ],
-        _is_rounded,
-        "integers are computed as floating point numbers: `x + 1` at 2 ** 24",
-        ["vulkan"],
-    ),
-    Limit(
-        _BINARY,
-        lambda node, _: _value(node).dim() == 0,
-        "the runtime throws where the result has no dimensions: `x[0] * 2` of a vector",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.clamp"],
-        lambda node, _: _value(node).dtype != _value(node.args[0]).dtype,
-        "bounds of integers are taken for integers: `x.clamp(0.5, 2.5)` 2.3 dB",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.split_with_sizes_copy", "aten.squeeze_copy.dims", "aten.index_select"],
+        ["split_with_sizes_copy", "squeeze_copy.dims", "index_select"],
         _is_dynamic,
         "results keep the largest of dynamic sizes: a Llama block 23.9 dB, 138 without it; `x.squeeze(0)`",
     ),
     Limit(
-        ["aten.convolution"],
-        _is_odd_line,
-        "`Conv1d(3, 7, 1, 2)` -0.2 dB; `Conv1d(3, 7, 3)` along lines of dynamic length -1.7 dB",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.native_group_norm", "aten._native_batch_norm_legit_no_training"],
-        _is_of_no_images,
-        "`GroupNorm(2, 6)` of [2, 6, 5] 18 dB, of a dynamic number of images 11 dB; `BatchNorm1d(6)` throws",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec"],
-        _is_odd_resize,
-        "`Upsample((7, 8))` of [1, 6, 5, 3] 0.8 dB, with dynamic sizes -1.4 dB; `Upsample(scale_factor=1.5)` throws",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.where.self"],
-        _is_dynamic_choice,
-        "the runtime throws or aborts where a condition is broadcast to dynamic sizes: `x.masked_fill(mask, 0)`",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.relu", "aten.gelu"],
+        ["relu", "gelu"],
         _is_squeezed,
         "upstream cannot write dynamic sizes of tensors that it squeezes: `relu(x)` of [batch, 1, 8]",
     ),
     Limit(
-        ["aten.div.Tensor_mode"],
-        _rounds_wrongly,
+        ["div.Tensor_mode"],
+        # floating point is always divided down, and integers towards zero
+        lambda node, _: node.kwargs.get("rounding_mode") != ("floor" if _value(node).is_floating_point() else "trunc"),
         "`x // 3` of negative integers rounds up: 20 dB; `div(x, y, rounding_mode='trunc')` of numbers rounds down",
     ),
+    Limit(["eq.Tensor"], _always, "numbers within 1e-5 are taken for equal; for integers the runtime throws: `x == y`"),
     Limit(
-        ["aten.eq.Tensor"],
-        _always,
-        "numbers within 1e-5 are taken for equal; for integers the runtime throws: `x == y`",
-    ),
-    Limit(
-        ["aten.pow.Tensor_Tensor", "aten.pow.Tensor_Scalar"],
+        ["pow.Tensor_Tensor", "pow.Tensor_Scalar"],
         lambda node, _: node.args[1] not in _EXPONENTS or (node.args[1] not in (2, 3) and _value(node).dim() > 4),
         "`x ** y` of negative numbers is NaN, `x ** -1` of 0 is 0, and roots of 5 dimensions make the runtime throw",
     ),
     Limit(
-        ["aten._log_softmax"],
+        ["_log_softmax"],
         lambda node, facts: _may_be_masked(node.args[0], facts.is_finite),
         "of masked values, the logarithm is 0 in place of -inf: `log_softmax(x)` with -inf in it",
     ),
-    Limit(["aten.index.Tensor"], _always, "negative indices are taken for others: 3.5 dB"),
-    Limit(
-        ["aten._to_copy", "dim_order_ops._to_dim_order_copy"],
-        lambda node, _: _value(node).dtype == torch.bool != _value(node.args[0]).dtype,
-        "the runtime has no conversion to bool, and throws: `x.bool()`",
-        ["vulkan"],
-    ),
+    Limit(["index.Tensor"], _always, "negative indices are misread: 3.5 dB"),
     Limit(
         [
-            "aten.logical_not",
-            "aten.t_copy",
+            *("logical_not", "t_copy"),
             *("torchao.choose_qparams_affine", "torchao.quantize_affine", "torchao.dequantize_affine"),
-            *(
-                f"quantized_decomposed.{name}"
-                for name in (
-                    *("choose_qparams.tensor", "choose_qparams_per_token_asymmetric", "embedding_4bit.dtype"),
-                    *("quantize_per_channel", "quantize_per_tensor.tensor", "quantize_per_token"),
-                    *("dequantize_per_channel", "dequantize_per_tensor.tensor", "dequantize_per_token"),
-                )
-            ),
+            *("quantized_decomposed.choose_qparams.tensor", "quantized_decomposed.embedding_4bit.dtype"),
+            "quantized_decomposed.choose_qparams_per_token_asymmetric",
+            *("quantized_decomposed.quantize_per_channel", "quantized_decomposed.dequantize_per_channel"),
+            *("quantized_decomposed.quantize_per_token", "quantized_decomposed.dequantize_per_token"),
+            *(f"{_QUANTIZE}.tensor", f"{_DEQUANTIZE}.tensor"),
         ],
         _always,
         "the runtime has no such operator, and aborts, as in attention with a mask",
     ),
     Limit(
-        ["aten._softmax", "aten._log_softmax", "aten.mean.dim", "aten.sum.dim_IntList", "aten.amax", "aten.amin"],
-        _is_over_outer_dims,
-        "the runtime throws: `softmax(x, 1)` of several images, `x.mean(1, keepdim=True)`, `x.mean(0, keepdim=True)`",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.argmax", "aten.argmin"],
-        lambda node, facts: _is_given(node.args[0], facts.constants),
-        "NaN is not found, and may be in what a program is given: `x.argmax(-1)`",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.argmax", "aten.argmin"],
-        lambda node, _: len(node.args) > 2 and bool(node.args[2]),
-        "the runtime throws: `x.argmax(-1, keepdim=True)`",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.native_layer_norm"],
+        ["native_layer_norm"],
         lambda node, _: len(node.args[1]) > 1,
         "over several dimensions, as `LayerNorm((6, 8))`, Vulkan's runtime throws, and WebGPU's reaches 5.9 dB",
     ),
     Limit(
-        ["aten.convolution"],
-        lambda node, _: bool(node.args[6]) and any(step > 1 for step in pytree.tree_leaves(node.args[5])),
-        "the runtime throws for dilations of transposed ones: `ConvTranspose2d(3, 7, 3, dilation=2)`",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.native_layer_norm", "aten.native_group_norm", "aten._native_batch_norm_legit_no_training"],
-        lambda node, _: None in (node.args[place] for place in _WEIGHTS[_name(node)]),
-        "the runtime throws without weight or bias: `LayerNorm(7, bias=False)`",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.embedding"],
-        lambda node, _: _WIDEST < _value(node.args[0]).shape[0] <= 4 * _WIDEST,
-        "rows of tables that are wider than an image are taken for others: `Embedding(20000, 4)` -1.2 dB",
-        ["vulkan"],
-    ),
-    Limit(
-        ["aten.hardswish"],
+        ["hardswish"],
         lambda node, _: _value(node).dim() > 4,
         "upstream keeps it whole for 5 dimensions, which it does not take, and then refuses to lower it",
     ),
+)
+
+_OF_VULKAN = (
     Limit(
-        ["aten.rsqrt", "aten.log10", "aten.pow.Tensor_Scalar"],
+        ["convolution"],
+        _is_in_groups,
+        "groups are ignored: `Conv2d(8, 12, 3, groups=2)` 1.4 dB, `ConvTranspose2d(8, 4, 2, 2, groups=2)` -0.6 dB; "
+        "`Conv1d(8, 8, 1, groups=8)` throws",
+    ),
+    Limit(
+        ["convolution"],
+        _is_odd_depthwise,
+        "`Conv2d(8, 8, 7, padding=3, groups=8)` 8 dB; `Conv2d(8, 8, 7, 2, groups=8)` throws",
+    ),
+    Limit(
+        ["add.Tensor", "sub.Tensor", "clamp", "div.Tensor_mode", "full", "arange.start_step"],
+        lambda node, facts: any(facts.largest.get(value, 0) > 1 << 24 for value in (node, *node.all_input_nodes)),
+        "integers are computed as floating point numbers: `x + 1` at 2 ** 24",
+    ),
+    Limit(
+        [
+            *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode", "pow.Tensor_Tensor"),
+            *("minimum", "eq.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor"),
+        ],
+        lambda node, _: _value(node).dim() == 0,
+        "the runtime throws if the result has no dimensions: `x[0] * 2` of a vector",
+    ),
+    Limit(
+        ["clamp"],
+        lambda node, _: _value(node).dtype != _value(node.args[0]).dtype,
+        "bounds of integers are rounded to integers: `x.clamp(0.5, 2.5)` 2.3 dB",
+    ),
+    Limit(
+        ["convolution"],
+        _is_odd_line,
+        "`Conv1d(3, 7, 1, 2)` -0.2 dB; `Conv1d(3, 7, 3)` along lines of dynamic length -1.7 dB",
+    ),
+    Limit(
+        ["native_group_norm", "_native_batch_norm_legit_no_training"],
+        _is_of_no_images,
+        "`GroupNorm(2, 6)` of [2, 6, 5] 18 dB, of a dynamic number of images 11 dB; `BatchNorm1d(6)` throws",
+    ),
+    Limit(
+        ["upsample_nearest2d.vec", "upsample_bilinear2d.vec"],
+        _is_odd_resize,
+        "`Upsample((7, 8))` of [1, 6, 5, 3] 0.8 dB, with dynamic sizes -1.4 dB; `Upsample(scale_factor=1.5)` throws",
+    ),
+    Limit(
+        ["where.self"],
+        lambda node, _: _is_dynamic(node) and _value(node.args[0]).shape != _value(node).shape,
+        "the runtime throws or aborts if a condition is broadcast to dynamic sizes: `x.masked_fill(mask, 0)`",
+    ),
+    Limit(
+        ["_to_copy", "dim_order_ops._to_dim_order_copy"],
+        lambda node, _: _value(node).dtype == torch.bool != _value(node.args[0]).dtype,
+        "the runtime has no conversion to bool, and throws: `x.bool()`",
+    ),
+    Limit(
+        ["_softmax", "_log_softmax", "mean.dim", "sum.dim_IntList", "amax", "amin"],
+        _is_over_outer_dims,
+        "the runtime throws: `softmax(x, 1)` of several images, `x.mean(1, keepdim=True)`, `x.mean(0, keepdim=True)`",
+    ),
+    Limit(
+        ["argmax", "argmin"],
+        lambda node, facts: _is_given(node.args[0], facts.constants),
+        "NaN is not found, and inputs of a program may have it: `x.argmax(-1)`",
+    ),
+    Limit(
+        ["argmax", "argmin"],
+        lambda node, _: len(node.args) > 2 and bool(node.args[2]),
+        "the runtime throws: `x.argmax(-1, keepdim=True)`",
+    ),
+    Limit(
+        ["convolution"],
+        lambda node, _: bool(node.args[6]) and any(step > 1 for step in pytree.tree_leaves(node.args[5])),
+        "the runtime throws for dilations of transposed ones: `ConvTranspose2d(3, 7, 3, dilation=2)`",
+    ),
+    Limit(
+        ["native_layer_norm", "native_group_norm", "_native_batch_norm_legit_no_training"],
+        lambda node, _: None in (node.args[position] for position in _WEIGHTS[_name(node)]),
+        "the runtime throws without weight or bias: `LayerNorm(7, bias=False)`",
+    ),
+    Limit(
+        ["embedding"],
+        lambda node, _: _WIDEST < _value(node.args[0]).shape[0] <= 4 * _WIDEST,
+        "rows of tables that are wider than an image are mixed up: `Embedding(20000, 4)` -1.2 dB",
+    ),
+    Limit(
+        ["rsqrt", "log10", "pow.Tensor_Scalar"],
         lambda node, _: node.args[1:] in ((), (-0.5,)) and _value(node).dim() == 4 and _value(node).shape[1] % 4 != 0,
         "what fills texels becomes infinite, and NaN in a convolution: `Conv2d(5, 4, 3)` of `rsqrt(x)`",
-        ["vulkan"],
     ),
     Limit(
-        ["aten.embedding"],
+        ["embedding"],
         lambda node, facts: node.args[0] not in facts.constants,
         "a table that is no constant of the file makes the runtime throw: `embedding(x, table)`",
-        ["vulkan"],
     ),
     Limit(
-        _WEIGHTS,
-        _computes_weights,
-        "weights that are no constants of the file make the runtime throw: `conv2d(x, w)`",
-        ["vulkan"],
+        _WEIGHTS, _computes_weights, "weights that are no constants of the file make the runtime throw: `conv2d(x, w)`"
     ),
     Limit(
-        ["aten.permute_copy", "aten.t_copy"],
+        ["permute_copy", "t_copy"],
         _becomes_computed_weight,
         "products with weights that are computed, as in `MultiheadAttention(q, k, v)`, make the runtime throw",
-        ["vulkan"],
     ),
 )
-"""What calls are left to the CPU, and why."""
 
-_STATIC = ("webgpu",)
-"""Targets that take no program with dynamic sizes: of 14, 2 were right on WebGPU, and one was not twice the same."""
+LIMITS = {"vulkan": (*_OF_BOTH, *_OF_VULKAN), "webgpu": _OF_BOTH}
+"""What calls are left to the CPU, and why, by target."""
 
-_SIZES = "the runtime takes no dynamic sizes: of 14 cases 2 were right"
+
+_SIZES = "the runtime takes no dynamic sizes: of 14 cases 2 were right, and one differed between runs"
 
 _CROSSES = "the runtime throws where int8 values of several matrices come into a part, or leave it"
 _IDLE = "the runtime is wrong or throws where a part takes no input, or gives no output: `x[:, [0, 2]]` -0.9 dB"
@@ -430,7 +371,8 @@ def _why_not(node: Node, facts: Facts, target: str) -> str:
     """Why a call is left to the CPU; empty if it is not."""
     if not (hasattr(node.target, "_schema") and any(map(torch.is_tensor, pytree.tree_leaves(_value(node))))):
         return ""  # it takes a result apart, or computes a size
-    return next((limit.why for limit in LIMITS if limit.refuses(node, facts, target)), "")
+    limits = (limit for limit in LIMITS[target] if not limit.operators or _name(node) in limit.operators)
+    return next((limit.why for limit in limits if limit.is_beyond(node, facts)), "")
 
 
 def _constants(program: ExportedProgram) -> set[Node]:
@@ -447,8 +389,7 @@ def _constants(program: ExportedProgram) -> set[Node]:
 def _facts(program: ExportedProgram) -> Facts:
     largest: dict[Node, float] = {}
     for node in program.graph.nodes:
-        dtypes = {leaf.dtype for leaf in pytree.tree_leaves(_value(node)) if torch.is_tensor(leaf)}
-        if most := max((_LARGEST[dtype] for dtype in dtypes & _LARGEST.keys()), default=0):
+        if most := max((_LARGEST[dtype] for dtype in _dtypes(node) & _LARGEST.keys()), default=0):
             largest[node] = min(most, _largest(node, largest))
     return Facts(_constants(program), largest, partial(_is_finite, program))
 
@@ -456,22 +397,13 @@ def _facts(program: ExportedProgram) -> Facts:
 _LARGEST = {torch.bool: 1, torch.uint8: 255, torch.int8: 128, torch.int16: 1 << 15, torch.int32: 1 << 31}
 _LARGEST[torch.int64] = 1 << 63
 _MOVING = frozenset(
-    f"aten.{name}"
-    for name in (
-        *(
-            "view_copy",
-            "unsqueeze_copy",
-            "squeeze_copy.dims",
-            "permute_copy",
-            "t_copy",
-            "expand_copy",
-            "repeat",
-            "flip",
-        ),
-        *("slice_copy.Tensor", "select_copy.int", "split_with_sizes_copy", "cat", "clone", "alias_copy", "neg", "abs"),
-        *("minimum", "maximum", "where.self", "index_select", "gather"),
+    (
+        *("view_copy", "unsqueeze_copy", "squeeze_copy.dims", "permute_copy", "t_copy", "expand_copy", "repeat"),
+        *("flip", "slice_copy.Tensor", "select_copy.int", "split_with_sizes_copy", "cat", "clone", "alias_copy"),
+        *("neg", "abs", "minimum", "maximum", "where.self", "index_select", "gather", "_to_copy"),
+        *("dim_order_ops._clone_dim_order", "dim_order_ops._to_dim_order_copy"),
     )
-) | {"dim_order_ops._clone_dim_order", "dim_order_ops._to_dim_order_copy", "aten._to_copy"}
+)
 
 
 def _largest(node: Node, known: Mapping[Node, float]) -> float:
@@ -511,25 +443,25 @@ def _largest_position(most: Callable[[Any], float], _: Node, start: Any, end: An
 
 
 _RANGES: dict[str, Callable[..., float]] = {
-    "aten.add.Tensor": _largest_sum,
-    "aten.sub.Tensor": _largest_sum,
-    "aten.mul.Tensor": lambda most, _, one, other: most(one) * most(other),
-    "aten.div.Tensor_mode": lambda most, _, one, other: most(one),  # noqa: ARG005 - integers
-    "aten.clamp": _largest_bound,
-    "aten.full": lambda most, _, size, number: most(number),  # noqa: ARG005 - as above
-    "aten.full_like": lambda most, _, like, number: most(number),  # noqa: ARG005 - as above
-    "aten.scalar_tensor": lambda most, _, number: most(number),
-    "aten.arange.start_step": _largest_position,
-    **dict.fromkeys(("aten.argmax", "aten.argmin", "aten.max_pool2d_with_indices"), lambda *_: _MOST_ELEMENTS),
+    "add.Tensor": _largest_sum,
+    "sub.Tensor": _largest_sum,
+    "mul.Tensor": lambda most, _, one, other: most(one) * most(other),
+    "div.Tensor_mode": lambda most, _, one, other: most(one),  # noqa: ARG005 - integers
+    "clamp": _largest_bound,
+    "full": lambda most, _, size, number: most(number),  # noqa: ARG005 - as above
+    "full_like": lambda most, _, like, number: most(number),  # noqa: ARG005 - as above
+    "scalar_tensor": lambda most, _, number: most(number),
+    "arange.start_step": _largest_position,
+    **dict.fromkeys(("argmax", "argmin", "max_pool2d_with_indices"), lambda *_: _MOST_ELEMENTS),
 }
 
 
 def _keep_int8_inside(program: ExportedProgram) -> None:
-    """Lets no int8 values of several matrices come into a part, or leave it.
+    """Keeps int8 values of several matrices from entering a part or leaving it.
 
-    The runtime takes such inputs and outputs of a delegate for fewer bytes than they have, and throws: static int8 of
-    [1, 8, 6, 5] with a convolution in 4 groups, which the CPU computes. What makes them floats moves into the part that
-    they leave, or out of the one that they come to; what makes them for others, or of what others gave, moves out.
+    The runtime assumes fewer bytes for these inputs and outputs than they have, and throws: static int8 of [1, 8, 6, 5]
+    with a convolution in 4 groups, which the CPU computes. A dequantize moves into the part that its operand leaves, or
+    out of the part that its operand enters; a quantize for others, or of others' results, moves out.
     """
     for node in program.graph.nodes:
         if _name(node) not in (_QUANTIZE, _DEQUANTIZE) or all(size == 1 for size in _value(node).shape[:-2]):
@@ -549,14 +481,10 @@ def _keep_int8_inside(program: ExportedProgram) -> None:
             node.meta[KEPT] = _CROSSES
 
 
-_QUANTIZE = "quantized_decomposed.quantize_per_tensor"
-_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor"
-
-
 def _drop_idle(result: PartitionResult, constants: Collection[Node]) -> None:
-    """Takes partitions back that compute with constants or sizes only, or nothing, or whose results are not used.
+    """Dissolves partitions that compute with constants or sizes only, or nothing, or whose results are not used.
 
-    Of what only turns integers into floats, the runtime gives one result where it is to give two equal ones.
+    Where a partition only turns integers into floats, the runtime returns one result instead of two equal ones.
     """
     parts: dict[str, list[Node]] = {}
     for node in result.tagged_exported_program.graph.nodes:
@@ -595,16 +523,9 @@ def _exact_gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     return x * torch.sigmoid(x * series)
 
 
-def _write_gelu_out(program: ExportedProgram) -> ExportedProgram:
-    gelu = torch.ops.aten.gelu.default
-    if not any(node.target is gelu and "tanh" not in node.kwargs.values() for node in program.graph.nodes):
-        return program
-    return program.run_decompositions({gelu: _exact_gelu})
-
-
 def _leaving(facts: Facts, target: str) -> Callable[[Any, Node], bool]:
-    """What upstream asks for each node. What it fuses into one operator is not looked at."""
-    supported = VulkanSupportedOperators._is_node_supported  # noqa: SLF001 - there is no other place to ask
+    """Upstream's check of a node, after ours. Nodes that upstream fuses into one operator are not checked."""
+    supported = VulkanSupportedOperators._is_node_supported  # noqa: SLF001 - there is no public function
 
     def check(operators: Any, node: Node) -> bool:
         if node not in operators.fusable_nodes and (why := _why_not(node, facts, target)):
@@ -616,11 +537,14 @@ def _leaving(facts: Facts, target: str) -> Callable[[Any, Node], bool]:
 
 
 def _within_limits(upstream: type, target: str) -> type:
-    """A partitioner that leaves calls beyond the limits, and state where no call can find it half changed."""
+    """A partitioner that leaves calls beyond the limits, and changed state, to the CPU."""
 
     class Limited(upstream):  # type: ignore[misc]  # executorch is untyped here
         def transform_for_pre_decomposition(self, program: ExportedProgram) -> ExportedProgram:
-            return _write_gelu_out(program)
+            gelu = torch.ops.aten.gelu.default
+            if any(node.target is gelu and "tanh" not in node.kwargs.values() for node in program.graph.nodes):
+                return program.run_decompositions({gelu: _exact_gelu})
+            return program
 
         def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool]]:
             facts = _facts(ep)
@@ -628,7 +552,7 @@ def _within_limits(upstream: type, target: str) -> type:
             return operators, lambda node: keeps(node) and not _why_not(node, facts, target)
 
         def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-            if target in _STATIC and any(map(_is_dynamic, exported_program.graph.nodes)):
+            if target == "webgpu" and any(map(_is_dynamic, exported_program.graph.nodes)):
                 for node in exported_program.graph.nodes:
                     if hasattr(node.target, "_schema"):
                         node.meta[KEPT] = _SIZES
@@ -649,20 +573,21 @@ def _within_limits(upstream: type, target: str) -> type:
 
 
 class _WriteOut(ExportPass):  # type: ignore[misc]  # executorch is untyped here
-    """Writes operators of a delegate out whose shaders are wrong for some values, by those that are right for all."""
+    """Replaces operators of a delegate whose shaders are wrong for some values by others that are right for all."""
 
     _exported_program: ExportedProgram | None = None  # set by `apply_passes`
 
     def call_operator(self, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        write = _WRITTEN_OUT.get(op)
         call = partial(super().call_operator, kwargs={}, meta=meta)
-        if write and (made := write(call, self._exported_program, *args)) is not None:
-            return made
+        if write := _WRITTEN_OUT.get(op):
+            replacement = write(call, self._exported_program, op, *args)
+            if replacement is not None:
+                return replacement
         result = super().call_operator(op, args, kwargs, meta)
         if op in _CLAMPS:
             constants = _constants(self._exported_program)
-            for given in (arg for arg in args if isinstance(arg, ProxyValue) and _is_given(arg.node, constants)):
-                result = call(_ATEN.add.Tensor, (result, _zeros(call, given)))
+            for operand in (arg for arg in args if isinstance(arg, ProxyValue) and _is_given(arg.node, constants)):
+                result = call(_ATEN.add.Tensor, (result, _zeros(call, operand)))
         return result
 
 
@@ -675,32 +600,28 @@ def _zeros(call: Callable[..., Any], x: Any) -> Any:
 _ATEN = ops.edge.aten
 
 
-def _write_total(operator: Any) -> Callable[..., Any]:
-    """Writes a total over the last dimension that does not keep it, and the extremum of what may be NaN.
+def _write_total(
+    call: Callable[..., Any], program: Any, operator: Any, x: Any, dims: Any = (), keep: bool = False, *_more: Any
+) -> Any:
+    """Writes a total over the last dimension that does not keep it, and the extremum of values that may be NaN.
 
     The first one's shader holds results to the range of fp16, since `#if T == float16_t` (convert.glslh) compares two
-    names that are not defined: `(x * x).sum(-1)` 1.3 dB above 65504. That of totals that keep their dimension does not.
-    The others lose NaN: `amax(x, -1)`, as `_CLAMPS` do.
+    undefined names: `(x * x).sum(-1)` 1.3 dB above 65504. Totals that keep their dimension are right. The others lose
+    NaN: `amax(x, -1)`, as `_CLAMPS` do.
     """
-
-    def write(
-        call: Callable[..., Any], program: ExportedProgram, x: Any, dims: Any = (), keep: bool = False, *_more: Any
-    ) -> Any:
-        is_last = [dim % x.data.dim() for dim in dims or ()] == [x.data.dim() - 1]
-        loses_nan = operator in _EXTREMES and (keep or is_last) and _is_given(x.node, _constants(program))
-        if (keep or not is_last) and not loses_nan:
-            return None
-        total = call(operator, (x, dims, True))
-        if loses_nan:
-            zeros = call(_ATEN.sum.dim_IntList, (_zeros(call, x), dims, True))
-            total = call(_ATEN.add.Tensor, (total, zeros))
-        return total if keep else call(_ATEN.select_copy.int, (total, -1, 0))
-
-    return write
+    is_last = [dim % x.data.dim() for dim in dims or ()] == [x.data.dim() - 1]
+    loses_nan = operator in _EXTREMES and (keep or is_last) and _is_given(x.node, _constants(program))
+    if (keep or not is_last) and not loses_nan:
+        return None
+    total = call(operator, (x, dims, True))
+    if loses_nan:
+        zeros = call(_ATEN.sum.dim_IntList, (_zeros(call, x), dims, True))
+        total = call(_ATEN.add.Tensor, (total, zeros))
+    return total if keep else call(_ATEN.select_copy.int, (total, -1, 0))
 
 
-def _write_power(call: Callable[..., Any], _: ExportedProgram, x: Any, exponent: Any) -> Any:
-    """Writes a power whose exponent has a function of its own in eager, too."""
+def _write_power(call: Callable[..., Any], _program: Any, _operator: Any, x: Any, exponent: Any) -> Any:
+    """Writes a power whose exponent has its own function in eager, too."""
     match exponent:
         case 2 | 3:
             square = call(_ATEN.mul.Tensor, (x, x))
@@ -712,42 +633,34 @@ def _write_power(call: Callable[..., Any], _: ExportedProgram, x: Any, exponent:
     return None
 
 
-def _write_softmax(call: Callable[..., Any], program: ExportedProgram, x: Any, dim: int, *_: Any) -> Any:
-    """Writes a softmax of masked values.
-
-    Its shader makes zeros of a row that is all `finfo.min`, where eager has equal parts, and of NaN.
-    """
+def _write_softmax(call: Callable[..., Any], program: Any, _operator: Any, x: Any, dim: int, *_: Any) -> Any:
+    """Writes a softmax of masked values: its shader makes zeros of NaN, and of rows of `finfo.min`, unlike eager."""
     if not _may_be_masked(x.node, partial(_is_finite, program)):
         return None
     numerators = call(_ATEN.exp.default, (call(_ATEN.sub.Tensor, (x, call(_ATEN.amax.default, (x, [dim], True)))),))
     return call(_ATEN.div.Tensor, (numerators, call(_ATEN.sum.dim_IntList, (numerators, [dim], True))))
 
 
-def _write_pool(operator: Any) -> Callable[..., Any]:
-    """Writes out the strides of a pooling like `max_pool2d(x, 2)`, without which the runtime throws."""
-
-    def write(call: Callable[..., Any], _program: Any, x: Any, kernel: Any, stride: Any = (), *more: Any) -> Any:
-        return None if stride else call(operator, (x, kernel, kernel, *more))
-
-    return write
+def _write_pool(
+    call: Callable[..., Any], _program: Any, operator: Any, x: Any, kernel: Any, stride: Any = (), *more: Any
+) -> Any:
+    """Writes out the strides of a pooling like `max_pool2d(x, 2)`; the runtime throws without them."""
+    return None if stride else call(operator, (x, kernel, kernel, *more))
 
 
+_EXTREMES = (_ATEN.amax.default, _ATEN.amin.default)
+_TOTALS = (_ATEN.sum.dim_IntList, _ATEN.mean.dim, *_EXTREMES)
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _ATEN.pow.Tensor_Scalar: _write_power,
     _ATEN._softmax.default: _write_softmax,  # noqa: SLF001 - the operator's name
-    **{
-        operator: _write_total(operator)
-        for operator in (_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default)
-    },
-    **{pool: _write_pool(pool) for pool in (_ATEN.avg_pool2d.default, _ATEN.max_pool2d_with_indices.default)},
+    **dict.fromkeys(_TOTALS, _write_total),
+    **dict.fromkeys((_ATEN.avg_pool2d.default, _ATEN.max_pool2d_with_indices.default), _write_pool),
 }
-_EXTREMES = (_ATEN.amax.default, _ATEN.amin.default)
 _CLAMPS = {getattr(_ATEN, name).default for name in ("clamp", "hardtanh", "minimum", "relu", "tanh")}
-"""Whose shaders lose NaN: `relu(x)`. What a program is given may have some, so zeros are added to these, or NaN."""
+"""Their shaders lose NaN: `relu(x)`. Inputs of a program may have some, so zeros are added to these, or NaN."""
 
-_ARITHMETIC = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
-_PASSING = _MOVING | _ARITHMETIC | {"aten.clamp", "aten.hardtanh", "aten.relu", "aten.sigmoid"}
-"""Operators that pass NaN on."""
+_ARITHMETIC = frozenset(("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor"))
+_PASSING = _MOVING | _ARITHMETIC | {"clamp", "hardtanh", "relu", "sigmoid"}  # operators that pass NaN on
 _MASK = 1e38
 
 
@@ -760,29 +673,31 @@ def _may_be_masked(node: Node, is_finite: Callable[[Node], bool]) -> bool:
         if node.op == "placeholder":
             if not is_finite(node):
                 return True
-        elif name == "aten.full":
+        elif name == "full":
             if abs(node.args[1]) > _MASK:
                 return True
         elif name in _MOVING | _ARITHMETIC or node.target is getitem:
-            new = {given for given in node.all_input_nodes if torch.is_tensor(_value(given))} - seen
-            left += (given for given in new if _value(given).is_floating_point())
-            seen |= new
+            left += _floating_inputs(node, seen)
     return False
 
 
 def _is_given(node: Node, constants: Iterable[Node]) -> bool:
-    """Whether floating point numbers are inputs of a program, or moved and computed of them and constants alone."""
+    """Whether floating point numbers are inputs of a program, or moved and computed from inputs and constants alone."""
     names = {constant.name for constant in constants}  # passes make other nodes
-    left, found = [node], {node}
+    left, seen = [node], {node}
     for value in left:
         if value.op != "placeholder" and not (_name(value) in _PASSING or value.target is getitem):
             return False
-        new = {given for given in value.all_input_nodes if torch.is_tensor(_value(given))} - found
-        left += (given for given in new if _value(given).is_floating_point())
-        found |= new
-    return _value(node).is_floating_point() and any(
-        value.op == "placeholder" and value.name not in names for value in left
-    )
+        left += _floating_inputs(value, seen)
+    is_floating = bool(_value(node).is_floating_point())
+    return is_floating and any(value.op == "placeholder" and value.name not in names for value in left)
+
+
+def _floating_inputs(node: Node, seen: set[Node]) -> list[Node]:
+    """The floating point inputs of a call that have not been seen; adds all of its tensors to those."""
+    new = {value for value in node.all_input_nodes if torch.is_tensor(_value(value))} - seen
+    seen |= new
+    return [value for value in new if _value(value).is_floating_point()]
 
 
 def _is_finite(program: ExportedProgram, placeholder: Node) -> bool:
@@ -793,8 +708,8 @@ def _is_finite(program: ExportedProgram, placeholder: Node) -> bool:
     owners = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
     value = getattr(_value(placeholder), "constant", None)
     if value is None and (name := owners.get(placeholder.name)):
-        found = program.state_dict.get(name, program.constants.get(name))
-        value = None if isinstance(found, FakeTensor) else found
+        value = program.state_dict.get(name, program.constants.get(name))
+        value = None if isinstance(value, FakeTensor) else value
     with unset_fake_temporarily():  # passes run in a mode of fake tensors
         return value is not None and bool((value.abs() < _MASK).all())
 
@@ -811,20 +726,18 @@ def write_operators_out() -> None:
         return _preprocess(program, specs)
 
     VulkanBackend.preprocess = staticmethod(preprocess)
-    for operator in (_ATEN.sum.dim_IntList, _ATEN.mean.dim, _ATEN.amax.default, _ATEN.amin.default):
+    for operator in _TOTALS:
         get_op_features(operator).pick_io_storage_fn = _texture_of_total
 
 
 def _texture_of_total(node: Node) -> Any:
     """Storage of a total: textures, as those over buffers are held to the range of fp16."""
-    inputs, outputs = pick_storage_for_reduce(node)
-    if is_reduce_node_supported_by_per_row_impl(node):
-        return ANY_TEXTURE, ANY_TEXTURE
-    return inputs, outputs
+    per_row = is_reduce_node_supported_by_per_row_impl(node)
+    return (ANY_TEXTURE, ANY_TEXTURE) if per_row else pick_storage_for_reduce(node)
 
 
 def trace_patterns_once() -> None:
-    """Keeps the graphs of what upstream fuses, which it traces for each partition and each payload, in over a second.
+    """Keeps the graphs of upstream's patterns, which it traces for each partition and each payload, in over a second.
 
     They depend on nothing, and are only compared with programs. Delete this once upstream keeps them itself.
     """
@@ -834,19 +747,16 @@ def trace_patterns_once() -> None:
 
 
 def _lacks_constants(match: Any) -> bool:
-    """Whether an RMSNorm has a computed weight, or an epsilon without a value, as PT2E makes it.
-
-    The runtime throws for the first, and upstream reads the value of the other.
-    """
+    """Whether an RMSNorm's weight is computed (the runtime throws), or PT2E made its epsilon, which upstream reads."""
     value = _value(match.eps_node) if isinstance(match.eps_node, Node) else None
     weight = match.weight_node
     while weight.op == "call_function" and _name(weight) in _CASTS:
         weight = weight.args[0]
-    known = weight.op == "placeholder" and weight.name.startswith(_CONSTANT_NAMES)
-    return not known or (isinstance(value, FakeTensor) and value.constant is None)
+    is_constant = weight.op == "placeholder" and weight.name.startswith(_CONSTANT_NAMES)
+    return not is_constant or (isinstance(value, FakeTensor) and value.constant is None)
 
 
-_CASTS = ("aten._to_copy", "aten.to.dtype", "dim_order_ops._to_dim_order_copy")
+_CASTS = ("_to_copy", "to.dtype", "dim_order_ops._to_dim_order_copy")
 _CONSTANT_NAMES = ("p_", "b_", "c_", "_lifted_tensor_constant")  # of placeholders, as torch.export makes them
 
 
@@ -857,18 +767,18 @@ def _has_no_shader(match: Any) -> bool:
     -2 dB. Weights of 4 bits need several rows, inputs in multiples of 4 and outputs in multiples of 8: of [3, 64],
     `Linear(64, 30)` makes the runtime throw, and `Linear(64, 12)` reaches 3 dB.
 
-    Of torchao's, there are shaders for weights of 4 bits in groups, and for one matrix: with such weights alone,
-    `Linear(64, 32)` of [2, 4, 64] returns infinite numbers, and with 8 bits the runtime aborts.
+    For torchao's layers, there are shaders for weights of 4 bits in groups, and for one matrix: with these weights
+    alone, `Linear(64, 32)` of [2, 4, 64] returns infinite numbers, and with 8 bits the runtime aborts.
     """
     if match.is_weight_pergroup_quantized() and _value(match.weight_node).shape[0] % 4:
         return True  # upstream pads the scales, and then fails
-    given, weight = match.dequantize_input_node, match.dequantize_weight_node
+    operand, weight = match.dequantize_input_node, match.dequantize_weight_node
     one_matrix = all(size == 1 for size in _value(match.pattern_input_node).shape[:-2])
     if _name(weight) == "torchao.dequantize_affine":
         in_groups = match.is_weight_pergroup_quantized() and weight.args[5] == _INT4_MIN
-        return not (in_groups and one_matrix and (given is None or _takes_quantization(match)))
-    if given is not None:
-        return _name(given) == f"{_DEQUANTIZE}.tensor" or (_name(given) == _DEQUANTIZE and not one_matrix)
+        return not (in_groups and one_matrix and (operand is None or _takes_quantization(match)))
+    if operand is not None:
+        return _name(operand) == f"{_DEQUANTIZE}.tensor" or (_name(operand) == _DEQUANTIZE and not one_matrix)
     if _name(weight) != "quantized_decomposed.dequantize_per_channel" or weight.args[4] != _INT4_MIN:
         return False
     count, width = _value(match.weight_node).shape
@@ -877,11 +787,11 @@ def _has_no_shader(match: Any) -> bool:
 
 def _takes_quantization(match: Any) -> bool:
     """Whether a torchao layer has a scale for each row of its input; adds the quantization of that input to it."""
-    quantize, given = match.quantize_input_node, match.dequantize_input_node
+    quantize, dequantize = match.quantize_input_node, match.dequantize_input_node
     if (
         quantize is None
-        or {*quantize.users} != {given}
-        or {*given.users} - {*match.all_nodes}
+        or {*quantize.users} != {dequantize}
+        or {*dequantize.users} - {*match.all_nodes}
         or not match.is_input_dynamic_perchannel_quantized()
     ):
         return False
@@ -892,12 +802,12 @@ def _takes_quantization(match: Any) -> bool:
 
 def _is_odd_image(match: Any) -> bool:
     """Whether a quantized convolution is of several images, along lines, or in groups that fill no texels."""
-    given, weight, groups = _value(match.anchor_node.args[0]), _value(match.weight_node), match.groups
-    if given.dim() != weight.dim() or given.dim() != 4 or given.shape[0] != 1:
+    images, weight, groups = _value(match.anchor_node.args[0]), _value(match.weight_node), match.groups
+    if images.dim() != weight.dim() or images.dim() != 4 or images.shape[0] != 1:
         return True
     if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
         return bool(groups % 4)
-    return groups > 1 and bool(given.shape[1] // groups % 4)
+    return groups > 1 and bool(images.shape[1] // groups % 4)
 
 
 _INT4_MIN = -8
@@ -915,10 +825,10 @@ _merge = FuseViewCopyTransform._merge_view_copy_chains  # noqa: SLF001 - as abov
 
 
 def _merge_views(fuse: FuseViewCopyTransform, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, bool]:
-    """Upstream gives the first of several views the shape of the last, whose sizes may be computed after the first.
+    """Moves sizes to the front where upstream finds the order of merged views wrong.
 
-    It then finds the order wrong, as for a layer of torchao that is decomposed before another one, with a dynamic
-    batch. Sizes move to the front.
+    It gives the first of several views the shape of the last, whose sizes may be computed after the first, as for a
+    layer of torchao that is decomposed before another one, with a dynamic batch.
     """
     try:
         merged: tuple[torch.fx.Graph, bool] = _merge(fuse, graph)
@@ -933,7 +843,7 @@ def _merge_views(fuse: FuseViewCopyTransform, graph: torch.fx.Graph) -> tuple[to
 
 
 def decline_fusions() -> None:
-    """Upstream fuses no pattern that it then fails to write or to run; its calls are looked at one by one.
+    """Keeps upstream from fusing patterns that it fails to write or to run; their calls are checked one by one.
 
     Delete an entry of `_DECLINED` once `rms_norm.py` reads epsilon from the program, or the runtime has the shaders.
     """

@@ -33,7 +33,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
-from ..programs.packing import packed_by_rows
+from ..programs.weights import packed_by_rows
 
 
 def mend_xnnpack_passes() -> None:
@@ -54,7 +54,7 @@ def pack_by_rows() -> None:
     """Has weights of 4 bits packed some rows at a time.
 
     `convert_to_qc4w` (backends/xnnpack/operators/node_visitor.py) makes three copies of a matrix, of a byte for each
-    weight, on the way. Delete once it does not.
+    weight. Delete once it does not.
     """
     NodeVisitor.convert_to_qc4w = staticmethod(wraps(_pack)(partial(packed_by_rows, pack=_pack)))
 
@@ -63,16 +63,16 @@ _can_fuse, _insert_pair = FuseBatchNormPass.can_fuse, Conv1dUnsqueezePass.insert
 
 
 def mend_batch_norms() -> None:
-    """Mends what the passes mistake of batch norms, in two ways.
+    """Mends two mistakes of the passes about batch norms.
 
     - `FuseBatchNormPass` folds a norm into the linear layer before it, whose last dimension is the channels' only in
-      two dimensions. Of [batch, tokens, channels], the norm is over tokens: that fails, or, where there are as many
-      tokens as channels, is wrong without a word. Here, such norms are left to `DecomposeBatchNorm`.
+      two dimensions. Of [batch, tokens, channels], the norm is over tokens: that fails, or, with as many tokens as
+      channels, is silently wrong. Here, these norms are left to `DecomposeBatchNorm`.
     - That makes a convolution in floating point, and `Conv1dUnsqueezePass` quantizes the input and output of one for
-      lines where it is surrounded by quantized operators ("Weight and Input should both be quantized"). So do layers in
-      `quantize.exclude`. Here, it does so only where the weight is quantized.
+      lines between quantized operators ("Weight and Input should both be quantized"). Layers in `quantize.exclude` have
+      the same problem. Here, the pass does so only if the weight is quantized.
 
-    Delete each once upstream compares the dimensions, and looks at the weight.
+    Delete each once upstream compares the dimensions, and checks the weight.
     """
     FuseBatchNormPass.can_fuse = staticmethod(_can_fuse_rows)
     Conv1dUnsqueezePass.insert_q_dq_pair = _insert_where_quantized
@@ -96,21 +96,21 @@ _COPY = ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
 
 
 def mend_dynamic_layouts() -> None:
-    """Has the pass copy what is quantized dynamically in the other layout, for one quantization alone.
+    """Has the pass copy dynamically quantized values in the other layout, for one quantization alone.
 
     Convolutions take channels last, linear layers do not. The pass (`ChannelsLastTaggedReshapePass` in backends/
-    xnnpack/_passes/channels_last_tagged_reshape_pass.py) puts copies in the other layout before them. Where an input is
-    quantized dynamically, it fails in two ways:
+    xnnpack/_passes/channels_last_tagged_reshape_pass.py) puts copies in the other layout before them. It fails in two
+    ways if an input is quantized dynamically:
 
-    - `input_to_nhwc` goes back to the value that is quantized, and does not stop at it: it goes on along first
-      arguments to an input of the partition. It makes that channels last for all that uses it, without saying so of the
-      operators in between. So a ``pad`` pads the wrong dimensions ("Propagating input shapes failed" when the file
-      runs), and others compute with values in two layouts.
-    - `input_to_nchw` copies what has been dequantized, so that a linear layer's input is not quantized any more
+    - `input_to_nhwc` goes back to the value that is quantized, and on along first arguments to an input of the
+      partition. It makes that channels last for all its users, without marking the operators in between. So a ``pad``
+      pads the wrong dimensions ("Propagating input shapes failed" when the file runs), and others compute with values
+      in two layouts.
+    - `input_to_nchw` copies the dequantized value, so that a linear layer's input is not quantized any more
       ("Weight and Input should both be quantized").
 
-    Here, the value that is quantized is copied. Where that is an input of the partition or has the right layout, files
-    that worked stay the same. Delete once upstream stops at the value, and leaves its other users as they are.
+    Here, the value that is quantized is copied. Files that worked stay the same. Delete once upstream stops at the
+    value, and leaves its other users as they are.
     """
     for name, method in _DYNAMIC.items():
         setattr(_Pass, name, method)
@@ -122,36 +122,29 @@ def _mended(
     has_layout: Callable[[Node], bool],
     takes_layout: Callable[[Any, Node], bool],
 ) -> Callable[..., None]:
-    """A method of the pass that gives an operator an input in a layout, and does not mistake what is quantized.
-
-    Args:
-        upstream: the method.
-        memory_format: the layout.
-        has_layout: whether a value has it already.
-        takes_layout: whether an operator needs its input in it.
-    """
+    """A method of the pass, mended; `has_layout` checks values, `takes_layout` whether an operator needs the layout."""
 
     @wraps(upstream)
-    def mended(layouts: Any, module: GraphModule, given: Node, target: Node) -> None:
-        value = _quantized_value(given)
-        if value is given:
-            upstream(layouts, module, given, target)
+    def mended(layouts: Any, module: GraphModule, source: Node, target: Node) -> None:
+        value = _quantized_value(source)
+        if value is source:
+            upstream(layouts, module, source, target)
         elif not has_layout(value):
             copy = _copy(layouts, module, value, memory_format)
-            _quantize_from(copy, value, given, target, partial(takes_layout, layouts))
+            _quantize_from(copy, value, source, target, partial(takes_layout, layouts))
 
     return mended
 
 
 def _quantized_value(node: Node) -> Any:
-    """The value whose quantization a node is the end of; the node itself where it is not quantized dynamically."""
+    """The value whose dynamic quantization ends in a node; the node itself if there is none."""
     while is_dynamic_qdq(node):
         node = node.args[0]
     return node
 
 
 def _copy(layouts: Any, module: GraphModule, value: Node, memory_format: torch.memory_format) -> Node:
-    """The value in the other layout; the copy that there is, if the pass has made one."""
+    """The value in the other layout; an existing copy, if the pass has made one."""
     copy: Node | None = value.meta.get(layouts.PARTNER_NODE)
     if copy is None:
         with module.graph.inserting_after(value):
@@ -161,28 +154,26 @@ def _copy(layouts: Any, module: GraphModule, value: Node, memory_format: torch.m
     return copy
 
 
-def _quantize_from(copy: Node, value: Node, given: Node, target: Node, takes_copy: Callable[[Node], bool]) -> None:
-    """Has an operator's input quantized from a copy of the value, by operators of its own if others need the value."""
-    quantize: Any = given.args[0]
+def _quantize_from(copy: Node, value: Node, source: Node, target: Node, takes_copy: Callable[[Node], bool]) -> None:
+    """Has an operator's input quantized from a copy of the value, on its own if others need the value."""
+    quantize: Any = source.args[0]
     if all(takes_copy(user) for _, user in users_of(quantize)):
         for node in quantizing(quantize):
             node.replace_input_with(value, copy)
         return
-    copies = copy_quantization(quantize, [given], target, {value: copy})
-    target.replace_input_with(given, copies[given])
-    if not given.users:
-        given.graph.erase_node(given)
+    copies = copy_quantization(quantize, [source], target, {value: copy})
+    target.replace_input_with(source, copies[source])
+    if not source.users:
+        source.graph.erase_node(source)
 
 
 def users_of(quantize: Node) -> Iterator[tuple[Node, Node]]:
-    """What takes a quantized value, each with the node that dequantizes it."""
-    for dequantize in quantize.users:
-        for user in dequantize.users:
-            yield dequantize, user
+    """Users of a quantized value, each with the node that dequantizes it."""
+    return ((dequantize, user) for dequantize in quantize.users for user in dequantize.users)
 
 
 def quantizing(quantize: Node) -> list[Node]:
-    """What quantizes a value dynamically: the choice of scale and zero point, both, and the node that uses them."""
+    """The nodes of a dynamic quantization: the choice of scale and zero point, both, and the node that uses them."""
     parameters = [node for node in quantize.all_input_nodes if node is not quantize.args[0]]
     return [parameters[0].all_input_nodes[0], *parameters, quantize]
 
@@ -190,10 +181,7 @@ def quantizing(quantize: Node) -> list[Node]:
 def copy_quantization(
     quantize: Node, dequantized: Iterable[Node], before: Node, inputs: Mapping[Node, Node] = MappingProxyType({})
 ) -> Mapping[Node, Node]:
-    """Copies of the nodes that quantize a value, and of some that dequantize it, in front of a node; by node.
-
-    `inputs` has what the copies take in place of something else.
-    """
+    """Copies nodes that quantize a value and some that dequantize it, before a node; `inputs` maps inputs to theirs."""
     copies = dict(inputs)
     with before.graph.inserting_before(before):
         for node in (*quantizing(quantize), *dequantized):
@@ -215,9 +203,9 @@ def separate_products() -> None:
     """Gives products of matrices quantizations of their own where they share a dynamically quantized input.
 
     For linear layers, and for convolutions that are products of matrices (with kernels of one element, and without
-    stride, padding or groups), XNNPACK seems to have the input quantized in another way than for other convolutions, on
-    Arm (seen on QEMU's cortex-a53, cortex-a76 and max without SME) and on x86-64 with VNNI; on x86-64 without, it does
-    not. Where both share one quantization, outputs come out at 2 to 10 dB, without an error. Delete once
+    stride, padding or groups), XNNPACK seems to quantize the input in another way than for other convolutions, on Arm
+    (seen on QEMU's cortex-a53, cortex-a76 and max without SME) and on x86-64 with VNNI, not on x86-64 without. Where
+    both share one quantization, outputs come out at 2 to 10 dB, without an error. Delete once
     `test_executorch_fails_by_itself` of its tests fails on such a machine.
     """
     _Pass.call = _separated
@@ -233,15 +221,20 @@ def _separated(layouts: Any, module: GraphModule) -> Any:
 
 
 def _separate_products(graph: Graph) -> bool:
-    """Gives products quantizations of their own where others need the same; returns whether there were any."""
-    found = False
+    """Gives products their own quantizations if others share theirs; returns whether there were any."""
+    changed = False
     for quantize in [node for node in graph.nodes if is_dynamic_qdq(node) and not is_dynamic_qdq(node.args[0])]:
         users = list(users_of(quantize))
         products = [(dequantize, user) for dequantize, user in users if _is_product(user)]
-        if products and len(products) < len(users):
-            _quantize_apart(quantize, products)
-            found = True
-    return found
+        if not products or len(products) == len(users):
+            continue
+        copies = copy_quantization(quantize, dict.fromkeys(dequantize for dequantize, _ in products), quantize.next)
+        for dequantize, user in products:
+            user.replace_input_with(dequantize, copies[dequantize])
+        for dequantize in [node for node in quantize.users if not node.users]:
+            graph.erase_node(dequantize)
+        changed = True
+    return changed
 
 
 def _is_product(node: Node) -> bool:
@@ -253,37 +246,27 @@ def _is_product(node: Node) -> bool:
     return not transposed and groups == 1 and {*kernel, *stride} == {1} and set(padding) == {0}
 
 
-def _quantize_apart(quantize: Node, takers: list[tuple[Node, Node]]) -> None:
-    """Has these operators take the value from copies of the nodes that quantize it."""
-    copies = copy_quantization(quantize, dict.fromkeys(dequantize for dequantize, _ in takers), quantize.next)
-    for dequantize, user in takers:
-        user.replace_input_with(dequantize, copies[dequantize])
-    for dequantize in list(quantize.users):
-        if not dequantize.users:
-            quantize.graph.erase_node(dequantize)
-
-
 _insert = _Pass.insert_copy_q_dq
 _is_nhwc, _is_nchw = _Pass.is_nhwc_node, _Pass.is_nchw_node
 _usual_layout = _Pass.memory_sensitive_ops_nchw
 
 
 def mend_static_layouts() -> None:
-    """Mends what the pass mistakes of values that are quantized statically, in three ways, and of softmax.
+    """Mends three mistakes of the pass about statically quantized values, and one about softmax.
 
-    - Where a dequantized value is used in both layouts, `insert_copy_q_dq` gives the copy to all users, also to those
-      that the pass has seen before and to those that take the other layout. A convolution whose output goes to
-      ``avg_pool2d`` and to an output of the model is enough: the file fails (0x10), or computes something else where
-      the sizes are equal. Here, such users keep the value.
+    - If a dequantized value is used in both layouts, `insert_copy_q_dq` gives the copy to all users, even to those that
+      the pass has seen before and to those that take the other layout. A convolution whose output goes to
+      ``avg_pool2d`` and to an output of the model is enough: the file fails (0x10), or computes something else if the
+      sizes are equal. Here, those users keep the value.
     - It copies the node that dequantizes without its dtype: half-precision outputs of convolutions become float32, and
-      the delegate writes beyond the memory that they have. Here, it keeps its dtype.
-    - Of inputs that it quantizes, it looks for the layout of the first row. Scalars have none (IndexError), and rows of
-      what is channels-last are not, so that the file computes something else. Here, it looks at the whole tensor.
+      the delegate writes beyond their memory. Here, the copy keeps the dtype.
+    - It finds the layout of quantized inputs by their first row. Scalars have none (IndexError), and rows of
+      channels-last values are not channels-last, so the file computes something else. Here, it uses the whole tensor.
     - It lets softmax take any layout, although it is computed over the last dimension, which is the channels' after a
       convolution: ``softmax(conv(x), -1)`` is wrong in floating point, too. Here, softmax takes the usual layout.
 
     Files that worked stay the same. Delete each once upstream replaces the input of one node only, passes ``out_dtype``
-    on, looks at the whole tensor, and has ``_softmax`` in `memory_sensitive_ops_nchw`.
+    on, uses the whole tensor, and has ``_softmax`` in `memory_sensitive_ops_nchw`.
     """
     for name, value in _STATIC.items():
         setattr(_Pass, name, value)
@@ -296,10 +279,10 @@ def _insert_for_its_users(
     takers = [user for user in before.users if user is not copy and _takes(layouts, user, after, copy)]
     if len(takers) + 1 < len(before.users):
         with module.graph.inserting_after(before):
-            own = module.graph.node_copy(before)
+            taken = module.graph.node_copy(before)
         for user in (*takers, copy):
-            user.replace_input_with(before, own)
-        before = own
+            user.replace_input_with(before, taken)
+        before = taken
     _insert(layouts, module, before, after, copy, q_params)
     (quantize,) = copy.users
     (dequantize,) = quantize.users
@@ -353,26 +336,21 @@ class ExpandTanhGelu(XNNPACKPass):  # type: ignore[misc]  # executorch is untype
     """Writes the approximation as products, a sum and a sigmoid."""
 
     def call(self, module: GraphModule) -> PassResult:
-        found = [node for node in module.graph.find_nodes(op="call_function", target=_GELU) if is_approximate(node)]
-        if not found:
+        gelus = [node for node in module.graph.find_nodes(op="call_function", target=_GELU) if is_approximate(node)]
+        if not gelus:
             return PassResult(module, modified=False)
         linear, cubic = (self._constant(module, name, value) for name, value in _COEFFICIENTS.items())
-        for node in found:
+        for node in gelus:
             _expand(node, linear, cubic)
         module.recompile()
         return PassResult(super().call(module).graph_module, modified=True)
 
     def _constant(self, module: GraphModule, name: str, value: float) -> Node:
-        first = next(iter(module.graph.nodes))
-        with module.graph.inserting_before(first):
-            made: Node = create_constant_placeholder(
-                exp_program=self.exported_program,
-                graph=module.graph,
-                kind=InputKind.PARAMETER,
-                name=name,
-                data=torch.tensor([value]),
+        with module.graph.inserting_before(next(iter(module.graph.nodes))):
+            constant: Node = create_constant_placeholder(
+                self.exported_program, module.graph, name, InputKind.PARAMETER, torch.tensor([value])
             )
-        return made
+        return constant
 
 
 def is_approximate(node: Node) -> bool:
@@ -384,14 +362,14 @@ def _expand(node: Node, linear: Node, cubic: Node) -> None:
     x: Any = node.args[0]
     graph = node.graph
     with graph.inserting_before(node):
-        made = graph.call_function(_MUL, (x, x))
-        steps = [made]
+        step = graph.call_function(_MUL, (x, x))
+        steps = [step]
         for target, other in ((_MUL, cubic), (_ADD, linear), (_MUL, x), (_SIGMOID, None), (_MUL, x)):
-            made = graph.call_function(target, (made,) if other is None else (made, other))
-            steps.append(made)
-    for step in steps:
-        step.meta = node.meta.copy()
-    node.replace_all_uses_with(made)
+            step = graph.call_function(target, (step,) if other is None else (step, other))
+            steps.append(step)
+    for call in steps:
+        call.meta = node.meta.copy()
+    node.replace_all_uses_with(step)
     graph.erase_node(node)
 
 
@@ -402,11 +380,9 @@ def _with_pass(manager: Any, *args: Any, **options: Any) -> None:
         manager.passes.insert(manager.passes.index(ConvertToLinearPass), ExpandTanhGelu)
 
 
-NEEDED_BY_BILINEAR = ops.edge.aten.upsample_bilinear2d.vec
-"""Every pattern of bilinear upsampling has this operator."""
-
-NEEDED_BY_SDPA = ops.edge.aten.any.dim
-"""Every pattern of scaled dot product attention has this operator: it finds rows of the mask without a value."""
+# The operator that every pattern of bilinear upsampling has, and the one of scaled dot product attention, which finds
+# rows of the mask without a value.
+NEEDED_BY_BILINEAR, NEEDED_BY_SDPA = ops.edge.aten.upsample_bilinear2d.vec, ops.edge.aten.any.dim
 
 
 @cache
