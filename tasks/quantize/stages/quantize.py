@@ -73,7 +73,9 @@ class Quantize(stage.Stage, name="quantize"):
         if inputs.samples:
             samples = checked_samples(program, load_values(inputs.samples, work.store))
             count = count_values(inputs.samples, work.store)
-        shaped = load_program(inputs.shaped, work.store) if inputs.shaped else None
+        state = set[str]()  # buffers that other methods change
+        for ref in inputs.others.values():
+            state |= written_buffers(load_program(ref, work.store))
         try:
             quantized = quantize(
                 program,
@@ -83,10 +85,8 @@ class Quantize(stage.Stage, name="quantize"):
                 passes={name: getattr(params, name) for name in type(params).model_fields if name.endswith("_passes")},
                 filters=params.filters,
                 exclude=params.exclude,
-                shaped=shaped,
-                state={
-                    name for ref in inputs.others.values() for name in written_buffers(load_program(ref, work.store))
-                },
+                shaped=load_program(inputs.shaped, work.store) if inputs.shaped else None,
+                state=state,
             )
         except TargetError as error:
             if not (params.one_of_several and only_looks_up(program)):
