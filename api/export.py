@@ -248,12 +248,7 @@ class LiveRunner(EngineRunner):
         return _reopened, (self.store.url, self._adopted)
 
     async def __call__(self, call: StageCall) -> Done:  # noqa: PLR0911 - one for each stage that needs the model
-        """Runs the stage here.
-
-        Raises:
-            SourceError: the example inputs, samples or dynamic shapes do not fit the model.
-            StageFailed: a stage failed; the cause is what it raised.
-        """
+        """Runs the stage here; raises SourceError for inputs that do not fit the model, otherwise StageFailed."""
         if call.id in self._adopted:
             return self._adopted[call.id]
         match call.stage.name:

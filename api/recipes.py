@@ -40,8 +40,7 @@ class FoundRecipe:
 def recipe_from_executorch(given: ExportRecipe | RecipeType) -> Recipe:
     """Translates an `executorch.export.ExportRecipe`, or one of its recipe types.
 
-    Raises:
-        ConfigError: a field has no equivalent: functions, or objects that no target makes. The error names the field.
+    Raises ConfigError, which names the field, for functions and objects without an equivalent.
     """
     translated = _translated(given)
     if translated.calibration:

@@ -292,9 +292,7 @@ class Exported:
     def etrecord(self, path: str | Path, specialization: str = "") -> Path:
         """Writes the ETRecord of a payload for `executorch.devtools.Inspector`; returns the path.
 
-        Raises:
-            InputError: the model was not lowered in debug mode.
-            StoreUnusable: the file cannot be written.
+        Raises InputError if the model was not lowered in debug mode; StoreUnusable if the file cannot be written.
         """
         path = Path(path)
         content: bytes = self.artifact(Compile.name, specialization=specialization, role="etrecord")

@@ -32,17 +32,11 @@ Samples: TypeAlias = tuple[Any, ...] | Iterable[Any] | Dataset | str
 
 @dataclass(frozen=True)
 class LiveSource:
-    """A model in this process.
-
-    Attributes:
-        definition: its methods. Modules are copies of the caller's that share only the parameters.
-        programs: method name to program, for methods that the caller has exported.
-        keyword_inputs: method name to the keyword example inputs of that program.
-    """
+    """A model in this process, whose modules are copies of the caller's that share only the parameters."""
 
     definition: ModelDefinition
-    programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
-    keyword_inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    programs: Mapping[str, ExportedProgram] = field(default_factory=dict)  # by method, if the caller has exported it
+    keyword_inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of these programs, by method
 
     def built(self, method: str) -> BuiltModel:
         return BuiltModel(self.definition, self.programs.get(method), self.keyword_inputs.get(method))
@@ -103,14 +97,9 @@ def live_source(
 
 @dataclass(frozen=True)
 class Calibration:
-    """What quantizers observe in place of the example inputs.
+    """What quantizers observe in place of the example inputs, by method."""
 
-    Attributes:
-        samples: method name to samples in this process, which are iterated over once.
-        datasets: method name to a dataset.
-    """
-
-    samples: Mapping[str, Iterable[Any]] = field(default_factory=dict)
+    samples: Mapping[str, Iterable[Any]] = field(default_factory=dict)  # in this process, iterated over once
     datasets: Mapping[str, Dataset] = field(default_factory=dict)
 
 
@@ -119,8 +108,7 @@ def read_calibration(
 ) -> Calibration:
     """Checks the caller's calibration data without taking a sample yet. Arguments are those of `pteforge.export`.
 
-    Raises:
-        InputError: the recipe does not quantize the model, there is no such method or dataset, or these are no samples.
+    Raises InputError if the recipe does not quantize the model, or for an unknown method or dataset, or no samples.
     """
     if given is None:
         return Calibration()

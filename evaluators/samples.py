@@ -32,16 +32,9 @@ def resolve(name: str) -> Any:
 def samples_of(
     dataset: str | None, files: Callable[[], Iterator[Any]] | None, most: int | None, parts: int
 ) -> Iterator[tuple[Any, ...]]:
-    """Samples of a dataset by name, or those that `files` reads; at most so many.
+    """At most `most` samples of `parts` values each: those of a dataset by name, or those that `files` makes.
 
-    Args:
-        dataset: ``package.module:name`` of an iterable, or of a callable that returns one.
-        files: makes the samples in its place.
-        most: how many to take; None for all.
-        parts: of how many values each sample consists.
-
-    Raises:
-        SourceError: neither or both are given, there is no sample, or one has another number of values.
+    Raises SourceError if neither or both are given, there is no sample, or one has another number of values.
     """
     if (dataset is None) == (files is None):
         raise SourceError("the evaluator takes either `dataset` or files, and needs one of them")

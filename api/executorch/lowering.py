@@ -47,12 +47,10 @@ def specialization(given: list[Partitioner] | dict[str, list[Partitioner]] | Non
 
 
 def manager_passes(lowering: LoweringRecipe, stages: Sequence[StageType]) -> tuple[EdgeManagerPass, ...]:
-    """What the stage EDGE_PROGRAM_MANAGER_TRANSFORM runs, by whether it comes before or after the partitioners.
+    """What the stage EDGE_PROGRAM_MANAGER_TRANSFORM runs, before or after the partitioners.
 
-    It is part of the usual pipeline if there are functions for it. After TO_EDGE_TRANSFORM_AND_LOWER, which runs
-    `edge_transform_passes`, it runs them once more.
-
-    Raises ConfigError for a pass that cannot be imported by its name.
+    It is part of the usual pipeline if there are functions for it. It runs `edge_transform_passes` again, even after
+    TO_EDGE_TRANSFORM_AND_LOWER. Raises ConfigError for a pass that cannot be imported by its name.
     """
     functions, field = lowering.edge_manager_transform_passes, "lowering_recipe.edge_manager_transform_passes"
     if StageType.EDGE_PROGRAM_MANAGER_TRANSFORM not in stages and (stages or not functions):

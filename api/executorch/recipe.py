@@ -90,9 +90,7 @@ def translate(given: ExportRecipe) -> Translated:
     Several partitioners, as `ExportRecipe.combine` collects them, become joined targets, such as ``coreml+xnnpack``:
     each takes what those before it leave.
 
-    Raises:
-        ConfigError: a field has no equivalent: functions that cannot be imported, or partitioners and quantizers that
-            no target makes.
+    Raises ConfigError for functions that cannot be imported, and partitioners and quantizers that no target makes.
     """
     lowering, backend = given.lowering_recipe or LoweringRecipe(), given.executorch_backend_config
     until, stages = _last_stage(given), tuple(given.pipeline_stages or ())

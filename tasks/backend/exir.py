@@ -139,10 +139,8 @@ def check_preserved_operators_found_delegates(
 ) -> None:
     """The last part of `to_edge_transform_and_lower`: an operator kept for a backend must not be left over.
 
-    Relies on `_sanity_check_graph_for_non_decomp_ops` and its neighbours (exir/program/_program.py).
-
-    Raises:
-        RuntimeError: such an operator is neither delegated nor decomposed; no kernel would run it.
+    Relies on `_sanity_check_graph_for_non_decomp_ops` and its neighbours (exir/program/_program.py). Raises
+    RuntimeError for an operator that is neither delegated nor decomposed: no kernel would run it.
     """
     kept: set[torch._ops.OpOverload] = set()
     for partitioner in partitioners:

@@ -53,9 +53,8 @@ class Quantize(stage.Stage, name="quantize"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Calibrates and converts.
 
-        Raises:
-            TargetError: the quantizer finds nothing to quantize in the program, or less than the recipe asks for.
-            SourceError: a sample does not fit the program, or a function of the recipe's fails.
+        Raises TargetError if the quantizer finds nothing to quantize, or less than the recipe asks for; SourceError if
+        a sample does not fit the program, or a function of the recipe fails.
         """
         from ...export.eager import written_buffers
         from ...programs.graphs import only_looks_up, why_nothing_to_quantize
