@@ -314,7 +314,8 @@ def _has_no_kernel(node: Node) -> bool:
         return False  # what `torch.tensor` returns is a constant already
     if not node.target._can_decompose():  # noqa: SLF001 - has no public name
         return True
-    calls = traced(node, node.target, pre_dispatch=False)[0].find_nodes(op="call_function")
+    nodes = traced(node, node.target, pre_dispatch=False)[0].nodes
+    calls = [inner for inner in nodes if inner.op == "call_function"]
     return any(call.target is not node.target and _has_no_kernel(call) for call in calls)
 
 
