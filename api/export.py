@@ -155,11 +155,11 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         outcome = error
         if not run.recipes:
             raise
-    made = _result(run, source, outcome, began, time.monotonic() - started)
+    exported = _result(run, source, outcome, began, time.monotonic() - started)
     if not isinstance(outcome, CutShort):
-        for text in made.warnings:
-            warnings.warn(f"{made.model}/{made.recipe}: {text}", FileWarning, stacklevel=3)  # beyond `alone`
-    return made
+        for text in exported.warnings:
+            warnings.warn(f"{name}/{planned.name}: {text}", FileWarning, stacklevel=3)  # beyond `alone`
+    return exported
 
 
 def _read_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterator[tuple[str, MethodConfig]]:
@@ -174,7 +174,7 @@ def _read_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterat
 
 
 def _plan_places(texts: Iterable[str]) -> Iterator[PlannedPlace]:
-    """Raises InputError for what is no place, or has libraries: one that crashes would end this process."""
+    """Raises InputError for places that are unknown or have libraries: one that crashes would end this process."""
     for text in texts:
         name, config = PlaceConfig.parse(text)
         if config.library:
@@ -198,7 +198,7 @@ def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> Metadata | Non
 def _result(
     run: ModelRun, source: LiveSource, outcome: Report.Outputs | Exception, began: datetime, seconds: float
 ) -> Exported:
-    """Records the run of the model's only recipe in the store; returns or raises what came of it."""
+    """Records the run of the model's only recipe in the store; returns the result, or raises the failure."""
     history = History(run)
     history.remember()
     stages = history.outcomes()
@@ -228,8 +228,8 @@ class LiveRunner(EngineRunner):
     """Runs calls that need the model with the model in memory; finds or runs all others as usual.
 
     A stage that needs the model itself has no source code for its key. It runs each time, and its key consists of the
-    identities of its outputs. Later keys contain those identities and nothing else of the model, so a model that is
-    both in a zoo and in memory is lowered once.
+    identities of its outputs. Later keys contain only those identities, so a model that is both in a zoo and in memory
+    is lowered once.
 
     Stages run one after another in the calling thread, where Ctrl-C ends them at once. Needs no event loop.
     """
@@ -248,12 +248,7 @@ class LiveRunner(EngineRunner):
         return _reopened, (self.store.url, self._adopted)
 
     async def __call__(self, call: StageCall) -> Done:  # noqa: PLR0911 - one for each stage that needs the model
-        """Runs the stage here.
-
-        Raises:
-            SourceError: the example inputs, samples or dynamic shapes do not fit the model.
-            StageFailed: a stage failed; the cause is what it raised.
-        """
+        """Runs the stage here; raises SourceError for inputs that do not fit the model, otherwise StageFailed."""
         if call.id in self._adopted:
             return self._adopted[call.id]
         match call.stage.name:
@@ -285,8 +280,7 @@ class LiveRunner(EngineRunner):
         method, source = call.id.method, {"live": _identities(self._exports[call.id.method])}
         params = call.params.model_copy(update={"source": source})
         unfinished = self.engine.unfinished(call)
-        body = partial(transform_built, unfinished=unfinished)
-        outputs, seconds = self._build(params.method, body, params)
+        outputs, seconds = self._build(params.method, partial(transform_built, unfinished=unfinished), params)
         self._observed[method] = outputs["program"]
         done = self._adopt(call, source, outputs, seconds)
         remove(unfinished)
@@ -309,9 +303,8 @@ class LiveRunner(EngineRunner):
 
         outputs, seconds = _unwrapped(take)
         ref = outputs["samples"]
-        params = Calibration.Params(
-            source={"live": {"samples": ref.identity}}, seed=0, samples=count_values(ref, local)
-        )
+        source = {"live": {"samples": ref.identity}}
+        params = Calibration.Params(source=source, seed=0, samples=count_values(ref, local))
         done = self.engine.adopt(replace(call, params=params), outputs, seconds, reason=_EACH_TIME)
         return self._adopted.setdefault(call.id, done)
 
@@ -319,8 +312,8 @@ class LiveRunner(EngineRunner):
         source = {"live": {method: _identities(outputs) for method, outputs in self._exports.items()}}
         params = call.params.model_copy(update={"source": source})
         call = replace(call, params=params)
-        if found := self.engine.find(call):
-            return found
+        if done := self.engine.find(call):
+            return done
         model, began = self._source, time.perf_counter()
         with as_in_a_process():
             outputs = to_roles(score_built(model.fresh(), model.programs, params, self.store.local))
@@ -343,7 +336,7 @@ def _identities(outputs: Outputs) -> dict[str, str]:
 
 
 def _unwrapped(body: Callable[[], Outputs]) -> tuple[Outputs, float]:
-    """Calls a body; errors of ours are raised as they are, since the caller gave what they are about."""
+    """Calls a body; raises our errors themselves, since they are about what the caller gave."""
     began = time.perf_counter()
     try:
         with as_in_a_process():

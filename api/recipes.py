@@ -30,27 +30,25 @@ _UNNAMED = "recipe"
 
 @dataclass(frozen=True, slots=True)
 class FoundRecipe:
-    """A recipe with its targets, and the settings of an ExportRecipe that no recipe has."""
+    """A recipe with its targets, and the settings of an ExportRecipe that no recipe has: see `Translated`."""
 
     planned: PlannedRecipe
-    strict: bool = False  # trace in torch.export's strict mode
-    # returns samples for quantizers to observe; None for the example inputs
+    strict: bool = False
     calibration: Callable[[], Iterable[Any]] | None = None
 
 
 def recipe_from_executorch(given: ExportRecipe | RecipeType) -> Recipe:
     """Translates an `executorch.export.ExportRecipe`, or one of its recipe types.
 
-    Raises:
-        ConfigError: a field has no equivalent: functions, or objects that no target makes. The error names the field.
+    Raises ConfigError, which names the field, for functions and objects without an equivalent.
     """
-    found = _translated(given)
-    if found.calibration:
+    translated = _translated(given)
+    if translated.calibration:
         raise ConfigError(
             "has no equivalent in a recipe, which fits many models: a model has its samples, under `calibration`",
             field="ExportRecipe.quantization_recipe.calibration_inputs_fn",
         )
-    return found.recipe
+    return translated.recipe
 
 
 def find_recipe(given: RecipeLike) -> FoundRecipe:
@@ -59,11 +57,11 @@ def find_recipe(given: RecipeLike) -> FoundRecipe:
         given = Path(given)
     match given:
         case Recipe():
-            return _named(FoundRecipe(_planned(_UNNAMED, given, _error_at)))
+            return _named(_planned(_UNNAMED, given, _error_at))
         case Mapping():
             return _named(_loaded(recipe_of_fields(_UNNAMED, given)), str(given.get("extends", "")))
         case Path():
-            return _loaded(load_recipe(given))
+            return FoundRecipe(_loaded(load_recipe(given)))
         case str() if ":" in given:
             try:
                 recipe = call_recipe(given, {})
@@ -71,27 +69,27 @@ def find_recipe(given: RecipeLike) -> FoundRecipe:
                 raise ConfigError(str(error), field=_UNNAMED) from error
             return FoundRecipe(_planned(given.rpartition(":")[2], recipe, _error_at))
         case str():
-            return _loaded(load_preset(given))
-    found = _translated(given)
-    planned = replace(_planned(found.name, found.recipe, _error_at), until=found.until)
-    return FoundRecipe(planned, found.strict, found.calibration)
+            return FoundRecipe(_loaded(load_preset(given)))
+    translated = _translated(given)
+    planned = replace(_planned(translated.name, translated.recipe, _error_at), until=translated.until)
+    return FoundRecipe(planned, translated.strict, translated.calibration)
 
 
-def _named(found: FoundRecipe, extends: str = "") -> FoundRecipe:
+def _named(planned: PlannedRecipe, extends: str = "") -> FoundRecipe:
     """The recipe, named by what it extends, or by its targets.
 
     Two of them for one model have one name, so that `Exported.why` says what changed from one to the other.
     """
-    base = extends or "-".join(payload.target for payload in found.planned.recipe.specializations)
-    return replace(found, planned=replace(found.planned, name=f"{base}-own"))
+    base = extends or "-".join(payload.target for payload in planned.recipe.specializations)
+    return FoundRecipe(replace(planned, name=f"{base}-own"))
 
 
 def _error_at(problem: str, where: FieldPath) -> ConfigError:
     return ConfigError(problem, field=format_field((_UNNAMED, *where)))
 
 
-def _loaded(loaded: LoadedRecipe) -> FoundRecipe:
-    return FoundRecipe(_planned(loaded.name, loaded.recipe, loaded.locations.error))
+def _loaded(loaded: LoadedRecipe) -> PlannedRecipe:
+    return _planned(loaded.name, loaded.recipe, loaded.locations.error)
 
 
 def _translated(given: object) -> Translated:

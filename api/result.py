@@ -95,10 +95,10 @@ class Delegation:
 
 def delegation_of(method: str, program: ExportedProgram) -> Delegation:
     """Counts the operators of a partitioned program, or of an Edge program that nothing was delegated from."""
-    found = get_delegation_info(program.graph_module)
-    counts = sorted(found.delegation_by_operator.values(), key=lambda count: count.op_type)
+    info = get_delegation_info(program.graph_module)
+    counts = sorted(info.delegation_by_operator.values(), key=lambda count: count.op_type)
     operators = tuple(OperatorCount(count.op_type, count.delegated, count.non_delegated) for count in counts)
-    return Delegation(method, found.num_delegated_subgraphs, operators)
+    return Delegation(method, info.num_delegated_subgraphs, operators)
 
 
 class Shown(tuple[T, ...]):  # noqa: SLOT001 - a tuple with attributes can have none
@@ -124,7 +124,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """One thread at a time: torch and ExecuTorch cannot trace or lower in two. What libraries say is dropped."""
+    """One thread at a time: torch and ExecuTorch cannot trace or lower in two. Drops the output of libraries."""
     with _lock, quiet():
         yield
 
@@ -199,16 +199,15 @@ class Exported:
 
         The positional arguments `inputs` default to the first example's.
         """
-        if inputs is not None and not isinstance(inputs, tuple | list):
-            raise InputError(
-                f"inputs are a {type(inputs).__name__}; give a tuple of positional arguments, such as (x,)"
-            )
-        if inputs is not None:
-            flat = pytree.tree_leaves(tuple(inputs))
-        else:
+        if inputs is None:
             called = self._run.model.methods_in_file([method])[0]
             # including keyword arguments; a constant method takes none
             flat = self._flat_examples(called)[0] if called in self.methods else []
+        elif isinstance(inputs, tuple | list):
+            flat = pytree.tree_leaves(tuple(inputs))
+        else:
+            kind = type(inputs).__name__
+            raise InputError(f"inputs are a {kind}; give a tuple of positional arguments, such as (x,)")
         return self.load().run(method, flat)
 
     def run(self, *inputs: Any, method: str = "forward") -> Any:
@@ -222,11 +221,7 @@ class Exported:
         return pytree.tree_unflatten(outputs[len(outputs) - structure.num_leaves :], structure)
 
     def generate(
-        self,
-        prompt: str = "",
-        *,
-        stream: Callable[[str], None] | None = None,
-        **options: Unpack[GenerationOptions],
+        self, prompt: str = "", *, stream: Callable[[str], None] | None = None, **options: Unpack[GenerationOptions]
     ) -> Generated:
         """Generates text with the file, in a process of its own; arguments are those of `pteforge.runtime.generate`."""
         with scratch_folder() as folder:
@@ -285,24 +280,19 @@ class Exported:
 
     def delegation(self, specialization: str = "") -> Shown[Delegation]:
         """Which operators of each method were delegated: shows itself as tables."""
-        partitioned = {
-            step.method
-            for step in self._run.done
-            if step.stage == Partition.name and step.payload in ("", specialization)
-        }
+        partitions = [step for step in self._run.done if step.stage == Partition.name]
+        partitioned = {step.method for step in partitions if step.payload in ("", specialization)}
         stages = {method: Partition.name if method in partitioned else Edge.name for method in self.methods}
-        found = [
+        delegations = [
             delegation_of(method, self.artifact(stage, method=method, specialization=specialization))
             for method, stage in stages.items()
         ]
-        return Shown.of(found, *(delegation.table for delegation in found))
+        return Shown.of(delegations, *(delegation.table for delegation in delegations))
 
     def etrecord(self, path: str | Path, specialization: str = "") -> Path:
         """Writes the ETRecord of a payload for `executorch.devtools.Inspector`; returns the path.
 
-        Raises:
-            InputError: the model was not lowered in debug mode.
-            StoreUnusable: the file cannot be written.
+        Raises InputError if the model was not lowered in debug mode; StoreUnusable if the file cannot be written.
         """
         path = Path(path)
         content: bytes = self.artifact(Compile.name, specialization=specialization, role="etrecord")
@@ -324,9 +314,9 @@ class Exported:
     @property
     def delivered(self) -> Delivered:
         """What came out, in one record: digests, sizes, findings and what was left out."""
-        made = Delivered.of_provenance(self.provenance)
-        left_out = self._run.why_left_out(made.left_out)
-        return replace(made, left_out=left_out, findings=(*made.findings, *self._run.found_since()))
+        delivered = Delivered.of_provenance(self.provenance)
+        left_out = self._run.why_left_out(delivered.left_out)
+        return replace(delivered, left_out=left_out, findings=(*delivered.findings, *self._run.found_since()))
 
     @property
     def quantization(self) -> dict[str, Quantization]:
@@ -340,7 +330,7 @@ class Exported:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is to be known of the file, as the command line prints it; `pteforge.export` warns of it."""
+        """What to know about the file, as the command line prints it; `pteforge.export` warns about it."""
         return tuple(fact.note for fact in self.delivered.notes if fact.telling and not fact.listed)
 
     def why(self) -> Shown[StageOutcome]:
@@ -361,11 +351,10 @@ class Exported:
         return str(Table(("", ""), tuple(self._facts()), caption=f"{self.model}/{self.recipe}"))
 
     def _repr_html_(self) -> str:
-        """A small table for notebooks."""
         return in_html(Table(("", ""), tuple(self._facts()), caption=f"{self.model}/{self.recipe}"))
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """What the table says, as name and text; a run that stopped earlier has no file to say something about."""
+        """Rows of the table, name and text; those about the file are missing if the run stopped earlier."""
         yield "methods", ", ".join(self.methods)
         ran = [stage for stage in self.stages if stage.status == "ran"]
         seconds = sum(stage.seconds for stage in ran)
@@ -373,14 +362,14 @@ class Exported:
         if self.rejected:
             yield "rejected", "the file is outside of its recipe's bounds"
         try:
-            made = self.delivered
+            delivered = self.delivered
         except InputError:
             return
-        yield "backends", ", ".join(made.backends) or "portable kernels only"
-        for fact in made.facts():
+        yield "backends", ", ".join(delivered.backends) or "portable kernels only"
+        for fact in delivered.facts():
             if fact.name and (fact.column or fact.area == "file"):
                 yield fact.name, fact.text
-        for fact in made.notes:
+        for fact in delivered.notes:
             yield "warning" if fact.telling and not fact.listed else fact.area, fact.note
 
     def _check_method(self, method: str) -> None:
@@ -400,9 +389,8 @@ class Exported:
         if not of_stage:
             stages = dict.fromkeys(step.stage for step in steps)
             raise InputError(f"there is no stage {stage!r} in this run; it has {', '.join(stages)}")
-        matching = [
-            step for step in of_stage if method in ("", self._method_of(step)) and specialization in ("", step.payload)
-        ]
+        of_method = [step for step in of_stage if method in ("", self._method_of(step))]
+        matching = [step for step in of_method if specialization in ("", step.payload)]
         if len(matching) != 1:
             problem = "say which" if matching else "there is no such call"
             raise InputError(f"stage {stage!r}: {problem}; there are {', '.join(map(self._arguments_of, of_stage))}")
@@ -437,14 +425,12 @@ def _row(stage: StageOutcome) -> tuple[str, ...]:
     return stage.step, stage.status, f"{stage.seconds:.2f}", f"changed: {changed}" if changed else stage.message
 
 
-_MAIN_ROLES = ("program", "file", "payload")
-
-
 def output_of(result: Done, role: str) -> ArtifactRef:
     """One output of a stage; for an empty role its program or file, or the only one. Raises InputError."""
     outputs = result.roles
-    mains = [main for main in _MAIN_ROLES if main in outputs] or (list(outputs) if len(outputs) == 1 else [])
-    chosen = role or next(iter(mains), "")
+    mains = [main for main in ("program", "file", "payload") if main in outputs]
+    only = next(iter(outputs)) if len(outputs) == 1 else ""
+    chosen = role or next(iter(mains), only)
     if chosen not in outputs:
         raise InputError(f"stage {result.call.stage.name!r} returns {', '.join(outputs)}; name one of them as `role`")
     return outputs[chosen]
@@ -453,13 +439,15 @@ def output_of(result: Done, role: str) -> ArtifactRef:
 def load_artifact(ref: ArtifactRef, store: LocalStore) -> Any:
     """Loads an artifact by its kind.
 
-    Returns:
-        An ExportedProgram for programs; `Delegates`; a tree of tensors and plain values for examples and constants, an
-        iterator of them for samples; bytes by name for assets; the value of JSON for reports; bytes for files and
-        everything else.
+    Returns an ExportedProgram for programs; `Delegates`; a tree of tensors and plain values for examples and constants,
+    an iterator of them for samples; bytes by name for assets; the value of JSON for reports; bytes for everything else.
     """
     load = _LOADERS.get(ref.kind) or _LOADERS.get(ref.kind.partition("/")[0])
     return load(ref, store) if load else store.read_artifact(ref)
+
+
+def _load_json(ref: ArtifactRef, store: LocalStore) -> Any:
+    return json.loads(store.read_artifact(ref))
 
 
 _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
@@ -471,8 +459,5 @@ _LOADERS: dict[str, Callable[[ArtifactRef, LocalStore], Any]] = {
     "model/assets": load_assets,
     "samples": load_values,
     "debug/etrecord": lambda ref, store: store.read_artifact(ref),
-    **dict.fromkeys(
-        ("program/state", "model", "report", "finding", "debug"),
-        lambda ref, store: json.loads(store.read_artifact(ref)),
-    ),
+    **dict.fromkeys(("program/state", "model", "report", "finding", "debug"), _load_json),
 }

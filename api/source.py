@@ -21,32 +21,22 @@ from ..tasks.usercode.inputs import own_tensors
 from ..tasks.usercode.model_source import STATE_DICT, BuiltModel, checked_definition, is_state_dict
 from ..tasks.usercode.modules import copy_modules
 
+# One method, or with a ModelDefinition several; a path is that of a `.pt2` file.
 Model: TypeAlias = torch.nn.Module | ExportedProgram | ModelDefinition | str | Path
-"""One method, or with a ModelDefinition several; a path is that of a `.pt2` file."""
-
+# The positional or keyword arguments of one example, or of several.
 Inputs: TypeAlias = tuple[Any, ...] | Sequence[tuple[Any, ...]]
-"""One example, or several."""
-
 Keywords: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""Keyword arguments of one example, or of several."""
-
+# One sample as a tuple of positional inputs; an iterable of such tuples, or of only inputs; or a dataset by name.
 Samples: TypeAlias = tuple[Any, ...] | Iterable[Any] | Dataset | str
-"""One sample as a tuple of positional inputs; an iterable of such tuples, or of only inputs; or a dataset by name."""
 
 
 @dataclass(frozen=True)
 class LiveSource:
-    """A model in this process.
-
-    Attributes:
-        definition: its methods. Modules are copies of the caller's that share only the parameters.
-        programs: method name to program, for methods that the caller has exported.
-        keyword_inputs: method name to the keyword example inputs of that program.
-    """
+    """A model in this process, whose modules are copies of the caller's that share only the parameters."""
 
     definition: ModelDefinition
-    programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
-    keyword_inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    programs: Mapping[str, ExportedProgram] = field(default_factory=dict)  # by method, if the caller has exported it
+    keyword_inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of these programs, by method
 
     def built(self, method: str) -> BuiltModel:
         return BuiltModel(self.definition, self.programs.get(method), self.keyword_inputs.get(method))
@@ -65,12 +55,14 @@ def live_source(
 ) -> LiveSource:
     """Checks the caller's model and inputs; raises SourceError. Arguments are those of `pteforge.export`."""
     if isinstance(model, ModelDefinition):
-        _check_not_given(
-            example_inputs=example_inputs,
-            dynamic_shapes=dynamic_shapes,
-            constant_methods=constant_methods,
-            example_kwarg_inputs=example_kwarg_inputs,
-        )
+        arguments = {
+            "example_inputs": example_inputs,
+            "dynamic_shapes": dynamic_shapes,
+            "constant_methods": constant_methods,
+            "example_kwarg_inputs": example_kwarg_inputs,
+        }
+        if given := [name for name, value in arguments.items() if value is not None]:
+            raise SourceError(f"{given[0]} is part of the ModelDefinition; do not give it again")
         return _copied(LiveSource(model))
     if isinstance(model, str | Path):
         model = _load(Path(model))
@@ -89,32 +81,25 @@ def live_source(
             if name in named:
                 raise SourceError(f"method {name!r} is exported already; its keyword inputs are those of the program")
             if module.example_inputs is None:
-                raise SourceError(
-                    f"the program of method {name!r} holds no example inputs, so nothing could be verified"
-                )
+                raise SourceError(f"the program of method {name!r} has no example inputs, so nothing can be verified")
             positional, keywords[name] = own_tensors(module.example_inputs)
             programs[name] = module
-            given = _examples(name, examples[name]) if name in examples else [tuple(positional)]
-            methods[name] = MethodDefinition(module.module(), given)
+            inputs = _examples(name, examples[name]) if name in examples else [tuple(positional)]
+            methods[name] = MethodDefinition(module.module(), inputs)
         else:
             if name not in examples and name not in named:
                 raise SourceError(f"example_inputs of method {name!r} are missing: they are what it is traced with")
-            given = _examples(name, examples[name]) if name in examples else []
-            keywords_given = _keywords(name, named[name]) if name in named else []
-            methods[name] = MethodDefinition(module, given, shapes.get(name), keywords_given)
+            inputs = _examples(name, examples[name]) if name in examples else []
+            by_keyword = _keywords(name, named[name]) if name in named else []
+            methods[name] = MethodDefinition(module, inputs, shapes.get(name), by_keyword)
     return _copied(LiveSource(ModelDefinition(methods, dict(constant_methods or {})), programs, keywords))
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What quantizers observe in place of the example inputs.
+    """What quantizers observe in place of the example inputs, by method."""
 
-    Attributes:
-        samples: method name to samples in this process, which are iterated over once.
-        datasets: method name to a dataset.
-    """
-
-    samples: Mapping[str, Iterable[Any]] = field(default_factory=dict)
+    samples: Mapping[str, Iterable[Any]] = field(default_factory=dict)  # in this process, iterated over once
     datasets: Mapping[str, Dataset] = field(default_factory=dict)
 
 
@@ -123,8 +108,7 @@ def read_calibration(
 ) -> Calibration:
     """Checks the caller's calibration data without taking a sample yet. Arguments are those of `pteforge.export`.
 
-    Raises:
-        InputError: the recipe does not quantize the model, there is no such method or dataset, or these are no samples.
+    Raises InputError if the recipe does not quantize the model, or for an unknown method or dataset, or no samples.
     """
     if given is None:
         return Calibration()
@@ -188,12 +172,6 @@ def _with_copies(definition: ModelDefinition, names: Container[str]) -> ModelDef
     return replace(definition, methods=methods)
 
 
-def _check_not_given(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise SourceError(f"{name} is part of the ModelDefinition; do not give it again")
-
-
 def _load(path: Path) -> ExportedProgram:
     if ":" in path.name and not path.exists():
         raise SourceError(
@@ -230,9 +208,8 @@ def method_inputs(given: Any, methods: tuple[str, ...], what: str) -> dict[str, 
         return {}
     if isinstance(given, Mapping) and set(given) <= set(methods):
         return dict(given)
-    if len(methods) == 1 and (
-        what in ("dynamic_shapes", "example_kwarg_inputs", "buckets") or not isinstance(given, Mapping)
-    ):
+    by_argument = what in ("dynamic_shapes", "example_kwarg_inputs", "buckets")
+    if len(methods) == 1 and (by_argument or not isinstance(given, Mapping)):
         return {methods[0]: given}
     if isinstance(given, Mapping):
         by_name = "; arguments by name are `example_kwarg_inputs`" if what == "example_inputs" else ""

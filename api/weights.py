@@ -34,8 +34,8 @@ def load_weights(module: nn.Module, path: str | Path, *, dtype: torch.dtype | No
         SourceError: a file is missing or damaged, or its names or shapes are not those of the module; or tensors are
             left on the meta device, such as buffers that a checkpoint does not have.
     """
-    given = Path(path)
-    state = _mapped(given)
+    path = Path(path)
+    state = _mapped(path)
     if dtype is not None:
         state = {name: cast_for_builder(tensor, dtype) for name, tensor in state.items()}
     names: dict[int, list[str]] = {}
@@ -47,7 +47,7 @@ def load_weights(module: nn.Module, path: str | Path, *, dtype: torch.dtype | No
     try:
         module.load_state_dict(state, assign=True)
     except RuntimeError as error:
-        raise SourceError(f"{given} does not fit {type(module).__name__}: {error}") from error
+        raise SourceError(f"{path} does not fit {type(module).__name__}: {error}") from error
     for first, *others in names.values():
         for other in others:
             owner, _, attribute = other.rpartition(".")
@@ -55,7 +55,7 @@ def load_weights(module: nn.Module, path: str | Path, *, dtype: torch.dtype | No
     left = [name for name, value in (*module.named_parameters(), *module.named_buffers()) if value.is_meta]
     if left:
         raise SourceError(
-            f"{given} has no values for {', '.join(left)} of {type(module).__name__}: create them on the CPU, outside "
+            f"{path} has no values for {', '.join(left)} of {type(module).__name__}: create them on the CPU, outside "
             'of `torch.device("meta")`'
         )
 

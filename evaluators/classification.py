@@ -56,9 +56,9 @@ def top_k(
 
 
 def _files(folder: str, read: str | None, classes: Sequence[str] | None) -> Iterator[tuple[Any, int]]:
-    found = {path.name: path for path in listed(folder) if path.is_dir()}
-    if unknown := sorted(set(found) - set(classes or found)):
+    folders = {path.name: path for path in listed(folder) if path.is_dir()}
+    if unknown := sorted(set(folders) - set(classes or folders)):
         raise SourceError(f"{folder} has the folders {unknown}, which are not among `classes`")
     make = reader(read)
-    for number, name in enumerate(classes or found):
-        yield from ((make(path), number) for path in (listed(found[name]) if name in found else ()))
+    for number, name in enumerate(classes or folders):
+        yield from ((make(path), number) for path in (listed(folders[name]) if name in folders else ()))

@@ -44,10 +44,9 @@ def embedding_similarity(
     """
     embed = _embedder(predict, file, read, pooling, method, output)
     files = None if file is None else lambda: _pairs(str(file))
-    similarities, scores = [], []
-    for first, second, score in samples_of(dataset, files, samples, 3):
-        similarities.append(_similarity(embed(first), embed(second)))
-        scores.append(float(score))
+    pairs = samples_of(dataset, files, samples, 3)
+    judged = [(_similarity(embed(first), embed(second)), float(score)) for first, second, score in pairs]
+    similarities, scores = zip(*judged, strict=True)
     if any(len(set(values)) < 2 for values in (similarities, scores)):
         raise SourceError("the pairs all have one score or one similarity, so there is no order to compare")
     return float(np.corrcoef(_ranks(similarities), _ranks(scores))[0, 1])
@@ -100,19 +99,19 @@ def _pairs(file: str) -> Iterator[tuple[str, str, float]]:
 def _embedder(
     predict: Predict, file: str | None, read: str | None, pooling: str | None, method: str, output: int
 ) -> Callable[[Any], torch.Tensor]:
-    """Embeds inputs, or each text once where a function makes inputs of texts."""
+    """Embeds inputs; with `read`, which makes inputs of texts, embeds each text once."""
 
     def embed(inputs: Any) -> torch.Tensor:
         # The runtime may write the next output to the same memory.
-        found = answer(predict, inputs, method, output).detach().double().clone()
-        if pooling is not None and found.dim() == 3:
-            found = found.mean(1) if pooling == "mean" else found[:, 0]
-        if found.numel() != found.shape[-1]:
+        vector = answer(predict, inputs, method, output).detach().double().clone()
+        if pooling is not None and vector.dim() == 3:
+            vector = vector.mean(1) if pooling == "mean" else vector[:, 0]
+        if vector.numel() != vector.shape[-1]:
             raise SourceError(
-                f"the model's output is {tuple(found.shape)}; an embedding of one input is [1, dimensions], "
+                f"the model's output is {tuple(vector.shape)}; an embedding of one input is [1, dimensions], "
                 "and [1, tokens, dimensions] where `pooling` says what becomes of those of tokens"
             )
-        return found.reshape(-1)
+        return vector.reshape(-1)
 
     if pooling not in (None, "mean", "first"):
         raise SourceError(f"`pooling` is mean or first, not {pooling!r}")

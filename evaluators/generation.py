@@ -79,7 +79,7 @@ def _by_rank(references: list[list[str]]) -> list[list[Any]]:
 
 
 def _texts(predict: Predict, given: dict[str, Any], *, short: bool = False) -> tuple[list[str], list[list[str]]]:
-    """What the model says, and what is right; `short`: normalized as answers to questions are."""
+    """The model's texts and the right answers, with `short` normalized as answers to questions are."""
     options = TextOptions.model_validate(given)
     clean = _normalized_answer if short else _normalized if options.normalize else str
     pairs = [(clean(text), [clean(answer) for answer in sample.answers]) for text, sample in said(predict, options)]
@@ -97,10 +97,9 @@ def _normalized_answer(text: str) -> str:
 
 
 def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSample]]:
-    """What a model says to each sample.
+    """The model's text for each sample.
 
-    Raises:
-        SourceError: the model generates no text, the processor cannot be loaded, or a sample does not fit the model.
+    Raises SourceError if the model generates no text, the processor cannot be loaded, or a sample does not fit.
     """
     processor = _load_processor(options.processor)
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -124,7 +123,7 @@ def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSamp
 
 
 def _greedy(step: Step, tokens: torch.Tensor, most: int, ends: Collection[int], suppressed: list[int]) -> list[int]:
-    """The likeliest token after the others, again and again, until one ends the text; the first is not suppressed."""
+    """The likeliest next tokens until one ends the text; `suppressed` ones cannot be the first."""
 
     def choose(before: list[int], logits: torch.Tensor) -> int:
         if suppressed and not before:
@@ -231,7 +230,7 @@ def _media(sample: TextSample, extractor: Any, *, alone: bool = False) -> dict[s
 
 
 def _constants(predict: Predict, name: str) -> list[int]:
-    """The numbers that a constant method returns; none if the model has no such method."""
+    """The numbers that a constant method returns; empty if the model has no such method."""
     if name not in predict.methods:
         return []
     value = predict(method=name)

@@ -22,11 +22,7 @@ Read = Callable[[Any], Any]
 
 
 def resolve(name: str) -> Any:
-    """What ``package.module:name`` names.
-
-    Raises:
-        SourceError: it does not exist.
-    """
+    """Imports ``package.module:name``; raises SourceError if it does not exist."""
     try:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -36,16 +32,9 @@ def resolve(name: str) -> Any:
 def samples_of(
     dataset: str | None, files: Callable[[], Iterator[Any]] | None, most: int | None, parts: int
 ) -> Iterator[tuple[Any, ...]]:
-    """Samples of a dataset by name, or those that `files` reads; at most so many.
+    """At most `most` samples of `parts` values each: those of a dataset by name, or those that `files` makes.
 
-    Args:
-        dataset: ``package.module:name`` of an iterable, or of a callable that returns one.
-        files: makes the samples in its place.
-        most: how many to take; None for all.
-        parts: of how many values each sample consists.
-
-    Raises:
-        SourceError: neither or both are given, there is no sample, or one has another number of values.
+    Raises SourceError if neither or both are given, there is no sample, or one has another number of values.
     """
     if (dataset is None) == (files is None):
         raise SourceError("the evaluator takes either `dataset` or files, and needs one of them")
@@ -69,11 +58,7 @@ def samples_of(
 
 
 def answer(predict: Predict, inputs: Any, method: str, output: int) -> torch.Tensor:
-    """The model's output for a sample's inputs: one tensor, a tuple of them, or a mapping, whose values count in order.
-
-    Raises:
-        SourceError: there is no such output.
-    """
+    """One of the model's outputs for inputs: a tensor, a tuple, or a mapping's values. SourceError if there is none."""
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
     outputs = predict(*(inputs if isinstance(inputs, tuple | list) else (inputs,)), method=method)
@@ -95,8 +80,7 @@ def reader(name: str | None) -> Read:
 def read_tensor(path: Path) -> torch.Tensor:
     """Reads the tensor in a ``.npy`` or ``.pt`` file, or 16-bit PCM from a mono ``.wav`` as float32 [1, n], -1 to 1.
 
-    Raises:
-        SourceError: the file is of another kind, or damaged.
+    Raises SourceError if the file is of another kind, or damaged.
     """
     try:
         match path.suffix:
@@ -124,31 +108,25 @@ def _read_wave(path: Path) -> torch.Tensor:
 
 
 def listed(folder: str | Path) -> list[Path]:
-    """What is in a folder, sorted by name, without hidden files.
-
-    Raises:
-        SourceError: there is no such folder.
-    """
+    """What is in a folder, sorted by name, without hidden files; raises SourceError if there is no such folder."""
     if not Path(folder).is_dir():
         raise SourceError(f"there is no folder {folder}")
     return sorted(path for path in Path(folder).iterdir() if not path.name.startswith("."))
 
 
 def rows(file: str | Path, columns: int) -> Iterator[list[str]]:
-    """The lines of a UTF-8 file, split at tabs; empty ones are skipped.
+    """The lines of a UTF-8 file, split at tabs, without empty ones.
 
-    Raises:
-        SourceError: there is no such file, or a line has another number of columns.
+    Raises SourceError if there is no such file, or a line has another number of columns.
     """
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
         raise SourceError(f"{file} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         cells = line.split("\t")
-        if line.strip() and len(cells) != columns:
-            raise SourceError(
-                f"{file}, line {number}: {len(cells)} columns, separated by tabs, where {columns} are needed"
-            )
-        if line.strip():
-            yield cells
+        if len(cells) != columns:
+            raise SourceError(f"{file}, line {number}: {len(cells)} columns, separated by tabs; {columns} are needed")
+        yield cells

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import interpolate, pad
 
 from ..errors import SourceError
 from .samples import Predict, answer, listed, reader, samples_of
@@ -45,15 +46,15 @@ def mean_iou(
     """
     files = None if folder is None else lambda: _files(Path(str(folder)), read, read_mask)
     both, either = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
-    for inputs, given in samples_of(dataset, files, samples, 2):
-        mask = torch.as_tensor(given).squeeze()
+    for inputs, truth in samples_of(dataset, files, samples, 2):
+        mask = torch.as_tensor(truth).squeeze()
         if mask.dim() != 2:
             raise SourceError(f"a mask is {tuple(mask.shape)}, and must be [height, width]")
-        found = _classes(answer(predict, inputs, method, output), mask)
+        predicted = _classes(answer(predict, inputs, method, output), mask)
         counts = mask != ignore
-        wanted, found = mask[counts].long(), found[counts].long()
-        size = max([len(both), *(int(values.max()) + 1 for values in (wanted, found) if len(values))])
-        pairs = torch.bincount(wanted * size + found, minlength=size * size).reshape(size, size)
+        wanted, predicted = mask[counts].long(), predicted[counts].long()
+        size = max([len(both), *(int(values.max()) + 1 for values in (wanted, predicted) if len(values))])
+        pairs = torch.bincount(wanted * size + predicted, minlength=size * size).reshape(size, size)
         overlap = pairs.diagonal()
         both = _sum(both, overlap)
         either = _sum(either, pairs.sum(0) + pairs.sum(1) - overlap)
@@ -65,17 +66,15 @@ def mean_iou(
 def _classes(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The class of each pixel of a mask."""
     if scores.is_floating_point() and scores.dim() == 4 and len(scores) == 1:
-        resized = torch.nn.functional.interpolate(
-            scores.float(), mask.shape[-2:], mode="bilinear", align_corners=False
-        )[0]
+        (resized,) = interpolate(scores.float(), mask.shape[-2:], mode="bilinear", align_corners=False)
         return resized.argmax(0) if len(resized) > 1 else (resized[0] > 0).long()
-    found = scores.squeeze()
-    if scores.is_floating_point() or found.shape != mask.shape:
+    classes = scores.squeeze()
+    if scores.is_floating_point() or classes.shape != mask.shape:
         raise SourceError(
             f"the model's output is {scores.dtype} {tuple(scores.shape)} for a mask of {tuple(mask.shape)}; mean_iou "
             "takes float [1, classes, height, width], or integers of the size of the mask"
         )
-    return found
+    return classes
 
 
 def _files(folder: Path, read: str | None, read_mask: str | None) -> Iterator[tuple[Any, Any]]:
@@ -88,7 +87,6 @@ def _files(folder: Path, read: str | None, read_mask: str | None) -> Iterator[tu
 
 
 def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The sum of two vectors, of which the shorter one goes on with zeros."""
+    """The sum of two vectors, the shorter one padded with zeros."""
     size = max(len(one), len(other))
-    first, second = (torch.nn.functional.pad(values, (0, size - len(values))) for values in (one, other))
-    return first + second
+    return pad(one, (0, size - len(one))) + pad(other, (0, size - len(other)))

@@ -95,14 +95,14 @@ def neg_log_spectral_distance(
     """
     distances: list[float] = []
     for inputs, reference in samples_of(dataset, None, samples, 2):
-        made = answer(predict, inputs, method, output).reshape(-1)
+        produced = answer(predict, inputs, method, output).reshape(-1)
         wanted = torch.as_tensor(reference).reshape(-1)
-        if len(made) != len(wanted) or len(wanted) < n_fft:
+        if len(produced) != len(wanted) or len(wanted) < n_fft:
             raise SourceError(
-                f"the model's output has {len(made)} samples and the reference {len(wanted)}; "
+                f"the model's output has {len(produced)} samples and the reference {len(wanted)}; "
                 f"the evaluator compares equal lengths of at least {n_fft}"
             )
-        one, other = (_decibels(values.float(), n_fft, hop) for values in (made, wanted))
+        one, other = (_decibels(values.float(), n_fft, hop) for values in (produced, wanted))
         distances.append((one - other).square().mean(0).sqrt().mean().item())
     return -sum(distances) / len(distances)
 

@@ -17,7 +17,8 @@ from torch.fx import GraphModule, Node
 
 from ..errors import PteforgeError
 from ..formats.pte.contents import InstructionCounts, Method, TensorSpec, ValueSpec
-from .support import branch_nodes, inner_module, scalar_constant, unwrapped
+from ..tasks.programs.graphs import inline_scalar, scalar_constant
+from .support import branch_nodes, inner_module, unwrapped
 
 _CONSTANT = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
@@ -48,14 +49,11 @@ def signature_of(partition: ExportedProgram, method: str) -> Method:
             "where all payloads and methods see the same; do not tag buffers that are mutated"
         )
     placeholders = {node.name: node for node in partition.graph.nodes if node.op == "placeholder"}
-    inputs = [_spec(placeholders.get(name), f"input {name!r}", method) for name in signature.user_inputs]
-    outputs = [
-        _spec(node, f"output {position}", method) for position, node in enumerate(partition.graph.output_node().args[0])
-    ]
+    returned = enumerate(partition.graph.output_node().args[0])
     return Method(
         name=method,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
+        inputs=tuple(_spec(placeholders.get(name), f"input {name!r}", method) for name in signature.user_inputs),
+        outputs=tuple(_spec(node, f"output {position}", method) for position, node in returned),
         operators=(),
         operator_calls=(),
         delegates=(),
@@ -84,7 +82,7 @@ def _spec(node: Node | None, what: str, method: str) -> ValueSpec:
 def tag_constants(program: ExportedProgram) -> None:
     """Tags weights and other constants with a partition that uses them, but no state that is changed.
 
-    Constants that exir could not copy stay outside, and are inputs of partitions.
+    Constants that exir cannot copy stay outside, as inputs of partitions.
     """
     tag_constant_data(program)
     for node in program.graph.nodes:
@@ -98,7 +96,8 @@ def _to_aten(graph_module: GraphModule) -> GraphModule:
     for node in list(graph.nodes):
         node.meta.pop("delegation_tag", None)
         if (constant := scalar_constant(graph_module, node)) is not None:
-            _inline(node, constant)
+            # branches that own tensors cannot be traced again
+            inline_scalar(node, constant, torch.ops.aten.full.default)
         elif (operator := unwrapped(node)) is not None:
             node.target = operator
     copied = GraphModule(graph_module, graph)  # copies the submodules that the graph names
@@ -106,15 +105,6 @@ def _to_aten(graph_module: GraphModule) -> GraphModule:
         for branch in branch_nodes(node):
             copied.set_submodule(str(branch.target), _to_aten(inner_module(branch)))
     return copied
-
-
-def _inline(owned: Node, constant: torch.Tensor) -> None:
-    """Replaces an owned tensor by a call of `full`: branches that own tensors cannot be traced again."""
-    with owned.graph.inserting_before(owned):
-        made = owned.graph.call_function(torch.ops.aten.full.default, ([], constant.item()), {"dtype": constant.dtype})
-    made.meta = dict(owned.meta)
-    owned.replace_all_uses_with(made)
-    owned.graph.erase_node(owned)
 
 
 def _unshare(program: ExportedProgram) -> ExportedProgram:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import final
 
-import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from ..configs.recipe import CompileOptions
 from ..errors import PteforgeError, TargetError
@@ -24,7 +22,7 @@ from ..formats.pte.reader import read_pte
 from ..runtime.signature import signature_mismatch
 from ..tasks.backend import kernels  # noqa: F401 - the forms of quantized operators that files name
 from ..tasks.backend.emission import backend_config
-from ..tasks.backend.exir import decompose_left_affine
+from ..tasks.backend.exir import KeptOperators, WrappedPartitioner, decompose_left_affine
 from ..tasks.backend.file_programs import named_blobs
 from ..tasks.programs.graphs import check_no_affine, graph_modules
 from ..tasks.programs.payload import check_file
@@ -38,9 +36,6 @@ Payload = tuple[Description, bytes]
 
 # The delegate binds the memory of the fat program's inputs and outputs, so payloads allocate none for them.
 _OPTIONS = CompileOptions(alloc_graph_input=False, alloc_graph_output=False)
-
-
-_METHOD = "forward"
 
 _log = logging.getLogger(__name__)
 
@@ -57,11 +52,11 @@ class NfatBackend(BackendDetails):  # type: ignore[misc]  # executorch is untype
         """A container for one partition of the method `forward`.
 
         Raises:
-            InputError: the compile specs are others; as TargetError if a specialization is unknown.
+            InputError: these are not compile specs of NativePartitioner, or a specialization is unknown.
             PteforgeError: a specialization cannot be lowered, needs a backend that its target does not name, or has
                 another signature than the partition.
         """
-        return _preprocess(edge_program, resolve(from_compile_specs(compile_specs)), _METHOD)
+        return _preprocess(edge_program, resolve(from_compile_specs(compile_specs)), "forward")
 
     @classmethod
     def preprocess_multimethod(
@@ -69,7 +64,7 @@ class NfatBackend(BackendDetails):  # type: ignore[misc]  # executorch is untype
         edge_programs: Mapping[str, Sequence[ExportedProgram]],
         compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        """Does what `preprocess` does, for any methods; a payload's method is named like its partition's."""
+        """Does what `preprocess` does, for any methods; a payload's method has the name of its partition's."""
         return {
             method: [
                 _preprocess(partition, resolve(from_compile_specs(specs)), method)
@@ -147,8 +142,8 @@ def _lower(partition: ExportedProgram, method: str, target: Target | None) -> by
 def _checked(name: str, backends: Sequence[str], signature: Method, content: bytes) -> Payload:
     pte = read_pte(content)
     check_file(pte, methods=[signature.name], backends=backends, what=f"payload {name!r}")
-    (made,) = pte.methods
-    if problem := signature_mismatch(signature, made):
+    (method,) = pte.methods
+    if problem := signature_mismatch(signature, method):
         raise PteforgeError(
             f"payload {name!r} does not fit the partition of method {signature.name!r}: {problem}; "
             "its target must not change inputs and outputs"
@@ -156,14 +151,10 @@ def _checked(name: str, backends: Sequence[str], signature: Method, content: byt
     return Description(name, pte.backends, (signature.name,), version("executorch").partition("+")[0]), content
 
 
-_Kept = tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]  # noqa: SLF001 - torch has no public name
-
-
 def wrap_partitioners(target: Target, program: ExportedProgram) -> list[Partitioner]:
-    """The target's partitioners.
+    """The target's partitioners, which keep no operators whole inside branches.
 
-    The first one raises TargetError for a program that the target refuses. If the program has branches, none of them
-    keeps operators whole inside branches.
+    The first one raises TargetError for a program that the target refuses.
     """
     partitioners: list[Partitioner] = list(target.partitioners())
     if partitioners:
@@ -176,25 +167,7 @@ def wrap_partitioners(target: Target, program: ExportedProgram) -> list[Partitio
     ]
 
 
-class _Wrapped(Partitioner):  # type: ignore[misc]  # executorch is untyped here
-    """Does the same as another partitioner; subclasses override the rest."""
-
-    def __init__(self, partitioner: Partitioner) -> None:
-        super().__init__()
-        self._partitioner = partitioner
-
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> _Kept:
-        kept: _Kept = self._partitioner.ops_to_not_decompose(ep)
-        return kept
-
-    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        return self._partitioner.transform_for_pre_decomposition(exported_program)
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        return self._partitioner(exported_program)
-
-
-class _Refusing(_Wrapped):
+class _Refusing(WrappedPartitioner):
     """Raises TargetError for programs that a target refuses."""
 
     def __init__(self, partitioner: Partitioner, target: Target) -> None:
@@ -207,9 +180,9 @@ class _Refusing(_Wrapped):
         return super().partition(exported_program)
 
 
-class _OutsideBranches(_Wrapped):
+class _OutsideBranches(WrappedPartitioner):
     """Lets operators in branches be decomposed."""
 
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> _Kept:
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         operators, _ = super().ops_to_not_decompose(ep)
         return operators, lambda node: node.graph is ep.graph

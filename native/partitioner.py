@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -17,6 +17,7 @@ from ..configs.base import describe_errors
 from ..configs.recipe import Specialization
 from ..errors import TargetError
 from ..tasks.backend.delegates import find_backend
+from ..tasks.backend.exir import KeptOperators
 from ..tasks.programs.graphs import find_operators
 from .aten import tag_constants
 from .backend import NfatBackend
@@ -46,15 +47,12 @@ class NativePartitioner(Partitioner):  # type: ignore[misc]  # executorch is unt
         super().__init__()
         settings = _settings(specializations)
         find_backend(NfatBackend.__name__)
-        self._partitioners = [
-            partitioner for resolved in resolve(settings) for partitioner in resolved.target.partitioners()
-        ]
+        targets = [resolved.target for resolved in resolve(settings)]
+        self._partitioners = [partitioner for target in targets for partitioner in target.partitioners()]
         self._listed = tuple(_listed(preserve_operators))
         self.delegation_spec = DelegationSpec(NfatBackend.__name__, to_compile_specs(settings))
 
-    def ops_to_not_decompose(
-        self, ep: ExportedProgram
-    ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
         """Operators to keep whole: those listed, and those that a specialization's partitioner keeps whole.
 
         An operator with a call that cannot be claimed is decomposed. A program that was lowered keeps none.
@@ -97,11 +95,8 @@ def _settings(specializations: Sequence[str | Specialization]) -> Settings:
     if isinstance(specializations, str):
         raise TypeError(f"{specializations!r} has to be in a list, also if it is the only one")
     try:
-        return Settings(
-            specializations=tuple(
-                Specialization(target=given) if isinstance(given, str) else given for given in specializations
-            )
-        )
+        named = (Specialization(target=item) if isinstance(item, str) else item for item in specializations)
+        return Settings(specializations=tuple(named))
     except ValidationError as error:
         raise TargetError(f"specializations: {describe_errors(error)}") from error
 
@@ -121,8 +116,8 @@ def _group(graph_module: GraphModule, listed: Collection[torch._ops.OpOverload])
     """The partitions of one graph module (without those it calls), each with its nodes in graph order.
 
     Only tensors may cross the border of a partition: a payload is a program, and the runtime fixes a program's numbers
-    when it is made. Nodes that take a number from outside or return one are left out. That may split a partition, so it
-    is repeated until none is left.
+    when it is made. Leaves out nodes that take a number from outside or return one, which may split a partition, until
+    none is left.
     """
     position = {node: index for index, node in enumerate(graph_module.graph.nodes)}
     refused: set[Node] = set()
@@ -135,7 +130,8 @@ def _group(graph_module: GraphModule, listed: Collection[torch._ops.OpOverload])
         crossing = {node for nodes in partitions for node in _crossing(nodes)}
         if not crossing:
             computing = [nodes for nodes in partitions if not all(map(is_symbolic, nodes))]
-            return sorted((_with_branches(nodes) for nodes in computing), key=lambda nodes: position[nodes[-1]])
+            complete = [[*(branch for node in nodes for branch in branch_nodes(node)), *nodes] for nodes in computing]
+            return sorted(complete, key=lambda nodes: position[nodes[-1]])
         refused |= crossing
 
 
@@ -146,7 +142,3 @@ def _crossing(nodes: Collection[Node]) -> Iterator[Node]:
         returns = is_symbolic(node) and not members.issuperset(node.users)
         if takes or returns:
             yield node
-
-
-def _with_branches(nodes: Collection[Node]) -> list[Node]:
-    return [*(branch for node in nodes for branch in branch_nodes(node)), *nodes]

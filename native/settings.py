@@ -16,11 +16,8 @@ from ..errors import InputError, TargetError
 from ..tasks.targets.base import Target
 from ..tasks.targets.find import find_target
 
-COMPILE_SPEC = "pteforge.native"
-"""Key of the compile spec."""
-
-FALLBACK = "portable"
-"""Name of the last payload, which every container has."""
+COMPILE_SPEC = "pteforge.native"  # key of the compile spec
+FALLBACK = "portable"  # name of the last payload, which every container has
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +64,7 @@ class Resolved:
 def resolve(settings: Settings) -> list[Resolved]:
     """Finds the targets; leaves out, with a warning, those that are neither available here nor required.
 
-    Raises:
-        TargetError: there is no such target, its options are invalid, it delegates nothing, or it is required and not
-            available here.
+    Raises TargetError if a target is unknown or delegates nothing, has invalid options, or is required but unavailable.
     """
     found = []
     for specialization in settings.specializations:

@@ -16,13 +16,9 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.utils import _pytree as pytree
 
 from ..formats.pte.reader import read_pte
-from ..tasks.programs.graphs import graph_modules
+from ..tasks.programs.graphs import graph_modules, scalar_constant
 
-NON_CORE_OPERATORS = (
-    "aten.linear.default",
-    "aten.matmul.default",
-    "aten.scaled_dot_product_attention.default",
-)
+NON_CORE_OPERATORS = ("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention.default")
 """Operators outside core ATen that are kept whole for specializations. The fallback decomposes them."""
 
 _AFFINE = "torchao"
@@ -35,14 +31,10 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Support(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped here
-    """Decides node by node what can be claimed.
-
-    Args:
-        listed: supported operators that are neither core ATen nor decomposed into it.
-        refused: nodes that are never supported.
-    """
+    """Decides node by node what can be claimed."""
 
     def __init__(self, listed: Collection[torch._ops.OpOverload], refused: Collection[Node] = ()) -> None:
+        """Also supports operators that are `listed`, but no nodes that are `refused`."""
         self._listed = frozenset(listed)
         self._refused = frozenset(refused)
         self._decomposed = torch.export.default_decompositions()
@@ -53,7 +45,9 @@ class Support(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped he
         if node.op != "call_function" or node in self._refused or _depends_on_unbacked_symbols(node):
             return False
         if node.target is torch.ops.higher_order.cond:
-            return self._is_cond_supported(node)
+            branches = branch_nodes(node)
+            own = len(branches) == 2 and all(len(branch.users) == 1 for branch in branches)
+            return own and all(self._is_branch_supported(inner_module(branch)) for branch in branches)
         if node.target is operator.getitem:  # belongs to the node with several results
             return self.is_node_supported({}, node.args[0])
         called = unwrapped(node)
@@ -64,21 +58,9 @@ class Support(OperatorSupportBase):  # type: ignore[misc]  # torch is untyped he
         return torch.Tag.core not in overload.tags and self._is_operator_supported(overload)
 
     def _is_operator_supported(self, overload: torch._ops.OpOverload) -> bool:
-        if not is_functional(overload):
-            return False
-        return (
-            torch.Tag.core in overload.tags
-            or torch.Tag.view_copy in overload.tags
-            or overload in self._listed
-            or overload in self._decomposed
-            or overload.namespace in _DIALECTS
-        )
-
-    def _is_cond_supported(self, cond: Node) -> bool:
-        branches = branch_nodes(cond)
-        return len(branches) == 2 and all(
-            len(branch.users) == 1 and self._is_branch_supported(inner_module(branch)) for branch in branches
-        )
+        tagged = not {torch.Tag.core, torch.Tag.view_copy}.isdisjoint(overload.tags)
+        listed = overload in self._listed or overload in self._decomposed or overload.namespace in _DIALECTS
+        return is_functional(overload) and (tagged or listed)
 
     def _is_branch_supported(self, branch: GraphModule) -> bool:
         inner = {module for node in branch.graph.nodes for module in branch_nodes(node)}
@@ -112,7 +94,7 @@ def missing_kernels(content: bytes) -> tuple[str, ...]:
     """Operators of a `.pte` without kernels in this process's runtime, sorted.
 
     The wheel's runtime has the portable kernels, and with `executorch.kernels.quantized` those of quantized operators.
-    Some core ATen operators have none, for example `aten::sort.values`.
+    Some core ATen operators have none, such as `aten::sort.values`.
     """
     operators = {operator for method in read_pte(content).methods for operator in method.operators}
     return tuple(sorted(operators - set(Runtime.get().operator_registry.operator_names)))
@@ -137,12 +119,6 @@ def is_lowered(graph_module: GraphModule) -> bool:
     return any(
         node.target is executorch_call_delegate for module in graph_modules(graph_module) for node in module.graph.nodes
     )
-
-
-def scalar_constant(owner: GraphModule, node: Node) -> torch.Tensor | None:
-    """The 0-dimensional tensor of the graph module that a node names, ExecuTorch's form of numbers; None if none."""
-    constant = getattr(owner, str(node.target), None) if node.op == "get_attr" else None
-    return constant if isinstance(constant, torch.Tensor) and constant.dim() == 0 else None
 
 
 def is_symbolic(node: Node) -> bool:

@@ -20,8 +20,6 @@ from ...tasks.targets.vulkan import VulkanOptions
 
 _FIELD = "lowering_recipe.partitioners"
 _PASSES = "lowering_recipe.edge_transform_passes"
-_MANAGER_PASSES = "lowering_recipe.edge_manager_transform_passes"
-_PORTABLE = Specialization(target="portable")
 _VULKAN = {"VulkanPartitioner": "vulkan", "WebGPUPartitioner": "webgpu"}
 _COREML_SPECS = {
     "compute_units",
@@ -42,29 +40,26 @@ def specialization(given: list[Partitioner] | dict[str, list[Partitioner]] | Non
 
     Raises ConfigError for a partitioner that no target makes.
     """
-    if not given:
-        return _PORTABLE
     if isinstance(given, dict):
-        return Specialization(target="portable", methods={name: _of_method(name, own) for name, own in given.items()})
-    return _chained(given, _FIELD)
+        methods = {name: _of_method(name, partitioners) for name, partitioners in given.items()}
+        return Specialization(target="portable", methods=methods)
+    return _chained(given, _FIELD) if given else Specialization(target="portable")
 
 
 def manager_passes(lowering: LoweringRecipe, stages: Sequence[StageType]) -> tuple[EdgeManagerPass, ...]:
-    """What the stage EDGE_PROGRAM_MANAGER_TRANSFORM runs, by whether it comes before or after the partitioners.
+    """What the stage EDGE_PROGRAM_MANAGER_TRANSFORM runs, before or after the partitioners.
 
-    It is part of the usual pipeline if there are functions for it. After TO_EDGE_TRANSFORM_AND_LOWER, which runs
-    `edge_transform_passes`, it runs them once more.
-
-    Raises ConfigError for a pass that cannot be imported by its name.
+    It is part of the usual pipeline if there are functions for it. It runs `edge_transform_passes` again, even after
+    TO_EDGE_TRANSFORM_AND_LOWER. Raises ConfigError for a pass that cannot be imported by its name.
     """
-    functions = lowering.edge_manager_transform_passes
+    functions, field = lowering.edge_manager_transform_passes, "lowering_recipe.edge_manager_transform_passes"
     if StageType.EDGE_PROGRAM_MANAGER_TRANSFORM not in stages and (stages or not functions):
         return ()
     before: Any = "partition" if StageType.TO_EDGE in stages else "compile"
     edge_passes = import_paths(lowering.edge_transform_passes, _PASSES)
     return (
         *(EdgeManagerPass(callable=path, takes_program=True, before=before) for path in edge_passes),
-        *(EdgeManagerPass(callable=path, before=before) for path in import_paths(functions, _MANAGER_PASSES)),
+        *(EdgeManagerPass(callable=path, before=before) for path in import_paths(functions, field)),
     )
 
 
@@ -74,17 +69,15 @@ def edge_options(lowering: LoweringRecipe, stages: Sequence[StageType]) -> EdgeO
     paths = import_paths(lowering.edge_transform_passes, _PASSES) if whole else ()
     passes = tuple(EdgePass(callable=path, takes_program=True) for path in paths)
     config = lowering.edge_compile_config
-    if config is None:
-        return EdgeOptions(passes=passes, preserve_for_target=whole)
-    fields: dict[str, Any] = vars(config)
-    return EdgeOptions(
-        passes=passes,
-        preserve_for_target=whole,
-        check_ir_validity=fields["_check_ir_validity"],
-        skip_dim_order=fields["_skip_dim_order"],
-        core_aten_ops_exception_list=tuple(map(str, fields["_core_aten_ops_exception_list"])),
-        preserve_operators=tuple(map(str, fields["preserve_ops"])),
-    )
+    options: dict[str, Any] = {}
+    if config is not None:
+        options = {
+            "check_ir_validity": config._check_ir_validity,  # noqa: SLF001 - its public options have private names
+            "skip_dim_order": config._skip_dim_order,  # noqa: SLF001 - as above
+            "core_aten_ops_exception_list": tuple(map(str, config._core_aten_ops_exception_list)),  # noqa: SLF001
+            "preserve_operators": tuple(map(str, config.preserve_ops)),
+        }
+    return EdgeOptions(passes=passes, preserve_for_target=whole, **options)
 
 
 def _of_method(name: str, given: Sequence[Partitioner]) -> MethodOptions:
@@ -97,12 +90,11 @@ def _of_method(name: str, given: Sequence[Partitioner]) -> MethodOptions:
 def _chained(given: Sequence[Partitioner], field: str) -> Specialization:
     """One target that partitions as these do, one after another."""
     by_target: dict[str, Specialization] = {}
-    for index, own in enumerate(given):
-        spec = _target_of(own, f"{field}[{index}]")
+    for index, partitioner in enumerate(given):
+        item = f"{field}[{index}]"
+        spec = _target_of(partitioner, item)
         if by_target.setdefault(spec.target, spec) != spec:
-            raise untranslatable(
-                f"{field}[{index}]", f"another partitioner of target {spec.target!r} has other options"
-            )
+            raise untranslatable(item, f"another partitioner of target {spec.target!r} has other options")
     if len(by_target) == 1:
         return next(iter(by_target.values()))
     options = {target: spec.options for target, spec in by_target.items()}
@@ -160,14 +152,15 @@ def check_overrides(given: object, base: type, field: str) -> None:
 
 
 def _xnnpack(given: XnnpackPartitioner, field: str) -> Specialization:
-    """Subclasses are what their constructors have set, as upstream's for single precisions are."""
+    """The options of a partitioner, also of subclasses that only set some, as upstream's for single precisions."""
     check_overrides(given, XnnpackPartitioner, field)
     configs = given.target_partitioner_configs.values()
-    usual = XnnpackPartitioner().target_partitioner_configs
     field = f"{field}.target_partitioner_configs"
-    if {name: type(own) for name, own in given.target_partitioner_configs.items()} != {
-        name: type(own) for name, own in usual.items()
-    }:
+    kinds, usual_kinds = (
+        {name: type(config) for name, config in partitioner.target_partitioner_configs.items()}
+        for partitioner in (given, XnnpackPartitioner())
+    )
+    if kinds != usual_kinds:
         raise untranslatable(field, f"it looks for {len(configs)} of {len(ALL_PARTITIONER_CONFIGS)} kinds of operators")
     if any(config.enable_bf16 for config in configs):
         raise untranslatable(field, "target xnnpack has no option `enable_bf16`")
@@ -188,17 +181,15 @@ def _vulkan(given: Any, target: str, field: str) -> Specialization:
     for attribute in ("nn_module_blocklist", "nn_module_allowlist"):
         if getattr(partitioner, attribute):
             raise untranslatable(f"{field}.{attribute}", f"target {target!r} chooses by operator, not by module")
-    known = find_target_class(target).Options.model_fields
-    given_options = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in partitioner.options.items()
-    }
-    if unknown := sorted(given_options.keys() - (known.keys() - set(_OPERATOR_LISTS.values()))):
+    fields = find_target_class(target).Options.model_fields
+    written = {name: list(value) if isinstance(value, tuple) else value for name, value in partitioner.options.items()}
+    if unknown := sorted(written.keys() - (fields.keys() - set(_OPERATOR_LISTS.values()))):
         raise untranslatable(f"{field}.options[{unknown[0]!r}]", f"target {target!r} has no such option")
-    theirs = {name: item.default for name, item in VulkanOptions.model_fields.items()} | given_options
-    options: dict[str, Any] = {name: theirs[name] for name in known if theirs[name] != known[name].default}
+    values = {name: item.default for name, item in VulkanOptions.model_fields.items()} | written
+    options: dict[str, Any] = {name: values[name] for name in fields if values[name] != fields[name].default}
     for attribute, name in _OPERATOR_LISTS.items():
         if (listed := getattr(partitioner, attribute)) is not None and (listed or name == "only_operators"):
-            options[name] = sorted(operator_name(own, f"{field}.{attribute}") for own in listed)
+            options[name] = sorted(operator_name(operator, f"{field}.{attribute}") for operator in listed)
     return Specialization(target=target, options=options)
 
 
@@ -240,7 +231,7 @@ def _coreml(given: Any, field: str) -> Specialization:
 
 
 def import_path(given: Callable[..., Any], field: str) -> str:
-    """The name by which a function of an ExportRecipe's `field` is imported; ConfigError where it is not importable."""
+    """The name by which a function of an ExportRecipe's `field` is imported; ConfigError if it cannot be imported."""
     module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
     path = f"{module}:{name}"
     try:

@@ -41,21 +41,15 @@ def quantize(given: QuantizationRecipe | None) -> Quantize | None:
     for name, hint in _NOT_OURS.items():
         if getattr(given, name):
             raise untranslatable(f"quantization_recipe.{name}", hint)
-    found = [
-        choice
-        for position, quantizer in enumerate(given.quantizers or ())
-        for choice in _choices(quantizer, f"quantization_recipe.quantizers[{position}]")
-    ]
-    if not found:
+    choices = list(_choices_of_all(given.quantizers or (), "quantization_recipe.quantizers"))
+    if not choices:
         return None
-    listed = len(found) > 1 or found[0].filter_fn
-    chosen: dict[str, Any] = {"quantizers": tuple(found)} if listed else found[0].model_dump(exclude={"filter_fn"})
-    passes = {
-        field: tuple(
-            GraphPass(callable=path) for path in import_paths(getattr(given, field), f"quantization_recipe.{field}")
-        )
-        for field in PASS_FIELDS
-    }
+    listed = len(choices) > 1 or choices[0].filter_fn
+    chosen: dict[str, Any] = {"quantizers": tuple(choices)} if listed else choices[0].model_dump(exclude={"filter_fn"})
+    passes = {}
+    for field in PASS_FIELDS:
+        paths = import_paths(getattr(given, field), f"quantization_recipe.{field}")
+        passes[field] = tuple(GraphPass(callable=path) for path in paths)
     return Quantize(**chosen, **passes, dynamic_batch_size=given.dynamic_batch_size)
 
 
@@ -84,14 +78,15 @@ def _layers(function: Callable[..., bool] | None, field: str) -> dict[str, Any]:
     return {"filter_fn": import_path(function, field)}
 
 
+def _choices_of_all(given: Sequence[Quantizer], field: str) -> Iterator[QuantizerChoice]:
+    for index, quantizer in enumerate(given):
+        yield from _choices(quantizer, f"{field}[{index}]")
+
+
 def _choices(given: Quantizer, field: str) -> list[QuantizerChoice]:
     """The quantizers that one is, or is composed of, in their order."""
     if type(given) is ComposableQuantizer:
-        return [
-            choice
-            for index, own in enumerate(given.quantizers)
-            for choice in _choices(own, f"{field}.quantizers[{index}]")
-        ]
+        return list(_choices_of_all(given.quantizers, f"{field}.quantizers"))
     if type(given).__name__ == "CoreMLQuantizer":
         return [_coreml_choice(given, field)]
     if type(given).__name__ == "VulkanQuantizer":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -77,48 +77,49 @@ class Translated:
 
 def translate_type(kind: RecipeType) -> Translated:
     """The recipe for a recipe type; raises ConfigError if there is none."""
-    if kind.value in RECIPE_TYPES:
-        loaded = load_preset(RECIPE_TYPES[kind.value])
-        return Translated(loaded.name, loaded.recipe)
-    raise ConfigError(
-        f"there is no recipe for the type {kind.value!r}; known: {', '.join(RECIPE_TYPES)}", field="recipe"
-    )
+    if kind.value not in RECIPE_TYPES:
+        problem = f"there is no recipe for the type {kind.value!r}; known: {', '.join(RECIPE_TYPES)}"
+        raise ConfigError(problem, field="recipe")
+    loaded = load_preset(RECIPE_TYPES[kind.value])
+    return Translated(loaded.name, loaded.recipe)
 
 
 def translate(given: ExportRecipe) -> Translated:
     """Translates a recipe.
 
-    Several partitioners, as `ExportRecipe.combine` collects them, become targets that are joined, as in
-    ``coreml+xnnpack``: each takes what those before it leave.
+    Several partitioners, as `ExportRecipe.combine` collects them, become joined targets, such as ``coreml+xnnpack``:
+    each takes what those before it leave.
 
-    Raises:
-        ConfigError: a field has no equivalent: functions that cannot be imported, or partitioners and quantizers that
-            no target makes.
+    Raises ConfigError for functions that cannot be imported, and partitioners and quantizers that no target makes.
     """
-    lowering = given.lowering_recipe or LoweringRecipe()
+    lowering, backend = given.lowering_recipe or LoweringRecipe(), given.executorch_backend_config
     until, stages = _last_stage(given), tuple(given.pipeline_stages or ())
     fields: dict[str, Any] = {
         "quantize": quantize(given.quantization_recipe),
         "source_transforms": source_transforms(given.quantization_recipe),
     }
-    payload = specialization(lowering.partitioners if _partitions(stages) else None)
-    payload = _with_methods(payload, method_options(given.executorch_backend_config))
+    # the usual pipeline, which has no stages here, runs partitioners
+    partitions = not stages or not {StageType.TO_BACKEND, StageType.TO_EDGE_TRANSFORM_AND_LOWER}.isdisjoint(stages)
+    payload = specialization(lowering.partitioners if partitions else None)
+    methods = dict(payload.methods)
+    for method, options in method_options(backend).items():
+        methods[method] = methods.get(method, MethodOptions()).model_copy(update=options.layout)
+    payload = payload.model_copy(update={"methods": methods})
+    aten_passes = import_paths(given.aten_transform_passes, "aten_transform_passes")
     # Functions over programs before they are lowered get what they would get from ExecuTorch.
     reads = given.aten_transform_passes or (given.quantization_recipe and given.quantization_recipe.pre_prepare_passes)
     bound = min([80.0, *(least for field, least in _BOUNDS.items() if fields[field])])
     return Translated(
         name=given.name or "recipe",
         recipe=Recipe(
-            output=Output(external_data=external_data(given.executorch_backend_config)),
+            output=Output(external_data=external_data(backend)),
             specializations=(payload,),
-            aten_passes=tuple(
-                AtenPass(callable=path) for path in import_paths(given.aten_transform_passes, "aten_transform_passes")
-            ),
+            aten_passes=tuple(AtenPass(callable=path) for path in aten_passes),
             fold_batch_norms=not reads,
             edge=edge_options(lowering, stages),
             edge_manager_passes=manager_passes(lowering, stages),
-            emission_passes=emission_passes(given.executorch_backend_config),
-            compile=compile_options(given.executorch_backend_config),
+            emission_passes=emission_passes(backend),
+            compile=compile_options(backend),
             debug=given.mode is Mode.DEBUG,
             verify=Verification(min_sqnr_db=bound, required=_runs_anywhere(payload)),
             **fields,
@@ -134,19 +135,6 @@ def _runs_anywhere(payload: Specialization) -> bool:
     named = [payload.target, *(own.target for own in payload.methods.values() if own.target)]
     targets = {target for joined in named for target in joined.split(TARGET_SEPARATOR)}
     return targets <= {"portable", "xnnpack"}
-
-
-def _partitions(stages: Sequence[StageType]) -> bool:
-    """Whether the pipeline has a stage that runs partitioners; without stages it is the usual one, which has."""
-    return not stages or not {StageType.TO_BACKEND, StageType.TO_EDGE_TRANSFORM_AND_LOWER}.isdisjoint(stages)
-
-
-def _with_methods(payload: Specialization, methods: Mapping[str, MethodOptions]) -> Specialization:
-    """The payload, with further options of single methods."""
-    merged = dict(payload.methods)
-    for method, own in methods.items():
-        merged[method] = merged.get(method, MethodOptions()).model_copy(update=own.layout)
-    return payload.model_copy(update={"methods": merged})
 
 
 _PASSES_OF = {
@@ -260,25 +248,24 @@ def method_options(given: ExecutorchBackendConfig | None) -> dict[str, MethodOpt
     single = () if isinstance(devices, dict) else (getattr(devices, name) for name in _DEVICES)
     values = [given.memory_planning_pass, given.sym_shape_eval_pass, devices, *single]
     methods = dict.fromkeys(method for value in values if isinstance(value, dict) for method in value)
-    usual = _of_passes(given, None)
-    found = {}
+    usual, found = _of_passes(given, None), {}
     for method in methods:
-        own = _of_passes(given, method)
-        if differing := {name: value for name, value in own.items() if value != usual[name]}:
+        options = _of_passes(given, method)
+        if differing := {name: value for name, value in options.items() if value != usual[name]}:
             found[method] = MethodOptions(**differing)
     return found
 
 
 def external_data(given: ExecutorchBackendConfig | None) -> bool:
     """Whether weights go to a `.ptd` file; raises ConfigError if a function chooses which ones do."""
-    found = given is not None and given.external_constants
-    if not isinstance(found, bool):
+    external = given is not None and given.external_constants
+    if not isinstance(external, bool):
         raise untranslatable(
             f"{_FIELD}.external_constants",
             "a function chooses the file of each weight; a recipe has all of them in the .pte, or with "
             "`output: {external_data: true}` all in one .ptd, so give True",
         )
-    return found
+    return external
 
 
 def _of_passes(given: ExecutorchBackendConfig, method: str | None) -> dict[str, Any]:
@@ -304,7 +291,7 @@ def _choose(given: Any, method: str | None, default: Any) -> Any:
 def _shares_buffers(given: Any) -> bool:
     """Whether methods share the buffers that they change, which all of their passes must agree on."""
     planned = list(given.values()) if isinstance(given, dict) else [given]
-    shared = {bool(getattr(own, "share_mutable_buffers", False)) for own in planned}
+    shared = {bool(getattr(planning, "share_mutable_buffers", False)) for planning in planned}
     if len(shared) > 1:
         raise untranslatable(f"{_FIELD}.memory_planning_pass", "share_mutable_buffers differs by method")
     return shared == {True}

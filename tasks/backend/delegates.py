@@ -33,16 +33,15 @@ from ..programs.payload import save_data_file
 from ..upstream.exir import declared_bounds
 from .exir import split_compile_specs
 
-Partition = tuple[int, ExportedProgram, list]  # type: ignore[type-arg]  # position, program, executorch's compile specs
-
-Made = tuple[str, int, list, PreprocessResult]  # type: ignore[type-arg]  # method, position, compile specs, result
+Partition = tuple[int, ExportedProgram, list[CompileSpec]]  # position, program, compile specs
+Preprocessed = tuple[str, int, list[CompileSpec], PreprocessResult]  # method, position, compile specs, result
 
 _COLLECT_AFTER = 128 << 20  # bytes of weights
 
 
 @declared_bounds()
 def preprocess_all(programs: Mapping[str, ExportedProgram], store: LocalStore) -> dict[str, tuple[DelegateResult, ...]]:
-    """Delegates by method, in the order of its partitions; TargetError where a backend loses some, or is unknown."""
+    """Delegates by method, in the order of its partitions; TargetError if a backend is unknown, or loses some."""
     by_backend: dict[str, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
     for method, program in programs.items():
         for position, (_, _, lowered) in enumerate(lowered_modules(program)):
@@ -59,7 +58,7 @@ def preprocess_all(programs: Mapping[str, ExportedProgram], store: LocalStore) -
     return {method: tuple(done[position] for position in sorted(done)) for method, done in results.items()}
 
 
-def _one_by_one(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:
+def _one_by_one(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Preprocessed]:
     """Works like the default, but frees each partition's copy and result before the next partition begins."""
     copied = 0
     for method, parts in methods.items():
@@ -77,10 +76,10 @@ _READERS = frozenset({"VulkanBackend", "XnnpackBackend"})
 """Backends that put new weights in the place of those they change, and write to none."""
 
 
-def _copy(details: type[BackendDetails], program: ExportedProgram, specs: list) -> ExportedProgram:  # type: ignore[type-arg]
-    """A partition for its backend to change; weights that it only reads are not copied from their files.
+def _copy(details: type[BackendDetails], program: ExportedProgram, specs: list[CompileSpec]) -> ExportedProgram:
+    """A partition for its backend to change; weights that the backend only reads are not copied from their files.
 
-    Upstream's copy has parameters without the rest of their storage, which some backends would write, too.
+    Upstream's copy has parameters without the rest of their storage, which some backends would also write.
     """
     if details.__name__ not in _READERS:
         return details.copy_exported_program_for_preprocess(program, specs)
@@ -95,13 +94,13 @@ def _is_whole(value: object) -> bool:
     return bool(value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes())
 
 
-def _in_one_call(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Made]:
-    made: Mapping[str, list[PreprocessResult]] = details.preprocess_multimethod(
+def _in_one_call(details: type[BackendDetails], methods: Mapping[str, list[Partition]]) -> Iterator[Preprocessed]:
+    by_method: Mapping[str, list[PreprocessResult]] = details.preprocess_multimethod(
         {method: [_copy(details, program, specs) for _, program, specs in parts] for method, parts in methods.items()},
         {method: [specs for _, _, specs in parts] for method, parts in methods.items()},
     )
     for method, parts in methods.items():
-        results = made.get(method, [])
+        results = by_method.get(method, [])
         if len(results) != len(parts):
             raise TargetError(
                 f"backend {details.__name__!r} gave {len(results)} results for the {len(parts)} partitions of method "
@@ -112,23 +111,18 @@ def _in_one_call(details: type[BackendDetails], methods: Mapping[str, list[Parti
 
 
 def find_backend(name: str) -> type[BackendDetails]:
-    """The class of a backend; raises TargetError unless there is exactly one of that name.
+    """The class of a backend; raises TargetError unless exactly one has this name.
 
     Exir looks backends up by bare class name (backend_api.py); two of one name would mis-lower silently.
     """
-    found: list[type[BackendDetails]] = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
-    if len(found) != 1:
-        where = ", ".join(cls.__module__ for cls in found) or "none"
+    classes: list[type[BackendDetails]] = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
+    if len(classes) != 1:
+        where = ", ".join(cls.__module__ for cls in classes) or "none"
         raise TargetError(f"the partitioner names backend {name!r}; classes of that name: {where}; there must be one")
-    return found[0]
+    return classes[0]
 
 
-def _delegate(
-    backend: str,
-    specs: list,  # type: ignore[type-arg]  # executorch's CompileSpec
-    result: PreprocessResult,
-    store: LocalStore,
-) -> DelegateResult:
+def _delegate(backend: str, specs: list[CompileSpec], result: PreprocessResult, store: LocalStore) -> DelegateResult:
     named = result.data_store_output
     return DelegateResult(
         backend_id=backend,
@@ -143,24 +137,22 @@ def _delegate(
 TAG = "_default_external_constant"
 """The name of the file of all weights in exir.passes.external_constants_pass; delegates' data goes to it too."""
 
+_INSIDE = "pteforge_inside"
+"""Marks placeholders of weights that stay in the `.pte`."""
+
 _WEIGHTS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
 
 def file_of(placeholder: Node) -> str | None:
     """The file of a constant, as with `external_constants=True` (exir/passes/external_constants_pass.py).
 
-    State that methods share stays in the `.pte`, also where a method only reads it: otherwise loading that method would
-    reset it.
+    State that methods share stays in the `.pte`, even if a method only reads it: loading that method would reset it.
     """
     return None if placeholder.meta.get(SHARED) or placeholder.meta.get(_INSIDE) else TAG
 
 
-_INSIDE = "pteforge_inside"
-"""Marks placeholders of weights that stay in the `.pte`."""
-
-
 def keep_inside(programs: Mapping[str, ExportedProgram], patterns: Sequence[str]) -> None:
-    """Marks weights whose names match no pattern; TargetError for a pattern that no weight outside of delegates has."""
+    """Marks weights whose names match no pattern; TargetError for a pattern without weights outside delegates."""
     unused = {*patterns}
     for program in programs.values():
         names = {spec.arg.name: spec.target for spec, _ in _weights(program)}
@@ -176,10 +168,7 @@ def keep_inside(programs: Mapping[str, ExportedProgram], patterns: Sequence[str]
 
 
 def place_named_data(output: NamedDataStoreOutput | None, *, external: bool) -> NamedDataStoreOutput | None:
-    """A delegate's named data in the `.pte`, or all of it in the file of weights, wherever its backend put it.
-
-    Nothing changes for the delegate: at run time it finds data by key in either.
-    """
+    """A delegate's named data, all in the `.pte` or all in the file of weights: at run time, it finds both by key."""
     if output is None:
         return None
     entries = dict(output.pte_data)
@@ -190,10 +179,9 @@ def place_named_data(output: NamedDataStoreOutput | None, *, external: bool) -> 
 
 
 def rename_clashing_weights(programs: Mapping[str, ExportedProgram]) -> None:
-    """Renames weights that have one name and differ between methods: in a `.ptd` a name is a key.
+    """Renames weights that have one name but differ between methods: in a `.ptd`, a name is a key.
 
-    The emitter would keep the last method's only (`_save_to_external_constant_map` of exir/emit/_emitter.py in
-    executorch 1.5.1).
+    The emitter keeps only the last method's (`_save_to_external_constant_map`, exir/emit/_emitter.py, 1.5.1).
     """
     taken = {spec.target for program in programs.values() for spec in program.graph_signature.input_specs}
     for method, _, name in list(_clashes(programs)):
@@ -201,11 +189,17 @@ def rename_clashing_weights(programs: Mapping[str, ExportedProgram]) -> None:
         while new in taken:
             new = f"{method}.{new}"
         taken.add(new)
-        _rename(programs[method], name, new)
+        program = programs[method]
+        for spec in program.graph_signature.input_specs:
+            if spec.kind in _WEIGHTS and spec.target == name:
+                spec.target = new
+        for values in (program.state_dict, program.constants):
+            if name in values:
+                values[new] = values.pop(name)
 
 
 def save_data(emitted: ExecutorchProgramManager, work: Workspace) -> ArtifactRef:
-    """Stores a payload's external weights as one file (payload/ptd), an empty one where it has none.
+    """Stores a payload's external weights as one file (payload/ptd), which may be empty.
 
     Raises TargetError if a pass of `to_executorch` made constants of one name that differ between methods.
     """
@@ -231,36 +225,23 @@ def _clashes(programs: Mapping[str, ExportedProgram]) -> Iterator[tuple[str, str
     owners: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
         for spec, value in _weights(program):
-            owner, theirs = owners.setdefault(spec.target, (method, value))
-            if owner != method and not _same(value, theirs):
+            owner, other = owners.setdefault(spec.target, (method, value))
+            layouts = {(tensor.dtype, tensor.shape, tensor.stride()) for tensor in (value, other)}
+            same = len(layouts) == 1 and (value.data_ptr() == other.data_ptr() or torch.equal(value, other))
+            if owner != method and not same:
                 yield method, owner, spec.target
 
 
 def _weights(program: ExportedProgram) -> Iterator[tuple[InputSpec, torch.Tensor]]:
-    """The weights of a program that are external: neither state nor constants that are written in code.
+    """The weights of a program that are external: neither state nor constants written in code.
 
-    Torch names the latter, and exir.passes.external_constants_pass knows them by those names.
+    exir.passes.external_constants_pass knows the constants by the names that torch gives them.
     """
     changed = set(program.graph_signature.buffers_to_mutate.values())
     for spec in program.graph_signature.input_specs:
         name = spec.target
         if spec.kind in _WEIGHTS and name not in changed and "_lifted_tensor" not in spec.arg.name:
             yield spec, program.state_dict[name] if name in program.state_dict else program.constants[name]
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
-        return False
-    return one.data_ptr() == other.data_ptr() or bool(torch.equal(one, other))
-
-
-def _rename(program: ExportedProgram, name: str, new: str) -> None:
-    for spec in program.graph_signature.input_specs:
-        if spec.kind in _WEIGHTS and spec.target == name:
-            spec.target = new
-    for values in (program.state_dict, program.constants):
-        if name in values:
-            values[new] = values.pop(name)
 
 
 def check_outputs(method: str, program: ExportedProgram) -> None:
@@ -275,7 +256,7 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
 
 
 def link_delegates(program: ExportedProgram, delegates: Sequence[DelegateResult], *, external: bool) -> None:
-    """Puts what `preprocess` made of each partition in its place, in their order; see `place_named_data`."""
+    """Replaces partitions by their delegates, in order; see `place_named_data`."""
     for (owner, name, unlinked), delegate in zip(list(lowered_modules(program)), delegates, strict=True):
         lowered = LoweredBackendModule(
             edge_program=unlinked.original_module,

@@ -33,7 +33,7 @@ from torch.fx import GraphModule, Node
 from ...artifacts.ref import ArtifactRef
 from ...configs.recipe import CompileOptions
 from ..engine.stage import Workspace
-from ..programs.graphs import find_edge_operators, graph_modules, origin_of
+from ..programs.graphs import find_edge_operators, graph_modules, inline_scalar, origin_of, scalar_constant
 from ..programs.program import load_program
 from ..upstream.exir import declared_bounds
 from ..upstream.exir_emission import constants_once, constants_viewed, copy_results_of_cond, floor_remainders
@@ -65,12 +65,10 @@ def _planning_once(methods: Mapping[str, CompileOptions]) -> dict[str, MemoryPla
     return passes
 
 
-_ALGORITHMS = {"greedy": greedy, "naive": naive}
-
-
 def _planning(kind: type[MemoryPlanningPass], options: CompileOptions) -> MemoryPlanningPass:
+    algorithm = {"greedy": greedy, "naive": naive}[options.memory_planning_algo]
     return kind(
-        memory_planning_algo=MemoryPlanningAlgorithmSuite([_ALGORITHMS[options.memory_planning_algo]]),
+        memory_planning_algo=MemoryPlanningAlgorithmSuite([algorithm]),
         allow_lifetime_and_storage_overlap=options.allow_lifetime_and_storage_overlap,
         alloc_graph_input=options.alloc_graph_input,
         alloc_graph_output=options.alloc_graph_output,
@@ -92,17 +90,10 @@ def backend_config(
     external_data: bool = False,
     passes: Sequence[PassType] = (),
 ) -> ExecutorchBackendConfig:
-    """Exir's configuration for our options.
+    """Exir's configuration for our options; raises TargetError for an operator in them that is not registered.
 
-    Args:
-        options: for all methods that have none of their own.
-        methods: names of all methods.
-        own: options of methods whose memory is planned in another way. Other fields are equal.
-        external_data: weights go to a file of their own.
-        passes: over each method's program, just before it is emitted.
-
-    Raises:
-        TargetError: an operator that the options name is not registered.
+    `own` has options of methods whose memory is planned in another way; other fields are equal. With `external_data`,
+    weights go to a file of their own. The passes run on each method's program just before emission.
     """
     of_methods = {method: own.get(method, options) for method in methods}
     return ExecutorchBackendConfig(
@@ -166,8 +157,8 @@ def add_stack_traces(emitted: ExecutorchProgramManager, config: ExecutorchBacken
     The call of a delegate gets the lines of all operators in it, without repeats. Jumps and other instructions of
     ExecuTorch's own get none.
 
-    Relies on the emitter to leave in ``node.meta["debug_handle"]`` the number of the node's instruction within the
-    node's graph, and on private attributes of `ExecutorchProgramManager`. Changes `emitted`.
+    Relies on the emitter, which sets ``node.meta["debug_handle"]`` to the number of the node's instruction within its
+    graph, and on private attributes of `ExecutorchProgramManager`. Changes `emitted`.
     """
     for plan in emitted.executorch_program.execution_plan:
         if plan.name not in emitted.methods:
@@ -225,7 +216,7 @@ class _Reading:
 
 
 def _number(node: Node) -> int | None:
-    """The number of a node's instruction; None where it has none, or it is not known."""
+    """The number of a node's instruction; None if it has none, or it is not known."""
     emitted = node.op == "call_function" and (
         node.target is executorch_call_delegate or isinstance(node.target, OpOverload)
     )
@@ -248,12 +239,11 @@ _GENERATED = re.compile(r"<eval_with_key>\.\d+")
 
 
 def _frames(traces: Iterable[str]) -> FrameList:
-    lists = [
-        _stacktrace_to_framelist(_GENERATED.sub("<eval_with_key>", trace)) for trace in dict.fromkeys(traces) if trace
-    ]
+    texts = [_GENERATED.sub("<eval_with_key>", trace) for trace in dict.fromkeys(traces) if trace]
+    lists = list(map(_stacktrace_to_framelist, texts))
     if len(lists) == 1:
         return lists[0]
-    frames = {(frame.filename, frame.lineno, frame.name): frame for found in lists for frame in found.items}
+    frames = {(frame.filename, frame.lineno, frame.name): frame for part in lists for frame in part.items}
     return FrameList(list(frames.values()))
 
 
@@ -284,30 +274,22 @@ def _inline_scalars(module: GraphModule) -> None:
     """
     _, *branches = graph_modules(module)
     for branch in branches:
-        for node in list(branch.graph.nodes):
-            value = getattr(branch, str(node.target), None) if node.op == "get_attr" else None
-            if not isinstance(value, torch.Tensor) or value.dim():
-                continue
-            with branch.graph.inserting_before(node):
-                full = branch.graph.call_function(
-                    ops.edge.aten.full.default, ([], value.item()), {"dtype": value.dtype}
-                )
-            full.meta = dict(node.meta)
-            node.replace_all_uses_with(full)
-            branch.graph.erase_node(node)
+        for node in branch.graph.find_nodes(op="get_attr"):
+            if (value := scalar_constant(branch, node)) is not None:
+                inline_scalar(node, value, ops.edge.aten.full.default)
 
 
 def _sources(module: GraphModule) -> dict[str, list[dict[str, str]]]:
     """Debug handle to the operators that have it, those in branches included."""
-    found: dict[str, list[dict[str, str]]] = {}
+    sources: dict[str, list[dict[str, str]]] = {}
     for owner in graph_modules(module):
         for node in owner.graph.nodes:
             if node.op == "call_function" and node.target is not getitem and (handle := node.meta.get("debug_handle")):
                 origin = origin_of(node)
                 operator = getattr(node.target, "__name__", str(node.target))
                 source = {"operator": operator, "module": origin.module, "line": origin.line}
-                found.setdefault(str(handle), []).append(source)
-    return found
+                sources.setdefault(str(handle), []).append(source)
+    return sources
 
 
 def _plain(value: object) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
 import torch
 from executorch.exir import EdgeCompileConfig
@@ -27,33 +26,18 @@ from ..programs.graphs import affine_calls, decompose_affine, exclude_from_parti
 from ..programs.program import load_graph, load_program, save_graph, save_program
 from ..upstream.exir import declared_bounds, no_idle_decompositions, take_numbers_as_tensors
 from ..upstream.torch_lowering import WeightRead, no_weight_reads
+from .stages.edge import Edge
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
 
 
-class EdgeOptions(Protocol):
-    """What `edge_config` reads of the params of `edge`."""
-
-    @property
-    def check_ir_validity(self) -> bool: ...
-
-    @property
-    def skip_dim_order(self) -> bool: ...
-
-    @property
-    def core_aten_exceptions(self) -> Sequence[str]: ...
-
-    @property
-    def preserve_operators(self) -> Sequence[str]: ...
-
-
-def edge_config(options: EdgeOptions) -> EdgeCompileConfig:
-    """Exir's edge configuration for our options; TargetError for an operator that is not registered."""
+def edge_config(params: Edge.Params) -> EdgeCompileConfig:
+    """Exir's edge configuration for the params of `edge`; TargetError for an operator that is not registered."""
     return EdgeCompileConfig(
-        _check_ir_validity=options.check_ir_validity,
-        _skip_dim_order=options.skip_dim_order,
-        _core_aten_ops_exception_list=find_operators(options.core_aten_exceptions),
-        preserve_ops=find_operators(options.preserve_operators),
+        _check_ir_validity=params.check_ir_validity,
+        _skip_dim_order=params.skip_dim_order,
+        _core_aten_ops_exception_list=find_operators(params.core_aten_exceptions),
+        preserve_ops=find_operators(params.preserve_operators),
     )
 
 
@@ -64,7 +48,7 @@ def to_edge_program(
     config: EdgeCompileConfig,
     passes: Sequence[PassType | ExportedProgramPassBase] = (),
 ) -> ExportedProgram:
-    """The first half of `to_edge_transform_and_lower`: decompose what the partitioners do not keep, go to edge dialect.
+    """The first half of `to_edge_transform_and_lower`: decomposes what partitioners do not keep; goes to edge dialect.
 
     Relies on `_gen_edge_manager_for_partitioners` (exir/program/_program.py).
     """
@@ -83,9 +67,9 @@ def to_edge_program(
 
 
 def decompose_left_affine(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> ExportedProgram:
-    """The ATen program with torchao's affine quantization decomposed where no partitioner takes it.
+    """Decomposes torchao's affine quantization where no partitioner takes it.
 
-    What is taken shows in the edge dialect only, where calls of torchao are those of the ATen program, in its order.
+    What partitioners take shows only in the edge dialect, which has torchao's calls in the order of the ATen program.
     """
     kept: set[Node] = set()
     if partitioners and (calls := affine_calls(program)):
@@ -102,7 +86,29 @@ def decompose_left_affine(program: ExportedProgram, partitioners: Sequence[Parti
     return decompose_affine(program, kept)
 
 
-class _Keeping(Partitioner):  # type: ignore[misc]  # executorch is untyped here
+KeptOperators = tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]  # noqa: SLF001 - has no public name
+"""Operators to keep whole, and a function that tells which of their calls."""
+
+
+class WrappedPartitioner(Partitioner):  # type: ignore[misc]  # executorch is untyped here
+    """Does the same as another partitioner; subclasses override the rest."""
+
+    def __init__(self, partitioner: Partitioner) -> None:
+        super().__init__()
+        self._partitioner = partitioner
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
+        kept: KeptOperators = self._partitioner.ops_to_not_decompose(ep)
+        return kept
+
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        return self._partitioner.transform_for_pre_decomposition(exported_program)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        return self._partitioner(exported_program)
+
+
+class _Keeping(WrappedPartitioner):
     """A partitioner that also keeps whole what those after it keep, while programs are decomposed.
 
     `_gen_edge_manager_for_partitioners` asks one partitioner after another, and decomposes everything else each time.
@@ -111,17 +117,11 @@ class _Keeping(Partitioner):  # type: ignore[misc]  # executorch is untyped here
     """
 
     def __init__(self, partitioner: Partitioner, later: Sequence[Partitioner]) -> None:
-        super().__init__()
-        self._partitioner = partitioner
+        super().__init__(partitioner)
         self._later = later
 
-    def transform_for_pre_decomposition(self, program: ExportedProgram) -> ExportedProgram:
-        return self._partitioner.transform_for_pre_decomposition(program)
-
-    def ops_to_not_decompose(
-        self, ep: ExportedProgram
-    ) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        operators, supported = self._partitioner.ops_to_not_decompose(ep)
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> KeptOperators:
+        operators, supported = super().ops_to_not_decompose(ep)
         if supported is not None or not self._later:
             return operators, supported
         kept = dict.fromkeys(operators)
@@ -132,9 +132,6 @@ class _Keeping(Partitioner):  # type: ignore[misc]  # executorch is untyped here
             kept |= dict.fromkeys(node.target for node in nodes if check is None or check(node))
         return list(kept), None
 
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        return self._partitioner(exported_program)
-
 
 @declared_bounds()
 def check_preserved_operators_found_delegates(
@@ -142,10 +139,8 @@ def check_preserved_operators_found_delegates(
 ) -> None:
     """The last part of `to_edge_transform_and_lower`: an operator kept for a backend must not be left over.
 
-    Relies on `_sanity_check_graph_for_non_decomp_ops` and its neighbours (exir/program/_program.py).
-
-    Raises:
-        RuntimeError: such an operator is neither delegated nor decomposed; no kernel would run it.
+    Relies on `_sanity_check_graph_for_non_decomp_ops` and its neighbours (exir/program/_program.py). Raises
+    RuntimeError for an operator that is neither delegated nor decomposed: no kernel would run it.
     """
     kept: set[torch._ops.OpOverload] = set()
     for partitioner in partitioners:
@@ -190,24 +185,21 @@ UNLINKED = PteforgeUnlinked.__name__
 _BACKEND_ID = "pteforge.backend_id"
 
 
-class _Unlinking(Partitioner):  # type: ignore[misc]  # executorch is untyped here
+class _Unlinking(WrappedPartitioner):
     """Another partitioner, with delegation specs that name `PteforgeUnlinked`, and without state of other methods."""
 
     def __init__(self, partitioner: Partitioner, state: Collection[str]) -> None:
-        super().__init__()
-        self._partitioner = partitioner
+        super().__init__(partitioner)
         self._state = state
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        result = self._partitioner(exported_program)
+        result = super().partition(exported_program)
         exclude_from_partitions(result.tagged_exported_program, self._state)
-        return PartitionResult(
-            tagged_exported_program=result.tagged_exported_program,
-            partition_tags={
-                tag: DelegationSpec(UNLINKED, [CompileSpec(_BACKEND_ID, spec.backend_id.encode()), *spec.compile_specs])
-                for tag, spec in result.partition_tags.items()
-            },
-        )
+        tags = {
+            tag: DelegationSpec(UNLINKED, [CompileSpec(_BACKEND_ID, spec.backend_id.encode()), *spec.compile_specs])
+            for tag, spec in result.partition_tags.items()
+        }
+        return PartitionResult(tagged_exported_program=result.tagged_exported_program, partition_tags=tags)
 
 
 def split_compile_specs(specs: Sequence[CompileSpec]) -> tuple[str, list[CompileSpec]]:
@@ -224,7 +216,7 @@ def to_partitioned_program(
 ) -> ExportedProgram:
     """Runs the partitioners of one target one after another; partitions become unlinked lowered modules.
 
-    `state` has names of buffers that other methods change, so that they are no constants.
+    Buffers named in `state` are changed by other methods, and so no constants.
     """
     for partitioner in partitioners:
         spec = MethodProgramsPartitionerSpec({_METHOD: program}, {_METHOD: _Unlinking(partitioner, state)})
@@ -235,10 +227,10 @@ def to_partitioned_program(
 def transformed(
     ref: ArtifactRef, transform: Callable[[ExportedProgram], ExportedProgram], *, kind: str, store: LocalStore
 ) -> tuple[ExportedProgram | None, ArtifactRef]:
-    """Loads a program or a graph, transforms it, and stores the result as one of the same, of a kind.
+    """Loads a program or a graph, transforms it, and stores the result, again a program or a graph, as `kind`.
 
-    A transform that fails on a graph may succeed on the weights; if it does not, the error there is the better one. So
-    the result may be a text of the kind `REFUSED` with the reason instead, and then there is no program.
+    A transform that fails on a graph may succeed with weights, and fails there with the better error. So the result may
+    instead be a text of the kind `REFUSED` with the reason, and no program.
     """
     if not is_graph(ref):
         program = transform(load_program(ref, store))

@@ -46,14 +46,10 @@ _MEMORY_ALIGNMENT = 16
 def write_fat(
     packed: PackedContainer, signature: bytes | memoryview, path: Path, *, data_path: Path | None = None
 ) -> None:
-    """Writes a fat `.pte` atomically, with its blobs in `data_path` if given. Equal arguments give equal bytes.
+    """Writes a fat `.pte` atomically, with its blobs in `data_path` if given. Equal arguments produce equal bytes.
 
-    The program has the methods, inputs, outputs and constant methods of the payload `signature`. Where that plans no
-    memory for inputs or outputs, the program does not either.
-
-    Raises:
-        FileFormatError: `signature` is not a `.pte`.
-        OSError: a file cannot be written.
+    The program has the methods, inputs, outputs and constant methods of the payload `signature`, and plans memory for
+    inputs and outputs if that does. Raises FileFormatError if it is not a `.pte`; OSError if a file cannot be written.
     """
     pte = read_pte(memoryview(signature))
     inner = _flatbuffer_to_program(bytes(memoryview(signature)[: pte.program_size]))
@@ -86,20 +82,19 @@ def _delegated(plan: schema.ExecutionPlan, method: Method) -> schema.ExecutionPl
     arena = _Arena()
     inputs = [arena.place(plan.values[index], spec) for index, spec in zip(plan.inputs, method.inputs, strict=True)]
     outputs = [arena.place(plan.values[index], spec) for index, spec in zip(plan.outputs, method.outputs, strict=True)]
-    values = [*inputs, *outputs]
-    indices = list(range(len(values)))
-    taken, given = indices[: len(inputs)], indices[len(inputs) :]
+    indices = list(range(len(inputs) + len(outputs)))
+    input_indices, output_indices = indices[: len(inputs)], indices[len(inputs) :]
+    call = schema.Instruction(schema.DelegateCall(0, indices))
+    container = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0)
     return schema.ExecutionPlan(
         name=plan.name,
         container_meta_type=plan.container_meta_type,
-        values=values,
-        inputs=taken,
-        outputs=given,
-        chains=[schema.Chain(taken, given, [schema.Instruction(schema.DelegateCall(0, indices))], None)],
+        values=[*inputs, *outputs],
+        inputs=input_indices,
+        outputs=output_indices,
+        chains=[schema.Chain(input_indices, output_indices, [call], None)],
         operators=[],
-        delegates=[
-            schema.BackendDelegate(BACKEND_ID, schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0), [])
-        ],
+        delegates=[schema.BackendDelegate(BACKEND_ID, container, [])],
         non_const_buffer_sizes=[0, arena.size] if arena.size else [0],
     )
 
@@ -148,16 +143,14 @@ def write_metadata(
 ) -> None:
     """Writes a `.pte` file, plain or fat, with metadata in place of what it has; an empty mapping removes that.
 
-    Equal arguments give equal bytes.
-
-    The flatbuffer is written by the private serializer of executorch 1.5.1, which writes those of `to_executorch`.
+    Equal arguments produce equal bytes. The flatbuffer is written by the private serializer of executorch 1.5.1, which
+    writes those of `to_executorch`.
 
     Args:
-        source: the file, which stays as it is.
+        source: the file, which stays as it is unless `consume` is set.
         entries: value by key, without the prefix.
         destination: written atomically.
-        constant_methods: whether constant methods return the entries, too. A method of that name that the file has
-            already stays.
+        constant_methods: whether constant methods return the entries, too; existing methods of their names stay.
         segment_alignment: of segments, in bytes, as in the file.
         delegate_alignment: of delegates' data in the program, in bytes; None for ExecuTorch's own.
         consume: whether to shorten `source` while its segments are copied, so that they take disk space once.

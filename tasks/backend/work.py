@@ -18,28 +18,26 @@ _PRODUCTS = re.compile(r"\b(addmm|baddbmm|mm|bmm|matmul|linear\w*)\b")
 
 
 def work_of(program: ExportedProgram, reasons: Mapping[str, str]) -> dict[str, Any]:
-    """A `MethodWork` without payload and method, as JSON. `reasons` are what partitioners said of nodes, by name.
+    """A `MethodWork` without payload and method, as JSON. `reasons` are those of partitioners, by name of node.
 
-    Takes away the reasons that partitioners have left in the program.
+    Removes the reasons that partitioners have left in the program.
     """
-    delegated = sum(
-        _operations(node)
-        for _, _, module in lowered_modules(program)
-        for node in calls_of(module.original_module.graph)
-    )
-    found: dict[tuple[str, str, bool], list[int]] = {}
+    graphs = [module.original_module.graph for _, _, module in lowered_modules(program)]
+    delegated = sum(_operations(node) for graph in graphs for node in calls_of(graph))
+    counts: dict[tuple[str, str, bool], list[int]] = {}
     for module in graph_modules(program.graph_module):
         for node in calls_of(module.graph):
             kept = node.meta.pop(KEPT, "")
             # others take results apart, or compute sizes
             if hasattr(node.target, "_schema") and (kept or [*_tensors([node])]):
                 why = kept or reasons.get(node.name) or NOT_TAKEN
-                counted = found.setdefault((str(node.target.name()).replace("::", "."), why, bool(kept)), [0, 0])
-                counted[0] += 1
-                counted[1] += _operations(node)
+                count = counts.setdefault((str(node.target.name()).replace("::", "."), why, bool(kept)), [0, 0])
+                count[0] += 1
+                count[1] += _operations(node)
+    by_operations = sorted(counts.items(), key=lambda item: (-item[1][1], item[0]))
     outside = [
         {"operator": operator, "why": why, "calls": calls, "operations": operations, "kept_on_cpu": kept}
-        for (operator, why, kept), (calls, operations) in sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
+        for (operator, why, kept), (calls, operations) in by_operations
     ]
     return {"delegated": delegated, "outside": outside}
 
@@ -51,9 +49,9 @@ def _operations(node: Node) -> int:
         return 0
     name: str = node.target.name()
     if "conv" in name and len(inputs) > 1:
-        weight, turned = inputs[1], "transpose" in name or (len(node.args) > 6 and node.args[6] is True)
-        of = inputs[0] if turned else outputs[0]
-        return 2 * _elements(of) * _elements(weight) // max(_size(weight.shape[0]), 1)
+        weight, transposed = inputs[1], "transpose" in name or (len(node.args) > 6 and node.args[6] is True)
+        positions = inputs[0] if transposed else outputs[0]
+        return 2 * _elements(positions) * _elements(weight) // max(_size(weight.shape[0]), 1)
     if _PRODUCTS.search(name) and len(inputs) > 1:
         left = inputs[1] if "addmm" in name and len(inputs) > 2 else inputs[0]
         return 2 * _elements(outputs[0]) * (_size(left.shape[-1]) if left.dim() else 1)

@@ -21,27 +21,26 @@ from ..usercode.model_source import by_name
 from .eager import agrees_with_eager, run_eager, written_buffers
 from .sizes import input_dims, is_dim
 
-_Rows = Sequence[tuple[int, int, int, str]]
-"""As `Bucket.inputs`."""
+_Rows = Sequence[tuple[int, int, int, str]]  # as `Bucket.inputs`
 
 
 def make_bucket(method: MethodDefinition, dynamic: Any, bucket: Bucket) -> tuple[MethodDefinition, Bucket]:
-    """A method with static sizes, its examples cut or repeated to them, and the bucket with the inputs that it is for.
+    """The method with static sizes and examples cut or repeated to them, and the bucket with its inputs.
 
     Sizes are those of a `Dim`, by name, or of the first one that derives from it if no input has the `Dim` itself.
     Raises SourceError if the method has no dimension of a name, or a size is not among its sizes.
     """
     example, what = method.example_inputs[0], f"buckets of method {bucket.method!r}"
     dims = input_dims(method.module, example, dynamic)
-    known = {_root_name(dim): dim for *_, dim in reversed(dims)}
-    known |= {_root_name(dim): dim for *_, dim in dims if not isinstance(dim, _DerivedDim)}
-    known.pop("", None)
+    named = {_root_name(dim): dim for *_, dim in reversed(dims)}
+    named |= {_root_name(dim): dim for *_, dim in dims if not isinstance(dim, _DerivedDim)}
+    named.pop("", None)
     roots: dict[str, int] = {}
     for name, size in bucket.sizes.items():
-        if name not in known:
-            listed = f"it has {', '.join(known)}" if known else 'give one a name: Dim("sequence", min=1, max=128)'
-            raise SourceError(f"{what}: there is no dynamic dimension {name!r}{did_you_mean(name, [*known])}; {listed}")
-        dim, step, offset = known[name], 1, 0
+        if name not in named:
+            listed = f"it has {', '.join(named)}" if named else 'give one a name: Dim("sequence", min=1, max=128)'
+            raise SourceError(f"{what}: there is no dynamic dimension {name!r}{did_you_mean(name, [*named])}; {listed}")
+        dim, step, offset = named[name], 1, 0
         if isinstance(dim, _DerivedDim):
             step, offset = dim.fn(1) - dim.fn(0), dim.fn(0)
         least, most = dim.min or 1, dim.max or math.inf
@@ -60,12 +59,12 @@ def make_bucket(method: MethodDefinition, dynamic: Any, bucket: Bucket) -> tuple
 
 
 def _root_name(dim: Any) -> str:
-    """The name of a `Dim`, of the one that it derives from, or that a source gave to a hint; empty without one."""
+    """The name of a `Dim`, of its root if it is derived, or that a source gave to a hint; empty without one."""
     return str(getattr(getattr(dim, "root", dim), "__name__", ""))
 
 
 def _size(dim: Any, roots: Mapping[str, int]) -> Any:
-    """The size of a dimension that is static; any other as it is."""
+    """The size of a dimension that becomes static; any other dimension unchanged."""
     if not is_dim(dim) or _root_name(dim) not in roots:
         return dim
     size = roots[_root_name(dim)]
@@ -73,7 +72,6 @@ def _size(dim: Any, roots: Mapping[str, int]) -> Any:
 
 
 def _static(dynamic: Any, roots: Mapping[str, int]) -> Any:
-    """Dynamic shapes in which some dimensions are static."""
     match dynamic:
         case Mapping():
             return {key: _static(entry, roots) for key, entry in dynamic.items()}
@@ -93,7 +91,7 @@ def _fitted(args: tuple[Any, ...], rows: _Rows) -> tuple[Any, ...]:
 
 
 def check_stateless(program: ExportedProgram, bucket: Bucket, definition: ModelDefinition) -> None:
-    """Raises SourceError if a bucket changes buffers, which others would not see, or sequences call its method."""
+    """Raises SourceError if a bucket changes buffers, which others would not see, or if sequences call its method."""
     way_out = "define a method for each size, such as prefill and decode"
     if state := sorted(written_buffers(program)):
         raise SourceError(
@@ -105,7 +103,7 @@ def check_stateless(program: ExportedProgram, bucket: Bucket, definition: ModelD
 
 
 def try_padding(method: MethodDefinition, bucket: Bucket) -> Bucket | None:
-    """The bucket as hosts may pad inputs for it, as eager proves on shorter inputs; None if padding changes outputs.
+    """The bucket with its padding if eager computes the same for padded inputs; None if padding changes outputs.
 
     `method` is the bucket's own, and has `padding`. Outputs that are longer with padded inputs are cut.
     """
@@ -115,8 +113,8 @@ def try_padding(method: MethodDefinition, bucket: Bucket) -> Bucket | None:
     padding = [value for of_argument in leaves for value in of_argument]
     if any(padding[position] is None for position, *_ in bucket.inputs):
         return None
-    shares = {name: 2 + number for number, name in enumerate(bucket.sizes)}  # another one for each, to tell them apart
-    rows = [(at, dimension, max(1, size // shares[name]), name) for at, dimension, size, name in bucket.inputs]
+    divisors = {name: number for number, name in enumerate(bucket.sizes, 2)}  # different, to tell them apart
+    rows = [(at, dimension, max(1, size // divisors[name]), name) for at, dimension, size, name in bucket.inputs]
     short = _fitted(example, rows)
     flat, spec = pytree.tree_flatten(short)
     bucket = bucket.model_copy(update={"padding": tuple(padding)})
@@ -133,7 +131,7 @@ def _longer(
     bucket: Bucket, rows: _Rows, expected: Sequence[Any], outputs: Sequence[Any]
 ) -> Iterator[tuple[int, int, int, int]]:
     """`Bucket.outputs`, from what eager returns for short inputs, of `rows`, and for padded ones."""
-    of_size = {(given, most): (at, of) for (*_, given, _), (at, of, most, _) in zip(rows, bucket.inputs, strict=True)}
+    of_size = {(short, most): (at, of) for (*_, short, _), (at, of, most, _) in zip(rows, bucket.inputs, strict=True)}
     for number, pair in enumerate(zip(expected, outputs, strict=True)):
         shapes = zip(*(value.shape for value in pair if isinstance(value, torch.Tensor)), strict=False)
         for dimension, sizes in enumerate(shapes):

@@ -42,27 +42,25 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
 
     Returns:
         ``inputs`` and ``outputs``, the examples first; ``drawn``, the number of random inputs; ``dynamic``, whether
-        sizes may vary; ``rounding``, where the program computes in a 16-bit dtype, and then ``exact``, the outputs in
-        float32, where there are any; ``random``, operators that draw numbers, where there are any; ``sequences``, with
-        the first method those of the model, and `dependent_calls` of a method that they do not call, if there are any.
+        sizes may vary; and where there are any: ``rounding`` of a program that computes in a 16-bit dtype, with
+        ``exact``, the outputs in float32; ``random``, operators that draw numbers; ``sequences`` of the model, with its
+        first method, and `dependent_calls` of a method that they do not call.
 
     Raises:
         SourceError: an input does not fit the program, eager fails on it, or the program lacks state that eager keeps.
     """
     method = model.definition.methods[name]
     calls: list[Call] = [(example, dict(model.keyword_inputs or {})) for example in method.example_inputs]
-    for number, call in enumerate(calls):
-        check_fits(program, pytree.tree_leaves(call), f"example {number} of method {name!r}")
+    named = [(call, f"example {number} of method {name!r}") for number, call in enumerate(calls)]
+    for call, what in named:
+        check_fits(program, pytree.tree_leaves(call), what)
     called = copy_module(method.module)
     cases = [
-        (
-            pytree.tree_leaves(call),
-            run_eager(method.module, call, f"example {number} of method {name!r}", on=None if number else called),
-        )
-        for number, call in enumerate(calls)
+        (pytree.tree_leaves(call), run_eager(method.module, call, what, on=called if call is calls[0] else None))
+        for call, what in named
     ]
     dynamic = any(expression.free_symbols for shape in input_shapes(program) for expression in shape or ())
-    _, spec = pytree.tree_flatten(calls[0])
+    spec = pytree.tree_structure(calls[0])
 
     def run(flat: Sequence[Any]) -> list[Any]:
         what = (
@@ -94,7 +92,9 @@ def eager_examples(model: BuiltModel, name: str, program: ExportedProgram, drawn
         row = dependent_calls(name, (method.module, called), program, examples, drawn, spec)
         is_called = any(call.method == name for sequence in model.definition.sequences for call in sequence)
         sequences += [row] if row and not is_called else []
-    return {**stored, **({"sequences": sequences} if sequences else {})}
+    if sequences:
+        stored["sequences"] = sequences
+    return stored
 
 
 Flat = tuple[list[Any], list[Any]]
@@ -110,28 +110,28 @@ def dependent_calls(
     drawn: Sequence[Flat],
     spec: pytree.TreeSpec,
 ) -> list[tuple[str, list[Any], list[Any]]]:
-    """Calls in a row, where the second of two equal ones returns something else than the first; else nothing.
+    """Calls in a row, if the second of two equal calls returns something else than the first; nothing otherwise.
 
     Takes the module as it was built, and a copy that was called with the first example; and inputs with the outputs of
     a first call, the examples and those that were drawn. Returns method, flat inputs and eager's outputs of each call.
 
-    Raises SourceError where the program does not return what eager returns: it keeps buffers, and no other state.
+    Raises SourceError if the program does not return what eager returns: it keeps buffers, and no other state.
     """
     first, called = examples[0], modules[1]
 
-    def call(flat: list[Any]) -> list[Any]:
-        return call_module(called, pytree.tree_unflatten(flat, spec))
+    def run(module: torch.nn.Module, flat: list[Any]) -> list[Any]:
+        return call_module(module, pytree.tree_unflatten(flat, spec))
 
     row = [first]
     try:
-        row.append((first[0], call(first[0])))
+        row.append((first[0], run(called, first[0])))
         changed, depends = changes(*modules), not _returns_same(*row)
         if not depends and all(change.is_buffer for change in changed):
             return []
-        others = [made for made in [*examples[1:], *([] if depends else drawn)] if same_shapes(made[0], first[0])]
+        others = [case for case in [*examples[1:], *([] if depends else drawn)] if same_shapes(case[0], first[0])]
         alone = [first, first, *others[: _IN_A_ROW - 3], first]
         for flat, _ in alone[2:]:
-            row.append((flat, call(flat)))
+            row.append((flat, run(called, flat)))
     except Exception as error:
         raised = f"call {len(row) + 1} raises {type(error).__name__}: {first_line(error)}"
         raise SourceError(f"{_kept_elsewhere(name, changes(*modules))}: {raised}") from error
@@ -139,21 +139,20 @@ def dependent_calls(
         return []
     ours, rounding = with_own_buffers(program), _rounding_of(program)
 
-    def is_wrong(made: Flat) -> bool:
+    def is_wrong(case: Flat) -> bool:
         try:
-            outputs = call_module(ours, pytree.tree_unflatten(made[0], spec))
-            return not agrees_with_eager(outputs, *made, rounding)
+            return not agrees_with_eager(run(ours, case[0]), *case, rounding)
         except Exception:  # noqa: BLE001 - outputs of other shapes, or an assertion of the program
             return True
 
-    wrong = [number for number, made in enumerate(row, 1) if is_wrong(made)]
+    wrong = [number for number, case in enumerate(row, 1) if is_wrong(case)]
     if wrong and (wrong[0] > 1 or not changed):
         raise SourceError(f"{_kept_elsewhere(name, changed)}: call {wrong[0]} is the first that is not eager's")
-    return [(name, *made) for made in row] if depends and not wrong else []
+    return [(name, *case) for case in row] if depends and not wrong else []
 
 
 def check_state_between(definition: ModelDefinition) -> None:
-    """Raises SourceError where a method returns something else after others have left it values that no buffer has."""
+    """Raises SourceError if a method depends on what other methods leave elsewhere than in buffers."""
     parts = Counter(part for method in definition.methods.values() for part in {*method.module.modules()})
     modules = {  # without those that share no layer, whose code this would read
         name: method.module
@@ -210,8 +209,8 @@ def _drawn_cases(
 ) -> Iterator[Flat]:
     """Random inputs with outputs of `run`, with values as different from the examples' as the model allows.
 
-    Inputs of the examples' sizes are left out where it allows none. Raises SourceError if the model takes none of other
-    sizes, although its dynamic shapes say so.
+    Leaves out inputs of the examples' sizes that the model does not take; raises SourceError for those of other sizes,
+    which its dynamic shapes allow.
     """
     inputs = [flat for flat, _ in examples]
     finite = all(_is_finite(outputs) for _, outputs in examples)
@@ -228,12 +227,8 @@ def _drawn_cases(
                 yield flat, outputs
                 break
         else:
-            if failure and list(map(_size, flat)) != list(map(_size, inputs[0])):
+            if failure and not same_shapes(flat, inputs[0]):
                 raise failure
-
-
-def _size(value: Any) -> Any:
-    return value.shape if isinstance(value, torch.Tensor) else None
 
 
 def _is_finite(outputs: Sequence[Any]) -> bool:
@@ -247,9 +242,9 @@ _CONVERSIONS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype, torch.
 
 
 def _rounding_of(program: ExportedProgram) -> str:
-    """The coarsest that an ATen program computes in of ``bfloat16``, ``int8`` and ``float16``; empty for none.
+    """The coarsest of ``bfloat16``, ``int8`` and ``float16`` that an ATen program computes in; empty for none.
 
-    A value may be rounded to int8 in another way than eager's, which differs in the last digits.
+    The program may round a value to another int8 than eager, whose value differs in the last digits.
     """
     computed = {
         "int8" if str(node.target) == _QUANTIZE else _ROUNDED.get(str(node.meta["val"].dtype), "")
@@ -271,8 +266,8 @@ def _draws(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return False
     arguments = node.target._schema.arguments  # noqa: SLF001 - overloads have no public schema
-    given = {each.name: value for each, value in zip(arguments, node.args, strict=False)} | node.kwargs
-    values = {each.name: given.get(each.name, each.default_value) for each in arguments}
+    values = {argument.name: argument.default_value for argument in arguments}
+    values |= {argument.name: value for argument, value in zip(arguments, node.args, strict=False)} | node.kwargs
     if "train" in values or "dropout_p" in values:
         return values.get("train") is not False and any(values.get(name) for name in ("p", "dropout", "dropout_p"))
     return torch.Tag.nondeterministic_seeded in node.target.tags
@@ -308,24 +303,43 @@ def is_like_eager(
 ) -> bool | None:
     """Whether a program computes what its module does for sizes, by symbol.
 
-    None if the module takes no inputs of such sizes, or draws random numbers.
+    None if the module takes no inputs of these sizes, or draws random numbers.
     """
     if any(map(_draws, _calls(program))):
         return None
+    case = _eager_case(program, module, example, sizes)
+    if isinstance(case, str):
+        return None
+    inputs, expected = case
+    call = pytree.tree_unflatten(inputs, pytree.tree_structure((example, {})))
+    try:
+        outputs = call_module(with_own_buffers(program), call)
+        return agrees_with_eager(outputs, inputs, expected, _rounding_of(program))
+    except Exception:  # noqa: BLE001 - an assertion of the program, an operator's error, another shape
+        return False
+
+
+def refusal(
+    program: ExportedProgram, module: torch.nn.Module, example: tuple[Any, ...], sizes: Mapping[Any, int]
+) -> str:
+    """Why a module takes no inputs of sizes, by symbol; empty if it takes some."""
+    case = _eager_case(program, module, example, sizes)
+    return case if isinstance(case, str) else ""
+
+
+def _eager_case(
+    program: ExportedProgram, module: torch.nn.Module, example: tuple[Any, ...], sizes: Mapping[Any, int]
+) -> Flat | str:
+    """Inputs of sizes, by symbol, that eager takes, with its outputs; or why it takes none."""
     flat, spec = pytree.tree_flatten((example, {}))
+    problem = ""
     for values in DRAWS:
-        drawn = draw_inputs(program, [flat], 0, values, sizes)
-        call = pytree.tree_unflatten(drawn, spec)
+        inputs = draw_inputs(program, [flat], 0, values, sizes)
         try:
-            expected = run_eager(module, call, "inputs of other sizes")
-        except SourceError:
-            continue
-        try:
-            outputs = call_module(with_own_buffers(program), call)
-            return agrees_with_eager(outputs, drawn, expected, _rounding_of(program))
-        except Exception:  # noqa: BLE001 - an assertion of the program, an operator's error, another shape
-            return False
-    return None
+            return inputs, run_eager(module, pytree.tree_unflatten(inputs, spec), "inputs of other sizes")
+        except SourceError as error:
+            problem = str(error)
+    return problem
 
 
 def agrees_with_eager(outputs: Sequence[Any], flat: Sequence[Any], expected: Sequence[Any], rounding: str = "") -> bool:
@@ -333,23 +347,6 @@ def agrees_with_eager(outputs: Sequence[Any], flat: Sequence[Any], expected: Seq
     bounds = _EXACT.model_copy(update={"max_relative_error": None}) if rounding else _EXACT
     cases = list(compare_all(outputs, StoredCase("", flat, expected), method="", rounding=rounding))
     return not [*disagreements(cases, bounds), *(line for case in cases for line in violations(case, bounds))]
-
-
-def refusal(
-    program: ExportedProgram, module: torch.nn.Module, example: tuple[Any, ...], sizes: Mapping[Any, int]
-) -> str:
-    """Why a module takes no inputs of sizes, by symbol; empty where it takes some."""
-    flat, spec = pytree.tree_flatten((example, {}))
-    problem = ""
-    for values in DRAWS:
-        drawn = draw_inputs(program, [flat], 0, values, sizes)
-        try:
-            run_eager(module, pytree.tree_unflatten(drawn, spec), "inputs of other sizes")
-        except SourceError as error:
-            problem = str(error)
-        else:
-            return ""
-    return problem
 
 
 def with_own_buffers(program: ExportedProgram) -> torch.nn.Module:
@@ -375,7 +372,7 @@ _EXACT = VerifyBounds(min_sqnr_db=60, max_relative_error=0.01)  # of the same ke
 def as_traced() -> Iterator[None]:
     """Eager computes what torch.export traces: without gradients, and without the fast path of attention layers.
 
-    That one returns zeros for padding (torch.nn.TransformerEncoder).
+    The fast path returns zeros for padding (torch.nn.TransformerEncoder).
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -386,15 +383,11 @@ def as_traced() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _MOST_IN_FLOAT32 = 1 << 30  # bytes of parameters
 
 
 def outputs_in_float32(module: torch.nn.Module, calls: Sequence[Call]) -> list[list[Any]]:
-    """Flat outputs of each call of a module in 16 bits, as they are without the rounding.
-
-    None of a model that is too large for a copy, or does not compute in float32.
-    """
+    """Flat outputs of each call of a 16-bit module in float32; empty if the copy would be too large, or it fails."""
     if 4 * sum(weight.numel() for weight in module.parameters()) > _MOST_IN_FLOAT32:
         return []
     try:
@@ -406,13 +399,12 @@ def outputs_in_float32(module: torch.nn.Module, calls: Sequence[Call]) -> list[l
 
 
 def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _SIXTEEN_BITS else value
+    is_narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if is_narrow else value
 
 
 def run_eager(module: torch.nn.Module, call: Call, what: str, *, on: torch.nn.Module | None = None) -> list[Any]:
-    """Flat outputs, preceded by the inputs that the module writes to; neither it nor the arguments are changed.
-
-    Calls a copy, which is `on` if that is given.
+    """Calls a copy of the module, which is `on` if given; see `call_module`.
 
     Raises SourceError if the module raises; `what` says on which inputs.
     """
@@ -437,28 +429,25 @@ _KEPT = (
 def run_sequences_in_eager(definition: ModelDefinition) -> list[list[tuple[str, list[Any], list[Any]]]]:
     """Method, flat inputs and eager's flat outputs of every call; each sequence starts from the model's first state.
 
-    The definition's modules stay as they are. Raises SourceError if a call names an unknown method, or a method does
-    not take its inputs.
+    Raises SourceError if a call names an unknown method, or a method does not take its inputs.
     """
-    return [_run(definition, number) for number in range(len(definition.sequences))]
-
-
-def _run(definition: ModelDefinition, number: int) -> list[tuple[str, list[Any], list[Any]]]:
-    modules = {name: for_inference(method.module) for name, method in definition.methods.items()}
-    fresh = copy_modules(modules)
-    calls = []
-    for position, call in enumerate(definition.sequences[number]):
-        if call.method not in fresh:
-            raise SourceError(f"sequence {number} calls {call.method!r}; the model's methods are {list(modules)}")
-        try:
-            outputs = call_module(fresh[call.method], (call.inputs, {}))
-        except Exception as error:
-            raise SourceError(
-                f"sequence {number}, call {position}: method {call.method!r} does not take its inputs: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        calls.append((call.method, pytree.tree_leaves(call.inputs), outputs))
-    return calls
+    sequences = []
+    for number, sequence in enumerate(definition.sequences):
+        fresh = copy_modules({name: for_inference(method.module) for name, method in definition.methods.items()})
+        calls = []
+        for position, call in enumerate(sequence):
+            if call.method not in fresh:
+                raise SourceError(f"sequence {number} calls {call.method!r}; the model's methods are {list(fresh)}")
+            try:
+                outputs = call_module(fresh[call.method], (call.inputs, {}))
+            except Exception as error:
+                raise SourceError(
+                    f"sequence {number}, call {position}: method {call.method!r} does not take its inputs: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            calls.append((call.method, pytree.tree_leaves(call.inputs), outputs))
+        sequences.append(calls)
+    return sequences
 
 
 def _kept(outputs: Any) -> list[Any]:

@@ -28,7 +28,6 @@ from ..usercode.modules import convert_prepared, copy_module, for_inference, is_
 from .buckets import make_bucket
 from .eager import is_like_eager, refusal, run_eager
 from .sizes import (
-    AskedSize,
     Trial,
     asked_sizes,
     check_examples,
@@ -47,14 +46,10 @@ if TYPE_CHECKING:
 
 
 def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
-    """Bounds per positional input, as JSON, to `Dim`s.
+    """The `dynamic_shapes` of `torch.export.export` from their form in a zoo; dimensions of one name are one `Dim`.
 
-    Args:
-        inputs: one entry per positional input: None, a mapping of dimension index to {min, max, name, multiple_of}, or
-            a list of such entries for an input that is a tuple.
-
-    Returns:
-        The `dynamic_shapes` argument of `torch.export.export`. Dimensions of one name are one `Dim`.
+    There is one entry per positional input: None, a mapping of dimension index to {min, max, name, multiple_of}, or a
+    list of entries for an input that is a tuple.
     """
     taken = set(_names(inputs))
     free = (name for name in map("dim{}".format, itertools.count()) if name not in taken)
@@ -63,10 +58,7 @@ def to_dims(inputs: list[Any]) -> tuple[Any, ...]:
 
 
 def check_entries(inputs: Sequence[Any], example: Sequence[Any], what: str) -> None:
-    """Checks that entries, as `to_dims` takes them, have the structure of the inputs.
-
-    Raises SourceError if the number of entries differs, or an input lacks a dimension.
-    """
+    """Raises SourceError unless entries, as `to_dims` takes them, have the structure of the inputs."""
     if len(inputs) != len(example):
         raise SourceError(f"dynamic_shapes of {what} has {len(inputs)} entries, and there are {len(example)} inputs")
     for position, (entry, value) in enumerate(zip(inputs, example, strict=True)):
@@ -117,12 +109,8 @@ Shapes = Mapping[str, Any] | None
 def choose_method(model: BuiltModel, params: MethodParams) -> tuple[BuiltModel, str, Shapes, Bucket | None]:
     """The method to export, by default the model's first one, its module in inference mode.
 
-    Returns:
-        The model, in which a bucket takes the place of its method; the method's name; bounds of dynamic sizes that
-        replace its own; and the bucket, if it is one.
-
-    Raises:
-        SourceError: the model has no such method, none that dynamic_shapes name, or not the bucket's dimensions.
+    Returns the model, in which a bucket replaces its method; the method's name; bounds of dynamic sizes that replace
+    its own; and the bucket, if it is one. Raises SourceError for a method or dimension that the model lacks.
     """
     methods, shapes, bucket = dict(model.definition.methods), params.dynamic_shapes, params.bucket
     name = params.method or next(iter(methods))
@@ -135,7 +123,7 @@ def choose_method(model: BuiltModel, params: MethodParams) -> tuple[BuiltModel, 
     if bucket is None:
         return model, name, shapes, None
     static, bucket = make_bucket(methods[name], dynamic_shapes_of(name, methods[name], shapes), bucket)
-    methods = {bucket.name if own == name else own: static if own == name else methods[own] for own in methods}
+    methods = dict((bucket.name, static) if other == name else (other, method) for other, method in methods.items())
     return replace(model, definition=replace(model.definition, methods=methods)), bucket.name, None, bucket
 
 
@@ -153,35 +141,27 @@ def digest_weights(definition: ModelDefinition) -> dict[str, dict[str, Digest]]:
     return {
         method: {
             name: digest(weight)
-            for name, weight in made.module.named_parameters(remove_duplicate=False)
+            for name, weight in definition.methods[method].module.named_parameters(remove_duplicate=False)
             if type(weight) is torch.nn.Parameter and weight.layout is torch.strided
         }
-        for method, made in definition.methods.items()
+        for method in definition.methods
     }
-
-
-_INT64 = range(-(2**63), 2**63)
 
 
 def emitted_constants(constants: Mapping[str, Any]) -> dict[str, Any]:
     """Constants as ExecuTorch emits them (exir/emit/_emitter.py, `_emit_prim_getters`).
 
-    Args:
-        constants: name to value: int, float, bool, str, torch.dtype, torch.layout, tensor, or a tree of these.
-
-    Raises:
-        SourceError: something else is there, or an integer of more than 64 bits.
+    A value is an int, float, bool, str, torch.dtype, torch.layout or tensor, or a tree of these. Raises SourceError for
+    anything else, and for an integer of more than 64 bits.
     """
-    return {
-        name: pytree.tree_map(lambda leaf, name=name: _emitted(name, leaf), tree) for name, tree in constants.items()
-    }
+    return {name: pytree.tree_map(partial(_emitted, name), tree) for name, tree in constants.items()}
 
 
 def _emitted(name: str, leaf: Any) -> Any:
     match leaf:
         case bool() | float() | str():
             return leaf
-        case int() if leaf in _INT64:
+        case int() if -(2**63) <= leaf < 2**63:
             return leaf
         case torch.dtype():
             return int(scalar_type_enum(leaf))
@@ -198,23 +178,27 @@ def _emitted(name: str, leaf: Any) -> Any:
 def export_sized(
     name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = "", draws: int = 3
 ) -> tuple[ExportedProgram, list[str]]:
-    """Exports a method as `export_method` does, for the sizes that it computes as eager does.
+    """Exports a method as `export_method` does, for the sizes for which it computes what eager does.
 
-    Sizes that hints leave to torch.export become one where the program is right for equal ones only, and stay those of
-    the examples where eager takes none of the first few that `draw_inputs` draws.
+    Sizes that hints leave to torch.export become one if the program is right for equal sizes only, and stay those of
+    the examples if eager takes none of the first few that `draw_inputs` draws.
 
-    Returns:
-        The program, and a message for each dimension that takes fewer sizes than `Dim.AUTO` asks for.
-
-    Raises:
-        SourceError: as `export_method`; a size has no upper bound, or a `Dim` names sizes that the program is not for.
+    Returns the program, and a message for each dimension that takes fewer sizes than `Dim.AUTO` asks for. Raises
+    SourceError as `export_method` does; also if a size has no upper bound, or a `Dim` names sizes that the program does
+    not compute right.
     """
     program = export_method(name, method, shapes, strict=strict, state=state)
     example, what = method.example_inputs[0], f"method {name!r}"
     asked = asked_sizes(method.module, example, dynamic_shapes_of(name, method, shapes))
-    _settle_minimum(program, method, asked, what)
-    # what was prepared has its fake quantization converted
-    tied = {} if is_prepared(method.module) else tied_sizes(program, asked, _trial(program, method))
+    # a prepared module computes something else than the program, in which fake quantization is converted
+    compares = not is_prepared(method.module)
+
+    def trial() -> Trial:
+        return partial(is_like_eager, program, method.module, example)
+
+    if compares:
+        settle_minimum(program, asked, trial(), what)
+    tied = tied_sizes(program, asked, trial()) if compares else {}
     flat, spec = pytree.tree_flatten((example, {}))
 
     def again(tied: Mapping[Any, Any]) -> ExportedProgram:
@@ -222,9 +206,10 @@ def export_sized(
         return _export_contiguous(_traced_module(name, method), export)
 
     if asked and (tied or needs_export(program)):
-        with suppress(Exception):  # the first one is as right, but takes sizes that it is not for
+        with suppress(Exception):  # the first program is as right, but takes sizes that it is wrong for
             program = again(tied)
-            _settle_minimum(program, method, asked, what)
+            if compares:
+                settle_minimum(program, asked, trial(), what)
     check_bounded(program, name)
     examples = [pytree.tree_leaves((inputs, {})) for inputs in method.example_inputs]
     for number, leaves in enumerate(examples):
@@ -236,17 +221,8 @@ def export_sized(
     return program, list(unkept_sizes(program, asked, what, why))
 
 
-def _settle_minimum(program: ExportedProgram, method: MethodDefinition, asked: Sequence[AskedSize], what: str) -> None:
-    if not is_prepared(method.module):
-        settle_minimum(program, asked, _trial(program, method), what)
-
-
-def _trial(program: ExportedProgram, method: MethodDefinition) -> Trial:
-    return partial(is_like_eager, program, method.module, method.example_inputs[0])
-
-
 def dynamic_shapes_of(name: str, method: MethodDefinition, shapes: Shapes) -> Any:
-    """The argument of torch.export: those of the zoo file, or else the definition's own; SourceError if they misfit."""
+    """The argument of torch.export, from the zoo file or else the definition; SourceError if it does not fit."""
     if not shapes or name not in shapes:
         check_written(method.dynamic_shapes, f"method {name!r}")
         return method.dynamic_shapes
@@ -258,7 +234,7 @@ def dynamic_shapes_of(name: str, method: MethodDefinition, shapes: Shapes) -> An
 
 
 def _traced_module(name: str, method: MethodDefinition) -> torch.nn.Module:
-    """A copy to trace, since what a module keeps of a call would be fake from then on; converted, if it is prepared."""
+    """A copy to trace, since state that a trace leaves in a module is fake; converted, if the module is prepared."""
     if is_prepared(method.module):
         return convert_prepared(method.module, f"method {name!r}")
     return copy_module(method.module)
@@ -267,11 +243,11 @@ def _traced_module(name: str, method: MethodDefinition) -> torch.nn.Module:
 def export_method(
     name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
 ) -> ExportedProgram:
-    """Exports a method with its first example. A module that PT2E has prepared is converted before.
+    """Exports a method with its first example. A module that PT2E has prepared is converted first.
 
-    Observers and fake quantization could not be converted after the export. `state` is the module's, for messages, such
-    as " after source_transforms". Raises SourceError if it does not take its example inputs or its dynamic shapes, or
-    was prepared and never trained.
+    Observers and fake quantization cannot be converted after the export. `state` is the module's, for messages, such as
+    " after source_transforms". Raises SourceError if the module does not take its example inputs or its dynamic shapes,
+    or was prepared and never trained.
     """
     example = method.example_inputs[0]
     dynamic = dynamic_shapes_of(name, method, shapes)
@@ -283,29 +259,26 @@ def export_method(
     except Exception as error:
         # Distinguishes example inputs that do not fit the model from a model that cannot be exported.
         outputs = run_eager(method.module, (example, {}), f"its own example inputs of method {name!r}{state}")
-        if unknown := [type(each) for each in outputs if dataclasses.is_dataclass(each)]:
+        if unknown := [type(output) for output in outputs if dataclasses.is_dataclass(output)]:
             raise SourceError(
                 f"method {name!r} returns a {unknown[0].__name__}, which torch.export does not know; call "
                 f"torch.export.register_dataclass({unknown[0].__name__}) next to the class, or return a tuple or dict"
             ) from error
         if dynamic is not None and isinstance(error, torch._dynamo.exc.UserError):  # noqa: SLF001 - has no public name
-            said = re.split(r"\s+(?=For more information about|The error above occurred)", str(error))[0]
-            raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {said}") from error
+            reason = re.split(r"\s+(?=For more information about|The error above occurred)", str(error))[0]
+            raise SourceError(f"method {name!r} cannot be exported with its dynamic shapes: {reason}") from error
         raise
 
 
 def with_usual_layouts(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
-    """A program, exported again if weights or inputs are laid out in a way that kernels or hosts do not.
+    """A program of torch.export, exported again if its weights or inputs have layouts that kernels or hosts lack.
 
-    Args:
-        program: as torch.export made it.
-        args: example inputs with memory of their own, laid out as hosts do: contiguous, or with channels last.
-        kwargs: those that are given by keyword.
+    Example inputs have memory of their own, laid out as hosts do: contiguous, or with channels last.
     """
-    held = [*program.state_dict.values(), *program.constants.values()]
+    weights = [*program.state_dict.values(), *program.constants.values()]
     flat, spec = pytree.tree_flatten((args, dict(kwargs)))
     traced = pytree.tree_leaves(program.example_inputs)
-    if not any(map(_has_other_strides, held)) and list(map(_strides, traced)) == list(map(_strides, flat)):
+    if not any(map(_has_other_strides, weights)) and list(map(_strides, traced)) == list(map(_strides, flat)):
         return program
     export = partial(export_again, program=program, example=flat, spec=spec, strict=False)
     return _export_contiguous(program.module(), export)
@@ -314,37 +287,38 @@ def with_usual_layouts(program: ExportedProgram, args: tuple[Any, ...], kwargs: 
 def _export_contiguous(
     module: torch.nn.Module, export: Callable[[torch.nn.Module], ExportedProgram]
 ) -> ExportedProgram:
-    """Exports a module with weights that are laid out as usual, and plain trees.
-
-    Without gradients, as ExecuTorch's examples do: state that is written to gets none.
-    """
+    """Exports a module with contiguous weights and plain trees, without gradients as ExecuTorch's examples do."""
     with torch.no_grad(), uncompared_masks(), comparable_strides(), _contiguous_weights(module) as weights:
         program = export(module)
     for stored in (program.state_dict, program.constants):
         stored.update({name: weight for name, weight in weights.items() if name in stored})
-    return _with_plain_trees(program)
+    for entry in program.module_call_graph:
+        if signature := entry.signature:
+            signature.in_spec, signature.out_spec = _plain(signature.in_spec), _plain(signature.out_spec)
+    return program
 
 
 @contextmanager
 def _contiguous_weights(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Lays out a module's weights and buffers as usual, for the time of an export; yields those that were not, by name.
+    """Makes a module's weights and buffers contiguous during an export; yields those that were not, by name.
 
     Kernels and backends choose layouts by themselves, and those of ExecuTorch take no channels-last weights. The module
     keeps its tensors.
     """
-    given = {
+    tensors = {
         name: tensor
         for named in (module.named_parameters, module.named_buffers)
         for name, tensor in named(remove_duplicate=False)
         if _has_other_strides(tensor)
     }
-    before = {id(tensor): (tensor, tensor.data) for tensor in given.values()}
-    made: dict[int, torch.Tensor] = {}
+    before = {id(tensor): (tensor, tensor.data) for tensor in tensors.values()}
+    contiguous: dict[int, torch.Tensor] = {}
     try:
         for key, (tensor, data) in before.items():
             tensor.data = torch.empty(data.shape, dtype=data.dtype, device=data.device).copy_(data)
-            made[key] = _like(tensor)
-        yield {name: made[id(tensor)] for name, tensor in given.items()}
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            contiguous[key] = torch.nn.Parameter(tensor.data, tensor.requires_grad) if is_parameter else tensor.data
+        yield {name: contiguous[id(tensor)] for name, tensor in tensors.items()}
     finally:
         for tensor, data in before.values():
             tensor.data = data
@@ -360,30 +334,13 @@ def _has_other_strides(tensor: Any) -> bool:
     return usual and tensor.dim() in (4, 5) and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with the data that another one has now, and a parameter if that is one."""
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(tensor.data, requires_grad=tensor.requires_grad)
-    return tensor.data
-
-
-_PLAIN = (tuple, list, dict, OrderedDict, type(None))
-
-
-def _with_plain_trees(program: ExportedProgram) -> ExportedProgram:
-    """The program, with tuples for namedtuples, dataclasses and other classes of inputs and outputs.
+def _plain(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    """A structure with tuples for namedtuples, dataclasses and other classes.
 
     Files are flat; programs are read where the user's classes are not imported.
     """
-    for entry in program.module_call_graph:
-        if signature := entry.signature:
-            signature.in_spec, signature.out_spec = _plain(signature.in_spec), _plain(signature.out_spec)
-    return program
-
-
-def _plain(spec: pytree.TreeSpec) -> pytree.TreeSpec:
     if spec.is_leaf():
         return spec
     children = [_plain(child) for child in spec.children()]
-    plain = spec.type in _PLAIN
+    plain = spec.type in (tuple, list, dict, OrderedDict, type(None))
     return pytree.TreeSpec(spec.type if plain else tuple, spec.context if plain else None, children)

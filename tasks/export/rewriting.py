@@ -1,6 +1,6 @@
-"""Exported programs without operators that ExecuTorch 1.5.1 lacks or mistakes, and with constants computed.
+"""Rewrites operators that ExecuTorch 1.5.1 lacks or mistakes with others, and computes constants.
 
-The operators are written with others that it knows. Part of the keys of `export` and `source_transform`.
+Part of the keys of `export` and `source_transform`.
 """
 
 from __future__ import annotations
@@ -27,43 +27,42 @@ from torch.utils import _pytree as pytree
 
 from ..programs.weights import content_of
 from ..upstream.torch_export import inline, traced
-from .batch_norms import is_constant
+from .batch_norms import WITH_WEIGHTS, is_constant
 
 _ATEN = torch.ops.aten
+_TRANSPOSED_IMAGES = (_ATEN.conv_transpose2d.input, _ATEN.conv_transpose3d.input)
 
 
 def rewrite(program: ExportedProgram, *, alone: bool) -> None:
     """Rewrites operators by `_WRITTEN`, drops checks of values, and computes constants, in place.
 
     Constants are computed that no kernel computes, such as `torch.tril_indices` and `torch.linalg.inv`, and weights of
-    layers, as of pruned and parametrized ones, where the file does not grow by that. Otherwise, XNNPACK takes the first
-    tensor that a weight is computed of for the weight, which for pruned layers is the mask (-18 dB): see
-    `_is_of_constant_weight` in `tasks.upstream.xnnpack`.
+    pruned and parametrized layers, if the file does not grow. Otherwise, XNNPACK takes the first tensor that a weight
+    is computed from for the weight, which for pruned layers is the mask (-18 dB): see `_is_of_constant_weight` in
+    `tasks.upstream.xnnpack`.
 
-    Args:
-        program: as torch.export made it.
-        alone: whether the model has no other methods, which could change buffers that this one only reads.
+    `alone` says that the model has no other methods, which could change buffers that this one only reads.
     """
     for module in [module for module in program.graph_module.modules() if isinstance(module, GraphModule)]:
         _drop_checks(module.graph)
         for node in list(module.graph.nodes):
             written = _WRITTEN.get(node.target) if node.op == "call_function" else None
-            if written and (made := inline(module.graph, node, written)):
-                program.graph_signature.replace_all_uses(node.name, made[-1].name)
+            if written and (nodes := inline(module.graph, node, written)):
+                program.graph_signature.replace_all_uses(node.name, nodes[-1].name)
         module.recompile()
     if _compute_constants(program, alone=alone):
         program.graph_module.recompile()
 
 
 def _drop_checks(graph: Graph) -> None:
-    """Leaves out `torch._check_tensor_all(...)`, of which the runtime has no operator, unless its value is used."""
+    """Drops `torch._check_tensor_all(...)`, for which the runtime has no operator, unless its value is used."""
     for check in graph.find_nodes(op="call_function", target=_ATEN._is_all_true.default):  # noqa: SLF001 - its name
-        found = dict.fromkeys([check])
+        dependents = dict.fromkeys([check])
         for node in graph.nodes:  # users come after what they use
-            if not found.keys().isdisjoint(node.all_input_nodes):
-                found[node] = None
-        if all(node.users or node.target in _CHECKS for node in found):
-            for node in reversed(found):
+            if not dependents.keys().isdisjoint(node.all_input_nodes):
+                dependents[node] = None
+        if all(node.users or node.target in _CHECKS for node in dependents):
+            for node in reversed(dependents):
                 graph.erase_node(node)
 
 
@@ -117,19 +116,19 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - as the operator has them
     if not training or mean is not None:
         return NotImplemented
     dims = [0, *range(2, x.dim())]
-    apart = x - x.mean(dims, keepdim=True)
-    made = apart * (apart.square().mean(dims, keepdim=True) + eps).rsqrt()
+    centered = x - x.mean(dims, keepdim=True)
+    normalized = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
     shape = [1, -1, *[1] * (x.dim() - 2)]
-    made = made if weight is None else made * weight.reshape(shape)
-    return made if bias is None else made + bias.reshape(shape)
+    scaled = normalized if weight is None else normalized * weight.reshape(shape)
+    return scaled if bias is None else scaled + bias.reshape(shape)
 
 
 def _bilinear(x: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """Computes it as a linear layer and a sum of products, since there is no kernel for it."""
     rows, inner, last = weight.shape
     matrix = weight.permute(0, 2, 1).reshape(rows * last, inner)
-    made = (F.linear(x, matrix).unflatten(-1, (rows, last)) * other.unsqueeze(-2)).sum(-1)
-    return made if bias is None else made + bias
+    product = (F.linear(x, matrix).unflatten(-1, (rows, last)) * other.unsqueeze(-2)).sum(-1)
+    return product if bias is None else product + bias
 
 
 def _named_padding(dimensions: int) -> _Written:
@@ -201,23 +200,18 @@ _WRITTEN: dict[Any, _Written] = {
     _ATEN.mean.dim: _mean,
     **{getattr(_ATEN, f"adaptive_max_pool{d}d").default: _adaptive_max_pool(d) for d in (1, 2, 3)},
     **{getattr(_ATEN, f"conv{d}d").padding: _named_padding(d) for d in (1, 2, 3)},
-    **{getattr(_ATEN, f"conv{d}d").default: _with_batch(d, getattr(_ATEN, f"conv{d}d").default) for d in (1, 2, 3)},
     **{
         operator: _with_batch(d, operator)
-        for d in (1, 2, 3)
+        for d, transposed in enumerate((_ATEN.conv_transpose1d.default, *_TRANSPOSED_IMAGES), start=1)
         for operator in (
-            getattr(_ATEN, f"conv_transpose{d}d").default if d == 1 else getattr(_ATEN, f"conv_transpose{d}d").input,
-            *(getattr(_ATEN, f"{name}{d}d").default for name in ("max_pool", "avg_pool", "adaptive_avg_pool")),
+            transposed,
+            *(getattr(_ATEN, f"{name}{d}d").default for name in ("conv", "max_pool", "avg_pool", "adaptive_avg_pool")),
         )
     },
 }
 """By operator, what computes the same, as long as upstream fails in the way that the function's docstring says."""
 
 
-_WEIGHTS = {  # the positions of weights and biases
-    getattr(_ATEN, name): (1, 2)
-    for name in ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-}
 _MOVING = {  # what only moves numbers, or casts them
     getattr(_ATEN, name)
     for name in ("alias", "detach", "mT", "numpy_T", "permute", "t", "to", "transpose", "_to_copy", "contiguous")
@@ -228,12 +222,12 @@ def _compute_constants(program: ExportedProgram, *, alone: bool) -> bool:
     """Makes constants of values that need not be computed at run time; returns whether there are any."""
     known = _known(program, alone=alone)
     results = [node for node in known if _is_tensor(node) and any(user not in known for user in node.users)]
-    found = [node for node in results if _is_computed_here(node, known)]
-    if not found:
+    computed = [node for node in results if _is_computed_here(node, known)]
+    if not computed:
         return False
     values: dict[Node, Any] = {}
     with ExitStack() as readable, torch.no_grad():
-        for node in found:
+        for node in computed:
             _replace(program, node, _value(program, node, values, readable))
     for node in reversed(known):
         if not node.users:
@@ -249,6 +243,12 @@ def _known(program: ExportedProgram, *, alone: bool) -> dict[Node, None]:
     tensors = program.graph_signature.inputs_to_lifted_tensor_constants
     buffers = program.graph_signature.inputs_to_buffers
     known: dict[Node, None] = {}
+
+    def is_known(node: Node) -> bool:
+        if node in known or node.name in tensors:
+            return True
+        return is_constant(program, node) and (alone or node.name not in buffers)
+
     for node in program.graph.nodes:
         computes = node.target is operator.getitem or (
             isinstance(node.target, torch._ops.OpOverload)  # noqa: SLF001 - has no public name
@@ -256,16 +256,7 @@ def _known(program: ExportedProgram, *, alone: bool) -> dict[Node, None]:
             and torch.Tag.nondeterministic_seeded not in node.target.tags
             and not node.target._schema.is_mutable  # noqa: SLF001 - as above
         )
-        if (
-            computes
-            and "val" in node.meta
-            and all(
-                given in known
-                or given.name in tensors
-                or (is_constant(program, given) and (alone or given.name not in buffers))
-                for given in node.all_input_nodes
-            )
-        ):
+        if computes and "val" in node.meta and all(map(is_known, node.all_input_nodes)):
             known[node] = None
     return known
 
@@ -277,28 +268,28 @@ def _is_tensor(node: Node) -> bool:
 
 def _is_computed_here(node: Node, known: Iterable[Node]) -> bool:
     """Whether no kernel computes a value, or it is a weight that takes no more memory than what it is made of."""
-    made = _made_of(node)
-    chain = [given for given in known if given in made]
-    if any(_has_no_kernel(given) for given in chain):
+    sources = _sources(node)
+    chain = [source for source in known if source in sources]
+    if any(map(_has_no_kernel, chain)):
         return True
-    if all(_packet(given) in _MOVING for given in chain) or not _is_weight(node):
+    if all(_packet(source) in _MOVING for source in chain) or not _is_weight(node):
         return False
-    given = [each for each in made if each.op == "placeholder" and made.issuperset(each.users)]
-    return _bytes(node) <= max(sum(map(_bytes, given)), _FEW)
+    replaced = [source for source in sources if source.op == "placeholder" and sources.issuperset(source.users)]
+    return _bytes(node) <= max(sum(map(_bytes, replaced)), _FEW)
 
 
 _FEW = 1 << 16
-"""Bytes by which a file may grow, where what a weight is made of is used otherwise, too."""
+"""Bytes by which a file may grow if the sources of a weight have other uses, too."""
 
 
-def _made_of(node: Node) -> set[Node]:
-    """A node, and all that it is computed of."""
-    made, ahead = {node}, [node]
+def _sources(node: Node) -> set[Node]:
+    """A node, and everything that it is computed from."""
+    sources, ahead = {node}, [node]
     while ahead:
-        fresh = set(ahead.pop().all_input_nodes) - made
-        made |= fresh
+        fresh = set(ahead.pop().all_input_nodes) - sources
+        sources |= fresh
         ahead += fresh
-    return made
+    return sources
 
 
 def _packet(node: Node) -> Any:
@@ -307,10 +298,7 @@ def _packet(node: Node) -> Any:
 
 def _is_weight(node: Node) -> bool:
     """Whether layers take a value as their weight or bias, and nothing else takes it."""
-    return all(
-        node in [user.args[position] for position in _WEIGHTS.get(_packet(user), ()) if position < len(user.args)]
-        for user in node.users
-    )
+    return all(_packet(user) in WITH_WEIGHTS and node in user.args[1:3] for user in node.users)
 
 
 def _bytes(node: Node) -> int:
@@ -326,8 +314,9 @@ def _has_no_kernel(node: Node) -> bool:
         return False  # what `torch.tensor` returns is a constant already
     if not node.target._can_decompose():  # noqa: SLF001 - has no public name
         return True
-    calls = [each for each in traced(node, node.target, pre_dispatch=False)[0].nodes if each.op == "call_function"]
-    return any(each.target is not node.target and _has_no_kernel(each) for each in calls)
+    nodes = traced(node, node.target, pre_dispatch=False)[0].nodes
+    calls = [inner for inner in nodes if inner.op == "call_function"]
+    return any(call.target is not node.target and _has_no_kernel(call) for call in calls)
 
 
 _LACKING = {_ATEN.sort}
@@ -351,21 +340,18 @@ def _value(program: ExportedProgram, node: Node, values: dict[Node, Any], readab
 def _replace(program: ExportedProgram, node: Node, value: Tensor) -> None:
     """Makes a value a parameter, if it is made of one, or a constant; it takes no other memory than its own."""
     signature = program.graph_signature
-    of_parameters = value.is_floating_point() and any(
-        made.name in signature.inputs_to_parameters for made in _made_of(node)
-    )
-    nodes = list(program.graph.nodes)
-    given = {*signature.user_inputs, *signature.inputs_to_lifted_custom_objs}
-    first = (
-        nodes[0] if of_parameters else next(each for each in nodes if each.name in given or each.op != "placeholder")
-    )
+    parameters = signature.inputs_to_parameters
+    of_parameters = value.is_floating_point() and any(source.name in parameters for source in _sources(node))
+    inputs = {*signature.user_inputs, *signature.inputs_to_lifted_custom_objs}
+    nodes = program.graph.nodes
+    first = next(other for other in nodes if of_parameters or other.name in inputs or other.op != "placeholder")
     with program.graph.inserting_before(first):
-        made = create_constant_placeholder(
+        constant = create_constant_placeholder(
             exp_program=program,
             graph=program.graph,
             name=f"{node.name}_computed",
             kind=InputKind.PARAMETER if of_parameters else InputKind.CONSTANT_TENSOR,
             data=value.contiguous().clone(),
         )
-    node.replace_all_uses_with(made)
-    signature.replace_all_uses(node.name, made.name)
+    node.replace_all_uses_with(constant)
+    signature.replace_all_uses(node.name, constant.name)

@@ -76,7 +76,7 @@ def _not_sizes(entry: Any) -> Iterator[Any]:
 
 
 def asked_sizes(module: torch.nn.Module, example: tuple[Any, ...], dynamic: Any) -> list[AskedSize]:
-    """What `dynamic_shapes` asks for; nothing where they do not fit the inputs, which torch.export says."""
+    """What `dynamic_shapes` asks for; nothing if they do not fit the inputs, which torch.export reports."""
     return [_asked(*row) for row in input_dims(module, example, dynamic)]
 
 
@@ -89,16 +89,16 @@ def input_dims(
     """
     if not isinstance(dynamic, Mapping | tuple | list):
         return []
-    found: list[tuple[Any, Any]] = []
+    leaves: list[tuple[Any, Any]] = []
     try:
         inputs: Any = _combine_args(module, example, {})
         inputs = inputs if isinstance(dynamic, Mapping) else type(dynamic)(inputs.values())
-        _tree_map_with_path(lambda _, value, shape: found.append((value, shape)), inputs, dynamic, tree_name="inputs")
+        _tree_map_with_path(lambda _, value, shape: leaves.append((value, shape)), inputs, dynamic, tree_name="inputs")
     except (UserError, ValueError, TypeError):
         return []
     return [
         (position, int(dimension), value, dim)
-        for position, (value, shape) in enumerate(found)
+        for position, (value, shape) in enumerate(leaves)
         if isinstance(value, torch.Tensor)
         for dimension, dim in (shape.items() if isinstance(shape, Mapping) else enumerate(shape or ()))
         if is_dim(dim) and int(dimension) < value.dim()
@@ -121,11 +121,11 @@ def _asked(position: int, dimension: int, value: torch.Tensor, dim: Any) -> Aske
 
 
 def check_examples(asked: Sequence[AskedSize], what: str) -> None:
-    """Raises SourceError where the example has a size that torch.export takes for a constant."""
-    for found in asked:
-        if found.size < found.example_from and not found.may_narrow:
+    """Raises SourceError if the example has a size that torch.export takes for a constant."""
+    for size in asked:
+        if size.size < size.example_from and not size.may_narrow:
             raise SourceError(
-                f"{what}: {found.where} of the example is {found.size}: give {found.example_from} or more, since "
+                f"{what}: {size.where} of the example is {size.size}: give {size.example_from} or more, since "
                 "torch.export takes a size of 0 or 1 for a constant, and dynamic_shapes say that it varies"
             )
 
@@ -135,24 +135,24 @@ Trial = Callable[[Mapping[sympy.Symbol, int]], bool | None]
 
 
 def settle_minimum(program: ExportedProgram, asked: Sequence[AskedSize], trial: Trial, what: str) -> None:
-    """Tries a size of 1 where that was asked for, and writes to the program's ranges whether it is right.
+    """Tries a size of 1 if it was asked for, and allows it in the program's ranges if the program is right for it.
 
     torch.export takes every dynamic size for 2 or more, and does not see that code branches on 1. Raises SourceError if
-    the program computes something else for 1, although a `Dim` says that it is a size.
+    the program computes something else for 1, although a `Dim` allows it.
     """
-    shapes, tried = input_shapes(program), dict[sympy.Symbol, bool | None]()
-    for found in asked:
-        symbol, smallest = _smallest((shapes[found.position] or ())[found.dimension])
+    tried: dict[sympy.Symbol, bool | None] = {}
+    for size, expression in _with_expressions(program, asked):
+        symbol, smallest = _smallest(expression)
         bounds = program.range_constraints.get(symbol) if symbol else None
-        if symbol is None or bounds is None or smallest < (found.minimum or 0) or not bounds.lower <= 2 <= bounds.upper:
+        if symbol is None or bounds is None or smallest < (size.minimum or 0) or not bounds.lower <= 2 <= bounds.upper:
             continue
         if symbol not in tried:
             tried[symbol] = trial({symbol: 1})
         if tried[symbol]:
             program.range_constraints[symbol] = ValueRanges(sympy.Integer(1), bounds.upper)
-        elif tried[symbol] is False and not found.may_narrow:
+        elif tried[symbol] is False and not size.may_narrow:
             raise SourceError(
-                f"{what}: for a size of {smallest} in {found.where}, the exported program computes something else than "
+                f"{what}: for a size of {smallest} in {size.where}, the exported program computes something else than "
                 "the model: torch.export follows the code for larger ones. Let dynamic_shapes begin with those, or let "
                 "the code not depend on the size"
             )
@@ -167,18 +167,18 @@ def _smallest(expression: sympy.Expr) -> tuple[sympy.Symbol | None, int]:
 
 
 def tied_sizes(program: ExportedProgram, asked: Sequence[AskedSize], trial: Trial) -> dict[sympy.Symbol, sympy.Symbol]:
-    """Sizes that hints leave to torch.export, each with the one that it has to equal for the program to be right.
+    """Sizes that hints leave to torch.export, each with the size that it must equal for the program to be right.
 
     torch.export takes the batches of two inputs for two sizes where the code divides one by the other, or broadcasts.
-    Only sizes that are equal in the example are tried, and as few of them at once as possible.
+    Tries only sizes that are equal in the example, as few at once as possible.
     """
     groups: dict[Any, list[sympy.Symbol]] = {}
-    for found, symbol in _hinted(program, asked):
-        group = groups.setdefault((found.dimension, found.size, found.minimum, found.maximum), [])
+    for size, symbol in _hinted(program, asked):
+        group = groups.setdefault((size.dimension, size.size, size.minimum, size.maximum), [])
         group += [symbol] * (symbol not in group)
     tied: dict[sympy.Symbol, sympy.Symbol] = {}
-    for (_, size, minimum, maximum), group in groups.items():
-        other = next((end for end in (max(minimum or 1, 1), maximum) if end not in (size, None)), None)
+    for (_, example, minimum, maximum), group in groups.items():
+        other = next((end for end in (max(minimum or 1, 1), maximum) if end not in (example, None)), None)
         if len(group) == 1 or other is None:
             continue
         alone = {symbol: trial({symbol: other}) for symbol in group}
@@ -195,74 +195,66 @@ def tied_sizes(program: ExportedProgram, asked: Sequence[AskedSize], trial: Tria
 
 def _hinted(program: ExportedProgram, asked: Sequence[AskedSize]) -> Iterator[tuple[AskedSize, sympy.Symbol]]:
     """The dimensions that hints are for, with the symbols that they became."""
+    for size, expression in _with_expressions(program, asked):
+        if size.may_narrow and isinstance(expression, sympy.Symbol):
+            yield size, expression
+
+
+def _with_expressions(program: ExportedProgram, asked: Sequence[AskedSize]) -> Iterator[tuple[AskedSize, sympy.Expr]]:
     shapes = input_shapes(program)
-    for found in asked:
-        expression = (shapes[found.position] or ())[found.dimension]
-        if found.may_narrow and isinstance(expression, sympy.Symbol):
-            yield found, expression
-
-
-Refusal = Callable[[Mapping[sympy.Symbol, int]], str]
-"""Why eager takes no inputs of some sizes; empty where it takes some."""
+    for size in asked:
+        yield size, (shapes[size.position] or ())[size.dimension]
 
 
 def leave_refused(
     program: ExportedProgram,
     asked: Sequence[AskedSize],
     examples: Sequence[Sequence[Any]],
-    refusal: Refusal,
+    refusal: Callable[[Mapping[sympy.Symbol, int]], str],
     draws: int,
 ) -> dict[AskedSize, str]:
-    """Writes the examples' sizes to the ranges of dimensions that hints are for, where eager refuses others.
+    """Writes the examples' sizes to the ranges of dimensions that hints are for, if eager refuses other sizes.
 
-    Args:
-        program: that was just exported.
-        asked: what was asked for.
-        examples: flat inputs; the program was traced with the first ones.
-        refusal: eager's.
-        draws: how many of the sizes to try that `draw_inputs` draws.
+    The program was just exported, with the first of the flat `examples`. `refusal` says why eager takes no inputs of
+    some sizes; tries the first `draws` of those that `draw_inputs` draws.
 
-    Returns:
-        Why, of each dimension that was narrowed. Sizes that a `Dim` is for stay, whatever eager takes.
+    Returns the reason for each dimension that was narrowed. Sizes that a `Dim` is for stay, whatever eager takes.
     """
     hinted = list(_hinted(program, asked))
-    known = [example_sizes(program, flat) for flat in examples] if hinted else []
+    usual_sizes = [example_sizes(program, flat) for flat in examples] if hinted else []
     why: dict[AskedSize, str] = {}
     for number in range(draws if hinted else 0):
         while problem := refusal(sizes := drawn_sizes(program, examples[0], number)):
-            changed = {symbol for _, symbol in hinted if sizes[symbol] not in {each[symbol] for each in known}}
-            usual = sizes | {symbol: known[0][symbol] for symbol in changed}
+            changed = {s for _, s in hinted if all(sizes[s] != example[s] for example in usual_sizes)}
+            usual = sizes | {symbol: usual_sizes[0][symbol] for symbol in changed}
             if not changed or refusal(usual):
                 break  # another size is to blame
             blamed = {symbol for symbol in changed if refusal(usual | {symbol: sizes[symbol]})} or changed
             for symbol in blamed:
-                ends = [each[symbol] for each in known]
+                ends = [example[symbol] for example in usual_sizes]
                 program.range_constraints[symbol] = ValueRanges(sympy.Integer(min(ends)), sympy.Integer(max(ends)))
-            why |= {found: problem for found, symbol in hinted if symbol in blamed}
+            why |= {size: problem for size, symbol in hinted if symbol in blamed}
     return why
 
 
 def unkept_sizes(
     program: ExportedProgram, asked: Sequence[AskedSize], what: str, why: Mapping[AskedSize, str]
 ) -> Iterator[str]:
-    """Yields a message for each dimension of which fewer sizes were kept than were asked for; `why`, where known.
+    """Yields a message for each dimension that kept fewer sizes than were asked for, with the reason from `why`.
 
-    Raises:
-        SourceError: with that message, of a dimension that a `Dim` is for.
+    Raises SourceError with this message for a dimension that a `Dim` is for.
     """
-    shapes = input_shapes(program)
-    for found in asked:
-        expression = (shapes[found.position] or ())[found.dimension]
+    for size, expression in _with_expressions(program, asked):
         least, most, step = size_bounds(program, expression)
-        narrowed = found.minimum is not None and least > max(found.minimum, _smallest(expression)[1])
-        fewer = narrowed or most < (found.maximum or 0)
-        if not (fewer or (found.may_narrow and (least == most or step > 1))):
+        narrowed = size.minimum is not None and least > max(size.minimum, _smallest(expression)[1])
+        fewer = narrowed or most < (size.maximum or 0)
+        if not (fewer or (size.may_narrow and (least == most or step > 1))):
             continue
         kept = f"{least} only" if least == most else f"{least} to {most}" + (f" in steps of {step}" * (step > 1))
-        wanted = "any size" if found.maximum is None else f"{found.minimum or 1} to {found.maximum}"
-        advice = "give an example of 2 or more" if found.size < 2 else why.get(found, "its code depends on the size")
-        message = f"{what}: {found.where} was to take {wanted}, and the program takes {kept}: {advice}"
-        if not found.may_narrow:
+        wanted = "any size" if size.maximum is None else f"{size.minimum or 1} to {size.maximum}"
+        advice = "give an example of 2 or more" if size.size < 2 else why.get(size, "its code depends on the size")
+        message = f"{what}: {size.where} was to take {wanted}, and the program takes {kept}: {advice}"
+        if not size.may_narrow:
             raise SourceError(f"{message}; let dynamic_shapes ask for no more")
         yield message
 
@@ -272,10 +264,10 @@ def dynamic_sizes(
 ) -> list[dict[int, Any]]:
     """The dynamic sizes of a program's inputs, by dimension. Sizes of one symbol are one `Dim`, or derived from it.
 
-    Symbols of one value are none; of a program that was just exported, those are left out that its guards exclude.
-    Symbols that are `tied` to another one are that one.
+    Leaves out symbols of one value, and sizes that the guards of a fresh export exclude. A symbol that is `tied` to
+    another one becomes that one.
     """
-    found, dims = [], dict[Any, Any]()
+    dynamic, dims = [], dict[Any, Any]()
     shapes = [[size.xreplace(tied or {}) for size in shape or ()] for shape in input_shapes(program)]
     symbols_in_shapes = {symbol for shape in shapes for size in shape for symbol in size.free_symbols}
     bounds = {symbol: _guarded_sizes(program, symbol) for symbol in symbols_in_shapes}
@@ -290,14 +282,14 @@ def dynamic_sizes(
             if symbols:
                 polynomial = expression.as_poly(symbols[0]) if len(symbols) == 1 else None
                 sizes[index] = _derived(dims[symbols[0]], polynomial)
-        found.append(sizes)
-    return found
+        dynamic.append(sizes)
+    return dynamic
 
 
 def _guarded_sizes(program: ExportedProgram, symbol: sympy.Symbol) -> tuple[int | None, int | None, int]:
-    """The least and the largest size, and the step between, for which the guards hold that a fresh export left.
+    """The least and the largest size, and the step between, for which the guards of a fresh export hold.
 
-    They are in its shape environment only: torch.export keeps `Dim.AUTO` whatever they are. Where they leave gaps, the
+    Guards are in its shape environment only: torch.export keeps `Dim.AUTO` whatever they are. If they leave gaps, the
     sizes are those around the example's.
     """
     bounds = program.range_constraints[symbol]
@@ -347,7 +339,7 @@ def _bound(value: Any) -> int | None:
 
 
 def _derived(dim: Any, polynomial: Any) -> Any:
-    """The size that a polynomial gives for a dimension, if it is the dimension, a multiple, or longer by a number."""
+    """The size that a polynomial of a dimension stands for, if it is linear with positive steps; else `Dim.AUTO`."""
     step, *offset = map(int, polynomial.all_coeffs()) if polynomial else (0,)
     if len(offset) != 1 or step < 1:
         return Dim.AUTO
@@ -358,12 +350,12 @@ def _derived(dim: Any, polynomial: Any) -> Any:
 def needs_export(program: ExportedProgram) -> bool:
     """Whether a program has symbols of one value, or with other sizes than its ranges say."""
     symbols = {symbol for shape in input_shapes(program) for size in shape or () for symbol in size.free_symbols}
-    return any(
-        lower == upper or _guarded_sizes(program, symbol) != (_bound(lower), _bound(upper), 1)
-        for symbol in symbols
-        if (bounds := program.range_constraints.get(symbol))
-        for lower, upper in [(bounds.lower, bounds.upper)]
-    )
+    for symbol in symbols & program.range_constraints.keys():
+        bounds = program.range_constraints[symbol]
+        kept = (_bound(bounds.lower), _bound(bounds.upper), 1)
+        if bounds.lower == bounds.upper or _guarded_sizes(program, symbol) != kept:
+            return True
+    return False
 
 
 def export_again(

@@ -1,4 +1,4 @@
-"""What calls of a module change in it: buffers, and what it keeps in attributes of Python, which no program has."""
+"""What calls change in a module: buffers, and state in Python attributes, which no program has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Change(NamedTuple):
 
 
 def changes(before: torch.nn.Module, after: torch.nn.Module) -> list[Change]:
-    """What differs between a module and a copy of it, but for parameters."""
+    """What differs between a module and a copy of it, parameters aside."""
     old, new = _values(before), _values(after)
     keys = (key for key in {**old, **new} if key not in old or key not in new or not is_same(old[key], new[key]))
     return list(dict.fromkeys(change for change, _ in keys))
@@ -34,38 +34,38 @@ _VALUES = (int, float, complex, str, bytes, bytearray, set, frozenset, torch.Ten
 
 
 def _values(module: torch.nn.Module) -> dict[tuple[Change, tuple[Any, ...]], Any]:
-    """Values of buffers and attributes, also those inside of containers and plain objects, by where they are."""
-    found: dict[tuple[Change, tuple[Any, ...]], Any] = {}
+    """Values of buffers and attributes, also those inside containers and plain objects, by where they are."""
+    values: dict[tuple[Change, tuple[Any, ...]], Any] = {}
     seen = set[int]()
     ahead: list[tuple[Change, tuple[Any, ...], Any]] = [(Change("", is_buffer=False), (), module)]
     while ahead:
-        place, inside, value = ahead.pop()
+        part, inside, value = ahead.pop()
         if isinstance(value, _VALUES) or hasattr(value, "__array__"):
-            found[place, inside] = value
+            values[part, inside] = value
         elif isinstance(value, itertools.count):
-            found[place, inside] = repr(value)
+            values[part, inside] = repr(value)
         elif id(value) in seen or isinstance(value, type | ModuleType):
             continue
         elif isinstance(value, Mapping | list | tuple | deque):
-            found[place, (*inside, "length")] = len(value)
+            values[part, (*inside, "length")] = len(value)
             entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
-            ahead += [(place, (*inside, str(key)), entry) for key, entry in entries]
+            ahead += [(part, (*inside, str(key)), entry) for key, entry in entries]
         else:
-            ahead += [(part, (), own) for part, own in _parts(place.name, value)]
+            ahead += [(attribute, (), content) for attribute, content in _parts(part.name, value)]
         seen.add(id(value))
-    return found
+    return values
 
 
 def _parts(name: str, value: Any) -> list[tuple[Change, Any]]:
     """Attributes of a module or a plain object, with a module's buffers and submodules."""
-    prefix, attributes = f"{name}." if name else "", dict(getattr(value, "__dict__", {}))
-    if not isinstance(value, torch.nn.Module):
-        return [(Change(prefix + own, is_buffer=False), part) for own, part in attributes.items()]
-    of_python = {} if isinstance(value, GraphModule) else attributes
-    parts = {own: part for own, part in of_python.items() if own not in _OF_TORCH} | attributes["_modules"]
+    prefix, parts, buffers = f"{name}." if name else "", dict(getattr(value, "__dict__", {})), dict[str, Any]()
+    if isinstance(value, torch.nn.Module):
+        buffers, modules = parts["_buffers"], parts["_modules"]
+        parts = {} if isinstance(value, GraphModule) else parts
+        parts = {key: part for key, part in parts.items() if key not in _OF_TORCH} | modules
     return [
-        *((Change(prefix + own, is_buffer=False), part) for own, part in parts.items()),
-        *((Change(prefix + own, is_buffer=True), part) for own, part in attributes["_buffers"].items()),
+        *((Change(prefix + key, is_buffer=False), part) for key, part in parts.items()),
+        *((Change(prefix + key, is_buffer=True), part) for key, part in buffers.items()),
     ]
 
 
@@ -85,7 +85,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def is_of_trace(values: Iterable[Any]) -> bool:
-    """Whether there is a tensor among values that exists in a trace only."""
+    """Whether a tensor among the values exists in a trace only."""
     return any(isinstance(value, FakeTensor) for value in values)
 
 

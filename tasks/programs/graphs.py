@@ -114,6 +114,21 @@ def graph_modules(graph_module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph
         yield from graph_modules(inner)
 
 
+def scalar_constant(owner: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor | None:
+    """The 0-dimensional tensor of the graph module that a node names, ExecuTorch's form of numbers; None if none."""
+    constant = getattr(owner, str(node.target), None) if node.op == "get_attr" else None
+    return constant if isinstance(constant, torch.Tensor) and constant.dim() == 0 else None
+
+
+def inline_scalar(node: torch.fx.Node, constant: torch.Tensor, full: Any) -> None:
+    """Replaces the node of a `scalar_constant` by a call of the operator `full`."""
+    with node.graph.inserting_before(node):
+        call = node.graph.call_function(full, ([], constant.item()), {"dtype": constant.dtype})
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call)
+    node.graph.erase_node(node)
+
+
 KEPT = "pteforge.kept_on_cpu"  # key of `Node.meta` under which a partitioner says why it leaves a call to the CPU
 
 

@@ -32,9 +32,9 @@ from ..programs.weights import TensorFiles, cast_of, rebuilt, reference_of
 class FinishedLayers(TensorFiles):
     """The layers that a stage has quantized, in this process and in earlier ones that were interrupted.
 
-    The tensors of a layer are objects of the store. A record, written after them, says what they are: its name is a
-    digest of all that decides the result but for code and versions, which the folder is of. So processes can share the
-    folder, whatever they work on.
+    The tensors of a layer are objects of the store. A record, written after them, lists them: its name is a digest of
+    all that decides the result, except code and versions, which decide the folder. So processes can share the folder,
+    whatever they work on.
     """
 
     store: LocalStore

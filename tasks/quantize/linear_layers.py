@@ -49,55 +49,57 @@ class _Product:
     bias: Node | None = None
 
 
+_Labels = tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Contraction:
     """A sum of products of a value and a parameter, with a label for each dimension, as `torch.einsum` has them."""
 
     factor: Node
     weight: Node
-    of_factor: tuple[str, ...]
-    of_weight: tuple[str, ...]
-    of_result: tuple[str, ...]
+    of_factor: _Labels
+    of_weight: _Labels
+    of_result: _Labels
 
     @property
-    def summed(self) -> tuple[str, ...]:
+    def summed(self) -> _Labels:
         return tuple(label for label in self.of_weight if label in self.of_factor)
 
     @property
-    def made(self) -> tuple[str, ...]:
+    def added(self) -> _Labels:
         return tuple(label for label in self.of_weight if label not in self.of_factor)
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        return tuple(label for label in self.of_factor if label not in self.summed)
+    def kept(self) -> _Labels:
+        return tuple(label for label in self.of_factor if label not in self.of_weight)
 
     @property
     def is_linear(self) -> bool:
         """Whether a linear layer computes it: each dimension of the weight is either summed or new in the result."""
         labels = (self.of_factor, self.of_weight, self.of_result)
         distinct = all(len(set(each)) == len(each) and "." not in each for each in labels)
-        complete = {*self.kept, *self.made} == set(self.of_result)
-        return distinct and complete and all((self.summed, self.made, self.kept))
+        complete = {*self.kept, *self.added} == set(self.of_result)
+        return distinct and complete and all((self.summed, self.added, self.kept))
 
 
 def write_as_linear(module: GraphModule) -> None:
     """Replaces products of values with parameters by linear layers; their weights are the parameters transposed."""
     weights = _Weights(module)
     for node in list(module.graph.nodes):
-        if contraction := _contraction(node):
-            with module.graph.inserting_before(node):
-                made = _contract(module.graph, contraction, weights)
-            made.meta = {**node.meta, "val": made.meta["val"]}
-            node.replace_all_uses_with(made)
-            module.graph.erase_node(node)
-        elif product := _product(node):
-            with module.graph.inserting_before(node):
+        with module.graph.inserting_before(node):
+            if contraction := _contraction(node):
+                linear = _contract(module.graph, contraction, weights)
+                linear.meta = {**node.meta, "val": linear.meta["val"]}
+            elif product := _product(node):
                 weight = product.weight if product.transposed else weights.transposed(product.weight)
                 arguments = (product.factor, weight, *([product.bias] if product.bias else []))
                 linear = module.graph.call_function(_ATEN.linear.default, arguments)
-            linear.meta = dict(node.meta)
-            node.replace_all_uses_with(linear)
-            module.graph.erase_node(node)
+                linear.meta = dict(node.meta)
+            else:
+                continue
+        node.replace_all_uses_with(linear)
+        module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     weights.delete_unused()
     module.recompile()
@@ -108,12 +110,9 @@ def _contraction(node: Node) -> _Contraction | None:
     for (factor, of_factor), (weight, of_weight) in (operands, operands[::-1]) if operands else ():
         value = weight.meta.get("val")
         if weight.op == "get_attr" and factor.op != "get_attr" and value is not None and value.is_floating_point():
-            made = _Contraction(factor, weight, of_factor, of_weight, result)
-            return made if made.is_linear else None
+            contraction = _Contraction(factor, weight, of_factor, of_weight, result)
+            return contraction if contraction.is_linear else None
     return None
-
-
-_Labels = tuple[str, ...]
 
 
 def _labelled(node: Node) -> tuple[list[tuple[Node, _Labels]], _Labels]:
@@ -147,17 +146,16 @@ def _contract(graph: Graph, product: _Contraction, weights: _Weights) -> Node:
     value = _permuted(graph, product.factor, product.of_factor, product.kept + product.summed)
     if len(product.summed) > 1:
         value = call_operator(graph, _ATEN.flatten.using_ints, value, len(product.kept), -1)
-    made = call_operator(graph, _ATEN.linear.default, value, weights.as_matrix(product))
-    if len(product.made) > 1:
-        parts = [sizes[label] for label in product.made]
-        made = call_operator(graph, _ATEN.unflatten.int, made, len(product.kept), parts)
-    return _permuted(graph, made, product.kept + product.made, product.of_result)
+    value = call_operator(graph, _ATEN.linear.default, value, weights.as_matrix(product))
+    if len(product.added) > 1:
+        parts = [sizes[label] for label in product.added]
+        value = call_operator(graph, _ATEN.unflatten.int, value, len(product.kept), parts)
+    return _permuted(graph, value, product.kept + product.added, product.of_result)
 
 
-def _permuted(graph: Graph, value: Node, labels: tuple[str, ...], wanted: tuple[str, ...]) -> Node:
-    return (
-        value if labels == wanted else call_operator(graph, _ATEN.permute.default, value, [*map(labels.index, wanted)])
-    )
+def _permuted(graph: Graph, value: Node, labels: _Labels, wanted: _Labels) -> Node:
+    order = [labels.index(label) for label in wanted]
+    return value if labels == wanted else call_operator(graph, _ATEN.permute.default, value, order)
 
 
 def _product(node: Node) -> _Product | None:
@@ -208,12 +206,10 @@ class _Weights:
 
     def as_matrix(self, product: _Contraction) -> Node:
         """A row for each result of a contraction, a column for each summand."""
-        order = [product.of_weight.index(label) for label in product.made + product.summed]
-        return self._made(
-            f"{product.weight.target}, {order}, {len(product.made)}",
-            product.weight,
-            lambda value: value.permute(order).flatten(len(product.made)).flatten(0, -2),
-        )
+        order = [product.of_weight.index(label) for label in product.added + product.summed]
+        rows = len(product.added)
+        key = f"{product.weight.target}, {order}, {rows}"
+        return self._made(key, product.weight, lambda value: value.permute(order).flatten(rows).flatten(0, -2))
 
     def _made(self, key: str, weight: Node, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
         self.replaced.add(str(weight.target))
@@ -242,11 +238,11 @@ def unroll_recurrent_layers(module: GraphModule) -> None:
     """Replaces recurrent layers and cells by their operators, with a linear layer for each matrix and step."""
     for node in list(module.graph.nodes):
         if node.target in _RECURRENT:
-            for made in inline(module.graph, node, _RECURRENT[node.target]):
-                if made.target is _ATEN.linear.default:
-                    made.meta[STEPS] = f"{node.name}, {made.args[1]}"
+            for inlined in inline(module.graph, node, _RECURRENT[node.target]):
+                if inlined.target is _ATEN.linear.default:
+                    inlined.meta[STEPS] = f"{node.name}, {inlined.args[1]}"
                 else:
-                    made.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)  # in floating point
+                    inlined.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)  # in floating point
     module.recompile()
 
 
@@ -276,11 +272,11 @@ def _layers(  # noqa: PLR0913, PLR0917 - as the operators have them
             recurrent, bias, other = (rest[0], *rest[1:3]) if has_biases else (rest[0], None, None)
             projection = rest[-1] if len(rest) % 2 == 0 else None
             state = tuple(_cut(each, 0, position, 1) for each in states)
-            gates, made = linear(value, matrix, bias), {}
+            gates, hidden = linear(value, matrix, bias), {}
             for index in reversed(range(len(value))) if direction else range(len(value)):
                 state = step(_cut(gates, 0, index, 1), state, recurrent, other, projection)
-                made[index] = state[0]
-            outputs.append(torch.cat([made[index] for index in range(len(value))]))
+                hidden[index] = state[0]
+            outputs.append(torch.cat([hidden[index] for index in range(len(value))]))
             last.append(state)
         value = torch.cat(outputs, -1) if bidirectional else outputs[0]
     finals = [torch.cat(each) for each in zip(*last, strict=True)]
@@ -289,10 +285,9 @@ def _layers(  # noqa: PLR0913, PLR0917 - as the operators have them
 
 def _cell(step: _Step, value: Any, state: Any, matrix: Any, recurrent: Any, bias: Any = None, other: Any = None) -> Any:
     """What an operator such as aten::lstm_cell computes."""
-    (*made,) = step(
-        linear(value, matrix, bias), [state] if isinstance(state, torch.Tensor) else state, recurrent, other
-    )
-    return made[0] if len(made) == 1 else tuple(made)
+    states = [state] if isinstance(state, torch.Tensor) else state
+    after = step(linear(value, matrix, bias), states, recurrent, other)
+    return after[0] if len(after) == 1 else after
 
 
 def _lstm(gates: Any, state: Any, weight: Any, bias: Any, projection: Any = None) -> _State:

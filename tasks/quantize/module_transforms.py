@@ -40,21 +40,18 @@ from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 
 def make_config(name: str, fields: Mapping[str, Any]) -> AOBaseConfig:
-    """A config of torchao's `quantize_`.
+    """The config of torchao's `quantize_` of a class name and fields.
 
-    Args:
-        name: name of its class.
-        fields: its fields as JSON: data types and members of enums by name; granularities by name in snake case, alone
-            (``per_row``) or as the only key of a mapping to their size or axis (``{per_group: 32}``).
+    Fields are JSON: data types and members of enums by name; granularities by name in snake case, alone (``per_row``)
+    or as the only key of a mapping to their size or axis (``{per_group: 32}``).
 
-    Raises:
-        TargetError: there is no such class or field, a value is not of the field's type, or torchao refuses it.
+    Raises TargetError for an unknown class or field, and for a value of another type or that torchao refuses.
     """
-    package = next((known for known in PACKAGES if hasattr(importlib.import_module(known), name)), PACKAGES[0])
-    found = getattr(importlib.import_module(package), name, None)
-    if not (isinstance(found, type) and issubclass(found, AOBaseConfig) and dataclasses.is_dataclass(found)):
+    modules = [importlib.import_module(package) for package in PACKAGES]
+    kind = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+    if not (isinstance(kind, type) and issubclass(kind, AOBaseConfig) and dataclasses.is_dataclass(kind)):
         raise TargetError(f"torchao.quantization has no config {name!r}")
-    types = {field.name: field.type for field in dataclasses.fields(found)}
+    types = {field.name: field.type for field in dataclasses.fields(kind)}
     values = {}
     for field, written in fields.items():
         if field not in types:
@@ -64,7 +61,7 @@ def make_config(name: str, fields: Mapping[str, Any]) -> AOBaseConfig:
         # It is for torch.compile, and would change settings of the whole process.
         values.setdefault("set_inductor_config", False)
     try:
-        config: AOBaseConfig = found(**values)
+        config: AOBaseConfig = kind(**values)
     except Exception as error:
         raise TargetError(f"torchao's {name} refuses {dict(fields)}: {type(error).__name__}: {error}") from error
     return config
@@ -77,7 +74,7 @@ def check_transforms(transforms: Any) -> Any:
 
 
 def group_size(config: AOBaseConfig) -> int | None:
-    """How many weights of a row share a scale; None where that is no fixed number."""
+    """How many weights of a row share a scale; None if that is no fixed number."""
     for name, value in vars(config).items():
         size = value.group_size if isinstance(value, granularity.PerGroup) else value if name == "group_size" else None
         if isinstance(size, int) and size > 0:
@@ -86,7 +83,6 @@ def group_size(config: AOBaseConfig) -> int | None:
 
 
 def _value(written: Any, types: tuple[Any, ...], what: str) -> Any:
-    """The value of a field of these types that a JSON value stands for."""
     for kind in types:
         if kind in (NoneType, bool, int, str) and type(written) is kind:
             return written
@@ -95,7 +91,11 @@ def _value(written: Any, types: tuple[Any, ...], what: str) -> Any:
         if kind is torch.dtype and isinstance(written, str):
             return _data_type(written, what)
         if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(written, str):
-            return _member(written, kind, what)
+            members = {member.name.lower(): member for member in kind}
+            if written.lower() not in members:
+                suggestion = did_you_mean(written, tuple(members))
+                raise TargetError(f"{what}: {kind.__name__} has no {written!r}{suggestion}")
+            return members[written.lower()]
         if _is_granularity(kind) and isinstance(written, str | dict):
             return _granularity(written, what)
         if get_origin(kind) is list and isinstance(written, list):
@@ -110,13 +110,6 @@ def _data_type(written: str, what: str) -> torch.dtype:
         names = sorted(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))
         raise TargetError(f"{what}: {written!r} is no data type of torch{did_you_mean(written, names)}")
     return found
-
-
-def _member(written: str, kind: type[Enum], what: str) -> Enum:
-    names = {member.name.lower(): member for member in kind}
-    if written.lower() not in names:
-        raise TargetError(f"{what}: {kind.__name__} has no {written!r}{did_you_mean(written, tuple(names))}")
-    return names[written.lower()]
 
 
 def _granularity(written: str | dict[str, Any], what: str) -> Granularity:
@@ -166,8 +159,7 @@ _ROOT = "module"
 def layers_used_otherwise(model: BuiltModel, name: str) -> frozenset[str]:
     """Names of the layers of a method whose weights some method of the model also uses in another way than layers do.
 
-    Such as ``x @ table.weight.t()``, which torchao's tensors do not know. A layer that the methods share is the same
-    for all. Each method runs once, on its first example.
+    torchao's tensors do not support that, as in ``x @ table.weight.t()``. Each method runs once, on its first example.
     """
     found: set[int] = set()
     for method in model.definition.methods.values():
@@ -190,28 +182,24 @@ class _OtherUses(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped h
         self.found: set[int] = set()
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func not in self._KNOWN and any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(made)):
-            given = pytree.tree_leaves((args, kwargs))
-            self.found |= {id(leaf) for leaf in given if isinstance(leaf, nn.Parameter)}
-        return made
+        result = func(*args, **(kwargs or {}))
+        if func not in self._KNOWN and any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(result)):
+            arguments = pytree.tree_leaves((args, kwargs))
+            self.found |= {id(leaf) for leaf in arguments if isinstance(leaf, nn.Parameter)}
+        return result
 
 
 def transformed(
     module: nn.Module, transforms: Transforms, kept: Container[str] = (), files: TensorFiles | None = None
 ) -> tuple[nn.Module, frozenset[int]]:
-    """A transformed copy of a module, ready for export.
+    """A transformed copy of a module in inference mode, and the positions of the transforms that did something.
 
-    A layer that an earlier transform has quantized is left alone by the later ones, and so are those that are `kept`.
-    torchao quantizes one layer after another; with `files`, its new weights leave memory before the next one, and those
-    that the files have already are taken from there.
-
-    Returns:
-        The copy in inference mode, tensor subclasses unwrapped; and the positions of the transforms that did something,
-        which callables always do.
+    A layer that an earlier transform has quantized is left alone by later ones, as are those that are `kept`. torchao
+    quantizes one layer after another; with `files`, its new weights leave memory before the next one, and those that
+    the files have already are taken from there. Tensor subclasses are unwrapped. Callables always do something.
 
     Raises:
-        SourceError: a callable cannot be had, raises, or returns something else than a module.
+        SourceError: a callable cannot be imported, raises, or returns something else than a module.
         TargetError: torchao refuses a config, or cannot apply it to a layer.
     """
     # Both quantize_ and unwrap_tensor_subclass replace children only, and the module itself may be a layer.
@@ -253,18 +241,18 @@ def _copied(module: nn.Module, transforms: Transforms) -> nn.Module:
 def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Module:
     name = transform.source["builder"]
     try:
-        made = pkgutil.resolve_name(name)(module, **transform.source["kwargs"])
+        result = pkgutil.resolve_name(name)(module, **transform.source["kwargs"])
     except Exception as error:
         raise user_code_error(f"{what}: {name}", error) from error
-    if made is not None and not isinstance(made, nn.Module):
-        raise SourceError(f"{what}: {name} returned {type(made).__name__}; it must return a module, or None")
-    return module if made is None else made
+    if result is not None and not isinstance(result, nn.Module):
+        raise SourceError(f"{what}: {name} returned {type(result).__name__}; it must return a module, or None")
+    return module if result is None else result
 
 
 def _quantize(
     holder: nn.Module, transform: TorchaoParams, kept: Container[str], what: str, files: TensorFiles | None
 ) -> bool:
-    """Quantizes the layers that match, but for those that are kept; says whether any match."""
+    """Quantizes the layers that match, except those that are kept; returns whether any match."""
     matching = _chosen(holder, transform, what)
     chosen = {layer: name for layer, name in matching.items() if name not in kept}
     if not chosen:
@@ -298,9 +286,9 @@ _ROWS = 1 << 26
 
 
 def _quantize_rows(layer: nn.Module, config: AOBaseConfig, files: TensorFiles) -> bool:
-    """Quantizes a large weight by rows, as torchao does the whole, which would need several copies of it in float32.
+    """Quantizes a large weight by rows: as a whole, torchao needs several copies of it in float32.
 
-    Says whether it did: scales have to be those of rows or their groups, found in each of them alone.
+    Returns whether it did, which needs scales of single rows or their groups.
     """
     weight = layer.weight
     algorithm = getattr(config, "intx_choose_qparams_algorithm", None)
@@ -341,7 +329,7 @@ def _chosen(holder: nn.Module, transform: TorchaoParams, what: str) -> dict[nn.M
 def _chosen_by_function(
     module: nn.Module, name: str, function: CallableParams, what: str
 ) -> Iterator[tuple[nn.Module, str]]:
-    """The modules that a function chooses, with their names; it is not asked for those within them, as in torchao."""
+    """The modules that a function chooses, with their names; like torchao, does not look inside chosen ones."""
     path = function.source["builder"]
     try:
         chosen = pkgutil.resolve_name(path)(module, name)
@@ -386,7 +374,7 @@ def check_all_match(model: BuiltModel, name: str, transforms: Transforms, matche
     if idle:
         position = min(idle)
         layers = layer_names(model.definition.methods[name].module, getattr(transforms[position], "layers", ()))
-        names = [repr(layer) for found in layers.values() for layer in found]
+        names = [repr(layer) for paths in layers.values() for layer in paths]
         shown = ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
         raise TargetError(
             f"source_transforms[{position}] matches no layer that earlier ones left, in no method of the model; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 from ...configs.model import MethodDefinition
 from ...errors import SourceError, TargetError
 from ..engine.stage import CallableParams
+from ..export.batch_norms import WITH_WEIGHTS
 from ..export.eager import buffers_written_in
 from ..export.method import Shapes, export_method
 from ..export.sizes import dynamic_sizes, export_again, sizes_collection
@@ -31,10 +33,6 @@ from .linear_layers import unroll_recurrent_layers, write_as_linear
 
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"
-_WITH_WEIGHTS = {  # as their second argument
-    getattr(torch.ops.aten, name)
-    for name in ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-}
 
 
 def hide_integer_scalars(module: GraphModule) -> None:
@@ -42,19 +40,17 @@ def hide_integer_scalars(module: GraphModule) -> None:
 
     Quantizers would make floats of the numbers, and so of positions computed with them, which then cannot index.
     """
-    hidden = 0
+    names = (f"{_PREFIX}{number}" for number in itertools.count())
     for node in list(module.graph.nodes):
-        made = node.meta.get("val")  # a node that a recipe's pass has added may have none
-        if node.op != "call_function" or node.target not in _OPERATORS or made is None or made.is_floating_point():
+        fake = node.meta.get("val")  # a node that a recipe's pass has added may have none
+        if node.op != "call_function" or node.target not in _OPERATORS or fake is None or fake.is_floating_point():
             continue
         for number in [argument for argument in node.args if isinstance(argument, int)]:
-            name = f"{_PREFIX}{hidden}"
-            hidden += 1
-            value = torch.tensor(number)
+            name, value = next(names), torch.tensor(number)
             module.register_buffer(name, value)
             with module.graph.inserting_before(node):
                 constant = module.graph.get_attr(name)
-            constant.meta["val"] = made.fake_mode.from_tensor(value, static_shapes=True)
+            constant.meta["val"] = fake.fake_mode.from_tensor(value, static_shapes=True)
             node.args = tuple(constant if argument is number else argument for argument in node.args)
     module.recompile()
 
@@ -72,22 +68,25 @@ def restore_integer_scalars(module: GraphModule) -> None:
     module.recompile()
 
 
-class LeftOut(Quantizer):  # type: ignore[misc]  # torchao is untyped here
-    """Runs before other quantizers, and annotates the operators of modules so that they take none of them.
+def _leave_out(node: Node) -> None:
+    """Annotates an operator so that quantizers leave it: an annotation without specifications quantizes nothing.
 
-    Quantizers leave alone what is annotated, as `ComposableQuantizer` relies on. An annotation without specifications
-    quantizes nothing.
+    Quantizers leave alone what is annotated, as `ComposableQuantizer` relies on.
     """
+    node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
+
+
+class LeftOut(Quantizer):  # type: ignore[misc]  # torchao is untyped here
+    """Runs before other quantizers, so that they leave the operators inside modules that a pattern matches."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         super().__init__()
         self._patterns = patterns
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Annotates every operator inside of a module that a pattern matches."""
         for node in model.graph.nodes:
             if node.op == "call_function" and is_inside(node, self._patterns):
-                node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
+                _leave_out(node)
         return model
 
     def validate(self, model: GraphModule) -> None:
@@ -95,7 +94,7 @@ class LeftOut(Quantizer):  # type: ignore[misc]  # torchao is untyped here
 
 
 def is_inside(node: Node, patterns: Collection[str]) -> bool:
-    """Whether an operator is inside of a module that a pattern matches."""
+    """Whether an operator is inside a module that a pattern matches."""
     modules = (str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
     return any(fnmatchcase(module, pattern) for module in modules for pattern in patterns)
 
@@ -112,15 +111,15 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     shaped: ExportedProgram | None = None,
     state: Collection[str] = (),
 ) -> ExportedProgram:
-    """Quantizes a program; one that is quantized already, as by QAT, is returned as it is.
+    """Quantizes a program; returns one that is quantized already, as by QAT, as it is.
 
     Args:
         program: takes the samples.
         example: flat inputs to export the result with.
-        samples: flat inputs for calibration, which are taken one after another.
+        samples: flat inputs for calibration, taken one after another.
         quantizers: targets that the quantizers come from, the first choice first.
         passes: functions over the module, by field of the recipe's `quantize` (see `run_graph_passes`).
-        filters: by position of a quantizer, a function that says of each node whether to quantize it.
+        filters: by position of a quantizer, a function that tells for each node whether to quantize it.
         exclude: patterns of the modules to leave in floating point.
         shaped: the program whose dynamic sizes the result has; by default those of `program`.
         state: names of buffers that other methods change.
@@ -139,9 +138,8 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     _leave_computed_weights(module)
     changed = buffers_written_in(module).union(state)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
-    quantizer = make_quantizer(
-        quantizers, {position: node_filter(function, position) for position, function in filters.items()}
-    )
+    node_filters = {position: node_filter(function, position) for position, function in filters.items()}
+    quantizer = make_quantizer(quantizers, node_filters)
     if exclude:
         quantizer = ComposableQuantizer([LeftOut(exclude), quantizer])
     prepared = prepare_pt2e(module, quantizer)
@@ -185,8 +183,8 @@ def _leave_computed_weights(module: GraphModule) -> None:
     """
     constant = _constants(module)
     for node in module.graph.nodes:
-        if getattr(node.target, "overloadpacket", None) in _WITH_WEIGHTS and node.args[1] not in constant:
-            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
+        if getattr(node.target, "overloadpacket", None) in WITH_WEIGHTS and node.args[1] not in constant:
+            _leave_out(node)
 
 
 def _leave_state_in_floating_point(prepared: GraphModule, names: Collection[str]) -> None:
@@ -211,10 +209,9 @@ def _leave_state_in_floating_point(prepared: GraphModule, names: Collection[str]
 def export_for_any_batch(
     name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, state: str = ""
 ) -> ExportedProgram:
-    """Exports a method for samples of any size in the first dimension of its first tensor, and of all as long as that.
+    """Exports a method, as `export_method` does, with any size of the first dimension of its first tensor.
 
-    Arguments are those of `export_method`. Raises SourceError if it cannot be exported, or not for more than one such
-    size.
+    Other tensors of the same first size vary with it. Raises SourceError if the method cannot be exported like that.
     """
     program = export_method(name, method, shapes, strict=strict, state=state)
     flat, structure = pytree.tree_flatten(method.example_inputs[0])

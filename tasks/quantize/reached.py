@@ -26,17 +26,13 @@ _QUANTIZE = "quantized_decomposed.quantize"
 _DEQUANTIZE_AFFINE = "torchao.dequantize_affine"
 _LOOKUPS = (_ATEN.embedding.default, _ATEN.embedding_bag.default, _ATEN.embedding_bag.padding_idx)
 _TRANSPOSED = (_ATEN.conv_transpose1d.default, _ATEN.conv_transpose2d.input, _ATEN.conv_transpose3d.input)
-_CONVOLUTIONS = (_ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.conv3d.default, *_TRANSPOSED)
 _EMBEDDINGS = "xnnpack-int8-dynamic-embedding-int8"
-_TAKEN = (_ATEN.linear.default, *_CONVOLUTIONS)
+_TAKEN = (_ATEN.linear.default, _ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.conv3d.default, *_TRANSPOSED)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How a recipe quantizes a method: what may leave a weight in floating point.
-
-    Either quantizers and their filters and exclusions, or torchao's transforms and the layers that they have to keep.
-    """
+    """How a recipe quantizes a method: by quantizers, or by torchao's transforms and the layers that they must keep."""
 
     quantizers: Sequence[TargetParams] = ()
     filters: Mapping[int, CallableParams] = field(default_factory=dict)
@@ -46,10 +42,7 @@ class Asked:
 
 
 def quantization_of(program: ExportedProgram, original: ExportedProgram, asked: Asked) -> Quantization:
-    """How much of the weights of a quantized program are integers, and which are not.
-
-    `original` is the program before quantization: it has the modules that operators come from.
-    """
+    """How many weights of a quantized program are integers, and which are not; `original` names operators' modules."""
     signature, state = program.graph_signature, written_buffers(program)
     sizes: dict[str, int] = {}
     left, total, quantized = [], 0, 0
@@ -95,7 +88,7 @@ def _dtype(value: torch.Tensor, users: Iterable[Node]) -> tuple[str, int]:
 
 
 def why_left(original: ExportedProgram, name: str, operators: Collection[str], asked: Asked) -> str:
-    """Why those of the operators that take a weight in floating point do, in words."""
+    """Why operators take a weight in floating point."""
     named = {other: node for node, other in _weights(original)}
     named |= {f"{TRANSPOSED}{other.replace('.', '_')}": node for other, node in named.items()}
     weight = named.get(name)
@@ -120,7 +113,8 @@ def _why(weight: Node, user: Node, name: str, asked: Asked) -> str:
     dtype = weight.meta["val"].dtype
     if is_inside(user, asked.exclude):
         return "`quantize.exclude` leaves it out"
-    if _is_filtered(user, asked):
+    filters = [node_filter(function, position) for position, function in asked.filters.items()]
+    if 0 < len(filters) == len(asked.quantizers) and not any(takes(user) for takes in filters):
         return "`filter_fn` leaves it out"
     if isinstance(user.target, HigherOrderOperator):
         return "quantizers do not look into branches and loops"
@@ -136,27 +130,21 @@ def _why_untransformed(weight: Node, user: Node, name: str, asked: Asked) -> str
     del weight
     layer = name.rpartition(".")[0]
     kind = "embedding" if user.target in _LOOKUPS else "linear" if user.target is _ATEN.linear.default else ""
-    chosen = [made for made in asked.transforms if made.filter_fn or kind in made.layers]
-    named = [made for made in chosen if made.filter_fn or _matches(layer, made.include)]
+    chosen = [transform for transform in asked.transforms if transform.filter_fn or kind in transform.layers]
+    named = [transform for transform in chosen if transform.filter_fn or _matches(layer, transform.include)]
     if not kind:
         return "torchao takes linear layers and embeddings only"
     if layer in asked.kept:
         return "the model also uses it in another way than layers do"
     if not named:
         return "no transform's `filter` matches it" if chosen else f"no transform has `layers: [{kind}]`"
-    if all(made.filter_fn or _matches(layer, made.exclude) for made in named):
+    if all(transform.filter_fn or _matches(layer, transform.exclude) for transform in named):
         return "a transform's `filter_fn` or `exclude` leaves it out"
     return "torchao takes layers of their own only, and this is part of another one"
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _is_filtered(user: Node, asked: Asked) -> bool:
-    """Whether each quantizer has a filter, and all of them leave the operator out."""
-    filters = [node_filter(function, position) for position, function in asked.filters.items()]
-    return 0 < len(filters) == len(asked.quantizers) and not any(takes(user) for takes in filters)
 
 
 def _why_not_xnnpack(weight: Node, user: Node, asked: Asked) -> str:

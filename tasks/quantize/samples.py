@@ -27,10 +27,7 @@ def save_samples(
     total: int | None = None,
     progressed: Progressed = no_progress,
 ) -> ArtifactRef:
-    """Stores samples one after another: never more than one is in memory.
-
-    Raises SourceError if there is none, or one cannot be an input.
-    """
+    """Stores samples, one in memory at a time; raises SourceError if there is none, or one cannot be an input."""
     try:
         ref = save_values(with_progress(samples, total, progressed), kind="samples", store=store)
     except StoreError as error:
@@ -60,8 +57,8 @@ def checked_samples(program: ExportedProgram, samples: Iterable[Sequence[Any]]) 
 def load_dataset(what: str, name: str, kwargs: Mapping[str, Any]) -> Iterable[Any]:
     """The dataset that a name stands for, called with `kwargs` where it is callable; SourceError where it raises."""
     with _source_errors(what):
-        found: Any = pkgutil.resolve_name(name)
-        dataset: Iterable[Any] = found(**kwargs) if callable(found) else found
+        named: Any = pkgutil.resolve_name(name)
+        dataset: Iterable[Any] = named(**kwargs) if callable(named) else named
         return dataset
 
 

@@ -86,9 +86,7 @@ class Compile(stage.Stage, name="compile"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Links, plans and emits.
 
-        Raises:
-            TargetError: quantized operators are left that no kernel computes.
-            SourceError: a function of the recipe's cannot be imported, raises, or does not return passes.
+        Raises TargetError for quantized operators that no kernel computes; SourceError if a recipe's function fails.
         """
         from ....formats.pte.reader import map_file
         from ...programs.graphs import check_no_affine

@@ -30,10 +30,7 @@ class EdgeManagerPasses(stage.Stage, name="edge_manager_passes"):
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Calls the functions, and runs the passes that they return.
-
-        Raises SourceError if a function cannot be imported, raises, or does not return passes.
-        """
+        """Runs the passes that the functions return; raises SourceError if a function fails or returns no passes."""
         from ...programs.graphs import state_names
         from ...programs.program import load_program, save_program
         from ...programs.values import load_value

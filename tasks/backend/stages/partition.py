@@ -56,12 +56,7 @@ class Partition(stage.Stage, name="partition"):
         from ...programs.graphs import lowered_modules
         from ...targets.find import find_target
         from ...upstream.exir import reasons_of_partitioners
-        from ..exir import (
-            check_preserved_operators_found_delegates,
-            edge_config,
-            to_partitioned_program,
-            transformed,
-        )
+        from ..exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program, transformed
         from ..work import work_of
 
         work_done: dict[str, Any] = {}

@@ -32,10 +32,7 @@ class Preprocess(stage.Stage, name="preprocess"):
     @staticmethod
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Calls the backends.
-
-        Raises TargetError if a backend is unknown, or does not return a result for each partition.
-        """
+        """Calls the backends; raises TargetError for unknown ones, and unless each partition gets a result."""
         from ...programs.delegates import Delegates, save_delegates
         from ...programs.program import load_program
         from ...targets.find import find_target

@@ -67,10 +67,7 @@ class Export(stage.Stage, name="export"):
 
 
 def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) -> Export.Outputs:
-    """Exports one method of a model that has been built.
-
-    Raises SourceError if the model has no such method, or the example inputs do not fit it.
-    """
+    """Exports one method of a built model; raises SourceError if it is missing or the example inputs do not fit."""
     from ...programs.payload import save_assets
     from ...programs.program import load_program, save_program
     from ...programs.values import save_value
@@ -86,19 +83,16 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     several = len(methods) > 1 or params.bucket
     weights = digest_weights(model.definition) if several else {}  # before anything changes them
     model, name, shapes, bucket = choose_method(model, params)
-    program, notes = model.program, list[str]()
+    method, program = model.definition.methods[name], model.program
     if program is None:
-        method = model.definition.methods[name]
         draws = draw_count(params.drawn_inputs, dynamic=True)
         program, notes = export_sized(name, method, shapes, strict=params.strict, draws=draws)
     else:
-        notes += tied_inputs(program, f"method {name!r}")
-        inputs = model.definition.methods[name].example_inputs[0]
-        program = with_usual_layouts(program, inputs, model.keyword_inputs or {})
+        notes = list(tied_inputs(program, f"method {name!r}"))
+        program = with_usual_layouts(program, method.example_inputs[0], model.keyword_inputs or {})
     check_bounded(program, name)
     if bucket:
         check_stateless(program, bucket, model.definition)
-        method = model.definition.methods[name]
         padded = try_padding(method, bucket) if method.padding else None
         if method.padding and not padded:
             notes.append(f"method {name!r}: padding changes what eager computes, so hosts do not pad its inputs")
@@ -110,7 +104,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
     if model.program is not None:  # which stays the caller's
         program = load_program(save_program(program, kind="program/aten", store=store), store)
     rewrite(program, alone=len(methods) == 1)
-    norms = [found.norm.name for found in foldable_norms(program)]
+    norms = [foldable.norm.name for foldable in foldable_norms(program)]
     metadata = written_metadata(model.definition)
     return Export.Outputs(
         program=save_program(program, kind="program/aten", store=store),

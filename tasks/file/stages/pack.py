@@ -83,7 +83,7 @@ class Pack(stage.Stage, name="pack"):
 def _golden_check(
     methods: Iterable[Method], params: SelfCheckParams, inputs: Pack.Inputs, work: stage.Workspace
 ) -> GoldenCheck:
-    """The same for all payloads. The bytes are laid out for `methods`, whose signature all payloads have."""
+    """The check of all payloads, with bytes laid out for `methods`, whose signature all payloads have."""
     from ...programs.values import load_value
 
     stored = {name: load_value(ref, work.store) for name, ref in inputs.examples.items()}
@@ -94,16 +94,12 @@ def _golden_check(
             cases += _golden_cases(method, stored[method.name], params, stateful=stateful)
         except FileFormatError as error:
             raise PteforgeError(f"`output.self_check`: method {method.name!r} cannot check itself: {error}") from error
-    rounded = {name for examples in stored.values() for name in (examples.get("rounding", ""), *_dtypes(examples))}
-    least = min(least_sqnr(params.min_sqnr_db, name) for name in rounded)
-    return GoldenCheck(
-        memoryview(write_cases(cases)), params.tolerance or 10 ** (-max(least, 0.0) / 20), params.repeats
-    )
-
-
-def _dtypes(examples: Mapping[str, Any]) -> set[str]:
-    """Dtypes of the outputs."""
-    return {str(getattr(value, "dtype", "")).removeprefix("torch.") for value in examples["outputs"][0]}
+    outputs = [value for examples in stored.values() for value in examples["outputs"][0]]
+    dtypes = {str(getattr(value, "dtype", "")).removeprefix("torch.") for value in outputs}
+    dtypes |= {examples.get("rounding", "") for examples in stored.values()}
+    least = min(least_sqnr(params.min_sqnr_db, dtype) for dtype in dtypes)
+    tolerance = params.tolerance or 10 ** (-max(least, 0.0) / 20)
+    return GoldenCheck(memoryview(write_cases(cases)), tolerance, params.repeats)
 
 
 def _golden_cases(
@@ -113,12 +109,11 @@ def _golden_cases(
         raise FileFormatError(f"eager draws random numbers ({', '.join(drawing)}), so it has no one answer")
     usable = len(examples["inputs"]) - (0 if params.drawn else examples["drawn"])
     calls = list(zip(examples["inputs"], examples["outputs"], strict=True))[: min(usable, params.cases)]
-    return [
-        GoldenCase(
-            method.name, golden_tensors(taken, method.inputs), golden_tensors(returned, method.outputs), stateful
-        )
-        for taken, returned in calls
-    ]
+    cases = []
+    for flat, returned in calls:
+        inputs, outputs = golden_tensors(flat, method.inputs), golden_tensors(returned, method.outputs)
+        cases.append(GoldenCase(method.name, inputs, outputs, stateful))
+    return cases
 
 
 def _description(payload: PackedPayload, params: Pack.Params, content: memoryview) -> Description:

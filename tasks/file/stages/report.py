@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ...engine import kinds, stage
 from ...programs.payload import asset_blobs, payload_sha256, write_delivered
 from ...results.costs import MemoryUse
 from ...results.figures import Figures, Proof
-from ...results.finding import Finding, from_json, read_findings, to_json
+from ...results.finding import from_json, read_findings, to_json
 from ...targets import TargetParams
 
 FORMAT = 2
@@ -69,7 +69,7 @@ class Report(stage.Stage, name="report"):
             "format": FORMAT,
             "model": params.model,
             "recipe": params.recipe,
-            "specializations": {name: made.model_dump(mode="json") for name, made in params.specializations.items()},
+            "specializations": {name: spec.model_dump(mode="json") for name, spec in params.specializations.items()},
             "left_out": list(params.left_out),
             "file": {
                 "sha256": payload_sha256(inputs.file, work.store),
@@ -96,37 +96,29 @@ class Report(stage.Stage, name="report"):
             provenance["assets"] = {
                 name: {"sha256": blob.digest, "size": blob.size} for name, blob in sorted(blobs.items())
             }
-        found = (*from_json(params.findings), *read_findings(inputs.findings, work.store.read_json))
-        findings = (*found, *_away(params, is_fat(pte)), *_planned(found, path, data_files))
-        ran = any(isinstance(finding, Figures) and finding.of_file for finding in found)
+        findings = [*from_json(params.findings), *read_findings(inputs.findings, work.store.read_json)]
+        ran = any(isinstance(finding, Figures) and finding.of_file for finding in findings)
         run_on = params.versions.get("executorch", "") if ran else ""
         provenance["contract"] = Contract.of(read_needs(path, data_files), run_on=run_on).described()
         if metadata := metadata_of(pte, map_file(path)):
             provenance["metadata"] = metadata_json(metadata)
         if inputs.origin:
             provenance["origin"] = work.store.read_json(inputs.origin)
+        measured = {(use.payload, use.method) for use in findings if isinstance(use, MemoryUse)}
+        for place, problem in params.unreachable.items():
+            why = f"needs the place, which cannot be reached: {problem}"
+            payloads = sorted(params.specializations) if is_fat(pte) else [""]
+            findings += [Proof(place, payload, "", None, why) for payload in payloads]
+        for payload, method, planned in planned_memory(path, data_files):
+            if (payload, method) not in measured:
+                findings.append(MemoryUse(payload, method, planned))
         provenance["findings"] = to_json(findings)
-        made = work.store.put_json("report/provenance", provenance)
-        return Report.Outputs(provenance=made)
-
-
-def _away(params: Report.Params, fat: bool) -> Iterator[Proof]:
-    """Why places that cannot be reached have run no payload."""
-    for place, problem in params.unreachable.items():
-        for payload in sorted(params.specializations) if fat else [""]:
-            yield Proof(place, payload, "", None, f"needs the place, which cannot be reached: {problem}")
-
-
-def _planned(found: Sequence[Finding], path: Path, data_files: Sequence[Path]) -> Iterator[MemoryUse]:
-    """Planned memory of the methods of which no place has measured more."""
-    measured = {(use.payload, use.method) for use in found if isinstance(use, MemoryUse)}
-    for payload, method, planned in planned_memory(path, data_files):
-        if (payload, method) not in measured:
-            yield MemoryUse(payload, method, planned)
+        return Report.Outputs(provenance=work.store.put_json("report/provenance", provenance))
 
 
 def _payloads(path: Path, data_files: Sequence[Path]) -> list[dict[str, Any]]:
+    payloads = open_fat(path, data_files).container.payloads
     return [
-        {"name": made.name, "sha256": made.sha256, "size": made.size, "backends": list(made.description.backends)}
-        for made in open_fat(path, data_files).container.payloads
+        {"name": item.name, "sha256": item.sha256, "size": item.size, "backends": list(item.description.backends)}
+        for item in payloads
     ]

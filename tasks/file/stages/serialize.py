@@ -92,7 +92,7 @@ class Serialize(stage.Stage, name="serialize"):
 
 
 def _write_fat(inputs: Serialize.Inputs, work: stage.Workspace, path: Path, data_path: Path | None) -> Shareable:
-    """Writes the fat form; returns what its named data share with payloads. What it is made from leaves the disk."""
+    """Writes the fat form; returns what its named data share with payloads. Removes the files it is made from."""
     from ...backend.file_programs import write_fat
 
     assert inputs.container is not None  # noqa: S101 - the fat form has one
@@ -107,7 +107,7 @@ def _write_fat(inputs: Serialize.Inputs, work: stage.Workspace, path: Path, data
 def _described(
     path: Path, data_path: Path | None, params: MetadataParams | None, inputs: Serialize.Inputs, work: stage.Workspace
 ) -> tuple[Path, ArtifactRef | None]:
-    """The file with its metadata, or the file as it is if it has none; and what the digest in the metadata is of."""
+    """The file with its metadata, or the unchanged file if it has none; and what the digest in the metadata is of."""
     if params is None:
         return path, None
     from ...backend.file_programs import write_metadata
@@ -140,9 +140,9 @@ def _described(
 def _payloads(
     path: Path, data_path: Path | None, payload: ArtifactRef, origin: dict[str, Any], work: stage.Workspace
 ) -> dict[str, str | None]:
-    """SHA-256 of each payload, none of which has metadata, by its name."""
+    """SHA-256 of each payload, none of which has metadata, by name."""
     if is_fat(open_pte(path)):
-        packed = open_fat(path, (data_path,) if data_path else ()).container
-        return {made.name: made.sha256 for made in packed.payloads}
+        payloads = open_fat(path, (data_path,) if data_path else ()).container.payloads
+        return {item.name: item.sha256 for item in payloads}
     (name,) = origin["specializations"]
     return {name: payload_sha256(payload, work.store)}

@@ -25,19 +25,15 @@ class Calibration(stage.Stage, name="calibration"):
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Stores one sample after another.
-
-        Raises SourceError if the dataset cannot be imported, raises, is empty, or has a sample that cannot be an input.
-        """
+        """Stores the samples; raises SourceError if the dataset fails, is empty, or has one that cannot be an input."""
         from ...usercode.model_source import seed_everything
         from ..samples import flat_samples, length_of, load_dataset, save_samples
 
         del inputs
         os.chdir(work.folder)
         seed_everything(params.seed)
-        name = params.source["builder"]
-        what = f"dataset {name}"
-        dataset = load_dataset(what, name, params.source["kwargs"])
+        what = f"dataset {params.source['builder']}"
+        dataset = load_dataset(what, params.source["builder"], params.source["kwargs"])
         samples = itertools.islice(flat_samples(what, dataset), params.samples)
         total = length_of(dataset, params.samples)
         saved = save_samples(what, samples, work.store, total=total, progressed=work.progressed)

@@ -53,9 +53,8 @@ class Quantize(stage.Stage, name="quantize"):
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
         """Calibrates and converts.
 
-        Raises:
-            TargetError: the quantizer finds nothing to quantize in the program, or less than the recipe asks for.
-            SourceError: a sample does not fit the program, or a function of the recipe's fails.
+        Raises TargetError if the quantizer finds nothing to quantize, or less than the recipe asks for; SourceError if
+        a sample does not fit the program, or a function of the recipe fails.
         """
         from ...export.eager import written_buffers
         from ...programs.graphs import only_looks_up, why_nothing_to_quantize
@@ -73,7 +72,9 @@ class Quantize(stage.Stage, name="quantize"):
         if inputs.samples:
             samples = checked_samples(program, load_values(inputs.samples, work.store))
             count = count_values(inputs.samples, work.store)
-        shaped = load_program(inputs.shaped, work.store) if inputs.shaped else None
+        state = set[str]()  # buffers that other methods change
+        for ref in inputs.others.values():
+            state |= written_buffers(load_program(ref, work.store))
         try:
             quantized = quantize(
                 program,
@@ -83,10 +84,8 @@ class Quantize(stage.Stage, name="quantize"):
                 passes={name: getattr(params, name) for name in type(params).model_fields if name.endswith("_passes")},
                 filters=params.filters,
                 exclude=params.exclude,
-                shaped=shaped,
-                state={
-                    name for ref in inputs.others.values() for name in written_buffers(load_program(ref, work.store))
-                },
+                shaped=load_program(inputs.shaped, work.store) if inputs.shaped else None,
+                state=state,
             )
         except TargetError as error:
             if not (params.one_of_several and only_looks_up(program)):

@@ -37,8 +37,8 @@ class SourceTransform(stage.Stage, name="source_transform"):
         @property
         def callables(self) -> list[stage.CallableParams]:
             """The user's functions."""
-            named = (made.filter_fn if isinstance(made, TorchaoParams) else made for made in self.transforms)
-            return [made for made in named if made]
+            functions = (item.filter_fn if isinstance(item, TorchaoParams) else item for item in self.transforms)
+            return [function for function in functions if function]
 
     class Inputs(stage.Roles):
         """None: a module is not an artifact, so the model is built as `export` builds it."""
@@ -61,13 +61,10 @@ class SourceTransform(stage.Stage, name="source_transform"):
         from ...usercode.model_source import build_model, observed
 
         del inputs
-        with observed(work, params.source, *(made.source for made in params.callables)) as observation:
+        with observed(work, params.source, *(function.source for function in params.callables)) as observation:
             model = build_model(params.source, params.seed, work)
             outputs = transform_built(model, params, work.store, work.unfinished, work.remarked)
             return dataclasses.replace(outputs, observed=observation.save(work))
-
-
-_ANY_BATCH = "`quantize.dynamic_batch_size` exports a model's modules again"
 
 
 def transform_built(
@@ -77,13 +74,9 @@ def transform_built(
     unfinished: Path | None = None,
     remarked: Callable[[str], None] = _log.info,
 ) -> SourceTransform.Outputs:
-    """Exports a transformed copy of one method of a model that has been built.
+    """Exports a transformed copy of one method of a built model; raises what `SourceTransform.run` does.
 
-    Continues with what torchao has made in the folder `unfinished` before it was interrupted, and says so.
-
-    Raises:
-        SourceError: the model has no such method, or a callable fails, or the model is a `.pt2` file.
-        TargetError: torchao cannot do what a transform asks for, or it matches no layer of any method.
+    Continues from the layers that an interrupted run has left in the folder `unfinished`, and reports that.
     """
     from ....errors import SourceError
     from ...export.method import choose_method, export_sized
@@ -98,7 +91,8 @@ def transform_built(
 
     model, name, shapes, _ = choose_method(model, params)
     if model.program is not None:
-        what = "source_transforms change a model's modules" if params.transforms else _ANY_BATCH
+        again = "`quantize.dynamic_batch_size` exports a model's modules again"
+        what = "source_transforms change a model's modules" if params.transforms else again
         raise SourceError(f"{what}, and a .pt2 file has none; give a builder")
     method = model.definition.methods[name]
     if is_prepared(method.module):
@@ -108,7 +102,7 @@ def transform_built(
         # it is quantized, and observes nothing more
         program, _ = export_sized(name, method, shapes, strict=params.strict)
         return SourceTransform.Outputs(program=save_program(program, kind="program/aten", store=store))
-    quantizing = [made for made in params.transforms if isinstance(made, TorchaoParams)]
+    quantizing = [transform for transform in params.transforms if isinstance(transform, TorchaoParams)]
     kept = layers_used_otherwise(model, name) if quantizing else frozenset()
     with store.scratch() as folder:  # until the files in it are objects of the store
         with weights_on_use():
