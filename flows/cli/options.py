@@ -26,6 +26,11 @@ def option(
     return typer.Option(*names, metavar=metavar, help=text, show_default=default, autocompletion=complete)
 
 
+def flag(name: str, text: str, *others: str) -> Any:
+    """An option without a value; `others` are more names of it."""
+    return typer.Option(name, *others, help=text)
+
+
 def argument(text: str, metavar: str | None = None, *, complete: completion.Completer | None = None) -> Any:
     """An argument that has to be given."""
     return typer.Argument(metavar=metavar, help=text, show_default=False, autocompletion=complete)
@@ -35,7 +40,7 @@ FOLDER = Annotated[Path, option(describe("out"), "DIR", name="--out")]
 
 STORE = Annotated[str | None, typer.Option(metavar="URL", envvar="PTEFORGE_STORE", help=describe("store"))]
 
-AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+AS_JSON = Annotated[bool, flag("--json", "Print JSON to standard output.")]
 
 OUT = Annotated[Path, typer.Option("--out", "-o", metavar="OUT.pte", help="The file to write.", show_default=False)]
 
@@ -83,14 +88,13 @@ def takes_request(*without: str, optional: bool = False) -> Callable[[Callable[.
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def run(**given: Any) -> None:
-            asked = {name: value for name in fields if (value := given.pop(name)) is not None}
-            command(ExportRequest(**asked) if asked.get("zoo") else None, **given)
+        def run(**options: Any) -> None:
+            requested = {name: value for name in fields if (value := options.pop(name)) is not None}
+            command(ExportRequest(**requested) if requested.get("zoo") else None, **options)
 
-        own = [*signature(command, eval_str=True).parameters.values()][1:]
-        run.__dict__["__signature__"] = Signature(
-            [*offered, *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own)]
-        )
+        others = [*signature(command, eval_str=True).parameters.values()][1:]
+        others = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in others]
+        run.__dict__["__signature__"] = Signature([*offered, *others])
         run.__annotations__ = {}
         return run
 

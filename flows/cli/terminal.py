@@ -116,6 +116,13 @@ def _guard_rich() -> None:
     Console.render_str = render_safe_str  # type: ignore[assignment,method-assign]  # as above
 
 
+def styled(*parts: str | Text | tuple[str, str]) -> Text:
+    """A text from parts, some of which are pairs of a text and its style."""
+    from rich.text import Text
+
+    return Text.assemble(*parts)
+
+
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 

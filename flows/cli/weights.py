@@ -1,21 +1,32 @@
-"""The weights of `.pte` files that are in files of their own, and fat files with theirs."""
+"""The `.pte` files that a command names, and their external weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...artifacts.digest import digest_file
 from ...errors import InputError
 
 if TYPE_CHECKING:
     from ...formats.nfat.container import FatFile
 
 
+def pte_files(paths: Iterable[Path]) -> list[Path]:
+    """The files named, and the `.pte` files of folders, sorted; raises InputError for a folder without one."""
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
+        inside = [file for file in found if file is path or not file.name.endswith(".rejected.pte")]
+        if not inside:
+            raise InputError(f"there is no .pte file in {path}")
+        files += inside
+    return list(dict.fromkeys(files))
+
+
 def check_digest(file: Path, data: Path, sha256: str) -> None:
     """Checks that `data` is the `.ptd` that a file was made with; raises InputError if it is not, or is missing."""
-    from ...artifacts.digest import digest_file
-
     try:
         present = digest_file(data)
     except OSError as error:
