@@ -13,7 +13,7 @@ import typer
 
 from ...errors import InputError, PteforgeError, printable, runtime_reasons
 from ..reports.figures_text import format_runtimes, memory_header
-from .inspect import known_of
+from .inspect import delivered_of
 from .options import AS_JSON, DATA, argument, flag, option
 from .terminal import print_json
 from .weights import data_files, open_fat_file, pte_files
@@ -44,7 +44,7 @@ def print_contract(
         raise InputError("--yaml, --cmake and --header are forms: give one of them, without --json and --diff")
     if as_header:
         files = pte_files(map(Path, paths))
-        typer.echo(memory_header(known_of(file, data_files(file, None)) for file in files))
+        typer.echo(memory_header(delivered_of(file, data_files(file, None)) for file in files))
         return
     if diff:
         _print_additions(paths, as_json=as_json)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...artifacts.digest import digest_file
 from ...errors import FileFormatError, InputError, convert_os_errors, printable
 from ...tasks.results.tables import fat_cost, format_size
 from . import completion
@@ -42,8 +43,6 @@ def extract_payload(
     as_json: AS_JSON = False,
 ) -> None:
     """Extract a payload from a fat file: the plain .pte that was packed, byte for byte."""
-    from ...artifacts.digest import digest_file
-
     check_output(out)
     container = open_fat_file(file, data).container
     payload, *more = _named_payloads(file, container, [name])
@@ -77,21 +76,26 @@ def merge_files(
     with scratch_folder() as folder:
         sources = [_without_metadata(_open(argument), folder / str(index)) for index, argument in enumerate(files)]
         _check_distinct(sources)
-        _check_fallback(sources[-1])
+        fallback = sources[-1]
+        if fallback.pte.backends:
+            raise InputError(
+                f"{fallback.path} is the last payload and needs {', '.join(fallback.pte.backends)}; the last one has "
+                "to run everywhere: name one there that needs no backend, such as a model lowered for the portable "
+                "kernels"
+            )
         for source in sources[:-1]:
-            _check_signature(source, sources[-1])
+            _check_signature(source, fallback)
         payloads = [(source.description, source.content) for source in sources]
         packed = pack_v2(payloads, share_transposed=share_transposed)
-        _write_fat_file(packed, sources[-1].content, out, data_out)
-    _carry_metadata(sources[-1].path, out, packed.alignment)
-    size, total = _written_size(out, data_out), sum(len(source.content) for source in sources)
-    names = [source.name for source in sources]
+        _write_fat_file(packed, fallback.content, out, data_out)
+    _carry_metadata(fallback.path, out, packed.alignment)
+    sizes, size = {source.name: len(source.content) for source in sources}, _written_size(out, data_out)
+    total = sum(sizes.values())
     if as_json:
-        print_json({"file": str(out), "payloads": names, "size": size, "sum": total})
+        print_json({"file": str(out), "payloads": list(sizes), "size": size, "sum": total})
         return
-    cost = fat_cost(size, {source.name: len(source.content) for source in sources})
-    summary = f"{format_size(size)}, payloads {', '.join(names)}; separately they have {format_size(total)}; {cost}"
-    typer.echo(f"{printable(str(out))}: {summary}")
+    summary = f"{format_size(size)}, payloads {', '.join(sizes)}; separately they have {format_size(total)}"
+    typer.echo(f"{printable(str(out))}: {summary}; {fat_cost(size, sizes)}")
 
 
 def thin_file(
@@ -119,7 +123,7 @@ def thin_file(
         contents = [
             _map_payload(file, container, payload, folder / str(index)) for index, payload in enumerate(payloads)
         ]
-        # Where the file does without, its users may have delegates that need it so.
+        # Users of a file without transposed extents may have a delegate that lacks them.
         share_transposed &= any(payload.features for payload in container.payloads)
         packed = _pack(container, payloads, contents, share_transposed=share_transposed)
         _write_fat_file(packed, contents[-1], out, data_out)
@@ -142,7 +146,7 @@ class _Source:
 
     @property
     def description(self) -> Description:
-        """Has no version of ExecuTorch, which is not in a `.pte`."""
+        """The description without a version of ExecuTorch, which a `.pte` does not have."""
         from ...formats.nfat.contents import Description
 
         return Description(self.name, self.pte.backends, tuple(method.name for method in self.pte.methods))
@@ -176,7 +180,7 @@ def _open(argument: str) -> _Source:
 
 
 def _without_metadata(source: _Source, path: Path) -> _Source:
-    """The plain file without metadata, which is the fat file's; `path` is where to write it."""
+    """The plain file without metadata, which belongs to the fat file; written to `path`."""
     from ...formats.nfat.contents import BYTE_ALIGNMENT
     from ...formats.pte.reader import map_file, read_pte
     from ...runtime.quiet import quiet
@@ -203,16 +207,8 @@ def _check_distinct(sources: Sequence[_Source]) -> None:
             )
 
 
-def _check_fallback(last: _Source) -> None:
-    if last.pte.backends:
-        raise InputError(
-            f"{last.path} is the last payload and needs {', '.join(last.pte.backends)}; the last one has to run "
-            "everywhere: name one there that needs no backend, such as a model lowered for the portable kernels"
-        )
-
-
 def _check_signature(source: _Source, last: _Source) -> None:
-    """All payloads need equal signatures; the fat file has that of the last one."""
+    """Checks that a payload has the signature of the last one, which is the fat file's; raises InputError if not."""
     from ...runtime.signature import signature_mismatch
 
     methods = {method.name: method for method in source.pte.methods}
@@ -278,7 +274,7 @@ def _map_payload(file: Path, container: Container, payload: Payload, path: Path)
 def _write_fat_file(packed: PackedContainer, signature: Buffer, path: Path, data_path: Path | None) -> None:
     """Writes a fat file atomically, with the methods of the payload `signature`; raises InputError if it cannot.
 
-    The weights go to `data_path`, a `.ptd` file, if there is one, and otherwise into the file.
+    The weights go to `data_path`, a `.ptd` file, if it is given, and otherwise into the file.
     """
     from ...runtime.quiet import quiet
 
@@ -289,7 +285,7 @@ def _write_fat_file(packed: PackedContainer, signature: Buffer, path: Path, data
 
 
 def _carry_metadata(source: Path, path: Path, alignment: int) -> None:
-    """Gives a fat file the metadata of the file that it was made from, but for the digest of that one's provenance."""
+    """Copies the metadata of `source` to a fat file made from it, except for the digest of its provenance."""
     from ...configs.metadata import PROVENANCE
     from ...formats.pte.metadata import read_metadata, returning_methods
     from ...formats.pte.reader import open_pte
