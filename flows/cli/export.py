@@ -294,9 +294,7 @@ def _deployment(
     request: ExportRequest, name: str, cron: str | None, timezone: str | None, alerts: str | None = None
 ) -> ZooDeployment:
     if not server_configured():
-        raise InputError(
-            "there is no Prefect server to deploy to; start one with `prefect server start`, and set PREFECT_API_URL"
-        )
+        raise InputError("there is no Prefect server; start one with `prefect server start`, and set PREFECT_API_URL")
     quiet_console()
     from ..prefect.deployments import ZooDeployment
 

@@ -77,19 +77,17 @@ def merge_files(
         sources = [_without_metadata(_open(argument), folder / str(index)) for index, argument in enumerate(files)]
         _check_distinct(sources)
         fallback = sources[-1]
-        if fallback.pte.backends:
+        if backends := ", ".join(fallback.pte.backends):
             raise InputError(
-                f"{fallback.path} is the last payload and needs {', '.join(fallback.pte.backends)}; the last one has "
-                "to run everywhere: name one there that needs no backend, such as a model lowered for the portable "
-                "kernels"
+                f"{fallback.path} is the last payload and needs {backends}, but has to run everywhere: end with a "
+                "file that needs no backend, such as a model lowered for the portable kernels"
             )
         for source in sources[:-1]:
             _check_signature(source, fallback)
         payloads = [(source.description, source.content) for source in sources]
         packed = pack_v2(payloads, share_transposed=share_transposed)
-        _write_fat_file(packed, fallback.content, out, data_out)
-    _carry_metadata(fallback.path, out, packed.alignment)
-    sizes, size = {source.name: len(source.content) for source in sources}, _written_size(out, data_out)
+        size = _write_fat_file(packed, fallback.content, out, data_out, metadata_of=fallback.path)
+    sizes = {source.name: len(source.content) for source in sources}
     total = sum(sizes.values())
     if as_json:
         print_json({"file": str(out), "payloads": list(sizes), "size": size, "sum": total})
@@ -126,9 +124,8 @@ def thin_file(
         # Users of a file without transposed extents may have a delegate that lacks them.
         share_transposed &= any(payload.features for payload in container.payloads)
         packed = _pack(container, payloads, contents, share_transposed=share_transposed)
-        _write_fat_file(packed, contents[-1], out, data_out)
-    _carry_metadata(file, out, packed.alignment)
-    kept, size = [payload.name for payload in payloads], _written_size(out, data_out)
+        size = _write_fat_file(packed, contents[-1], out, data_out, metadata_of=file)
+    kept = [payload.name for payload in payloads]
     if as_json:
         print_json({"file": str(out), "payloads": kept, "size": size})
         return
@@ -271,36 +268,26 @@ def _map_payload(file: Path, container: Container, payload: Payload, path: Path)
     return map_file(path)
 
 
-def _write_fat_file(packed: PackedContainer, signature: Buffer, path: Path, data_path: Path | None) -> None:
-    """Writes a fat file atomically, with the methods of the payload `signature`; raises InputError if it cannot.
+def _write_fat_file(
+    packed: PackedContainer, signature: Buffer, path: Path, data_path: Path | None, *, metadata_of: Path
+) -> int:
+    """Writes a fat file, with the methods of the payload `signature`; raises InputError if it cannot.
 
-    The weights go to `data_path`, a `.ptd` file, if it is given, and otherwise into the file.
+    The weights go to `data_path`, a `.ptd` file, if it is given, and otherwise into the file. The metadata of the file
+    that it is made from is copied, except for the digest of its provenance. Returns the size.
     """
-    from ...runtime.quiet import quiet
-
-    with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
-        from ...tasks.backend.file_programs import write_fat
-
-        write_fat(packed, memoryview(signature), path, data_path=data_path)
-
-
-def _carry_metadata(source: Path, path: Path, alignment: int) -> None:
-    """Copies the metadata of `source` to a fat file made from it, except for the digest of its provenance."""
     from ...configs.metadata import PROVENANCE
     from ...formats.pte.metadata import read_metadata, returning_methods
     from ...formats.pte.reader import open_pte
     from ...runtime.quiet import quiet
 
-    metadata = read_metadata(source)
-    returned = bool(returning_methods(open_pte(source), metadata))
-    metadata.pop(PROVENANCE, None)
-    if not metadata:
-        return
     with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
-        from ...tasks.backend.file_programs import write_metadata
+        from ...tasks.backend.file_programs import write_fat, write_metadata
 
-        write_metadata(path, metadata, path, constant_methods=returned, segment_alignment=alignment)
-
-
-def _written_size(path: Path, data_path: Path | None) -> int:
-    return path.stat().st_size + (data_path.stat().st_size if data_path else 0)
+        write_fat(packed, memoryview(signature), path, data_path=data_path)
+        metadata = read_metadata(metadata_of)
+        returned = bool(returning_methods(open_pte(metadata_of), metadata))
+        metadata.pop(PROVENANCE, None)
+        if metadata:
+            write_metadata(path, metadata, path, constant_methods=returned, segment_alignment=packed.alignment)
+        return path.stat().st_size + (data_path.stat().st_size if data_path else 0)

@@ -10,8 +10,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, NoReturn, ParamSpec
 
 import typer
@@ -36,20 +36,13 @@ from .terminal import guard_streams, print_json
 _Options = ParamSpec("_Options")
 
 
-@dataclass
-class Ending:
-    """How a command ended."""
-
-    code: int = 0
-
-
 @contextmanager
-def exit_code() -> Iterator[Ending]:
-    """Runs a command, prints its errors to standard error, and turns exceptions into an exit code.
+def exit_code() -> Iterator[SimpleNamespace]:
+    """Runs a command, prints its errors to standard error, and turns exceptions into the `code` of what it yields.
 
     A failure after Ctrl-C counts as an interruption: libraries turn it into other errors, as imports of C code do.
     """
-    end = Ending()
+    end = SimpleNamespace(code=0)
     with noticed_interrupts() as interrupts:
         try:
             yield end

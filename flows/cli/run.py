@@ -524,9 +524,7 @@ def _read_verifiable(file: Path) -> _Verifiable:
         }
         digest = written["data"] and parse_digest(written["data"]["sha256"])
     except FileNotFoundError as error:
-        raise InputError(
-            f"there is no {path}: verify needs the provenance that `pteforge export` writes next to a file"
-        ) from error
+        raise InputError(f"there is no {path}: verify needs the provenance that `pteforge export` writes") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not a provenance that `pteforge export` wrote: {error}") from error
     if digest is not None:

@@ -1,4 +1,4 @@
-"""`pteforge runs`, `why` and `store`: what a store knows of runs and why their stages ran, and its upkeep."""
+"""`pteforge runs`, `why` and `store`: the runs in a store, why their stages ran, and the store's upkeep."""
 
 from __future__ import annotations
 
@@ -214,11 +214,11 @@ def _share(share: gc.Share) -> str:
 
 
 def _age(finished: str) -> str:
-    """How long ago a stage finished: the largest unit of which it is at least one."""
+    """How long ago a stage finished, in the largest unit that fits."""
     from ...artifacts.gc import seconds
 
     passed = max(0, time.time() - seconds(finished))
-    unit, length = next(((unit, length) for unit, length in _LENGTHS if passed >= length), _LENGTHS[-1])
+    unit, length = next((pair for pair in _LENGTHS if passed >= pair[1]), _LENGTHS[-1])
     return f"{passed / length:.0f} {unit}"
 
 
@@ -243,7 +243,7 @@ def verify_store(*, store: STORE = None, as_json: AS_JSON = False) -> None:
 
 
 def _open_bar() -> Progress:
-    """A bar in a terminal, which leaves the standard streams as they are."""
+    """A progress bar, in terminals only, which leaves the standard streams alone."""
     from rich.progress import Progress
 
     console = open_console(stderr=True)

@@ -32,15 +32,13 @@ def check_digest(file: Path, data: Path, sha256: str) -> None:
     except OSError as error:
         raise InputError(f"{data}, which has the weights of {file}, cannot be read: {error.strerror}") from error
     if present != sha256:
-        raise InputError(
-            f"{data} is not the one that was made with {file}: its SHA-256 is {present}, and should be {sha256}"
-        )
+        raise InputError(f"{data} is not the one that was made with {file}: its SHA-256 is {present}, not {sha256}")
 
 
 def check_found(file: Path, weights: Sequence[Path]) -> None:
-    """Checks the `.ptd` found next to a file against the file's provenance, if there is one; raises as `check_digest`.
+    """Checks the `.ptd` next to a file against the file's provenance, if there is one; raises as `check_digest`.
 
-    Kernels look weights up by name, so those of another model with equal sizes would be accepted.
+    Kernels look weights up by name, and would accept those of another model with equal sizes.
     """
     from ...tasks.results.delivered import Delivered
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -43,11 +43,11 @@ _MODEL_ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_model"
 
 @dataclass(frozen=True)
 class Deployed:
-    """What became of a deployment."""
+    """A deployment that was applied."""
 
     name: str  # with the flow's: ``export-zoo/nightly``
     change: str  # ``created``, ``updated`` or ``unchanged``
-    alerts: tuple[str, ...] = ()  # automations
+    alerts: tuple[str, ...]  # automations
 
 
 @dataclass(frozen=True)
@@ -125,24 +125,21 @@ class ZooDeployment:
             _check_pool(client, pool)
             if run.on == "pool" and run.pool:
                 _deploy_models(client, run.pool)
-            deployed = _apply(client, f"{export_zoo.name}/{self.name}", wanted)
-            deployment = client.read_deployment_by_name(deployed.name)
-            if self.alerts:
-                alerts = _apply_alerts(client, deployment, self._loaded.zoo.name, self.alerts)
-                deployed = replace(deployed, alerts=alerts)
+            name = f"{export_zoo.name}/{self.name}"
+            change = _apply(client, name, wanted)
+            deployment = client.read_deployment_by_name(name)
+            alerts = _apply_alerts(client, deployment, self._loaded.zoo.name, self.alerts) if self.alerts else ()
             if wanted["schedules"]:
                 wait_for_schedule(client, deployment)
-            return deployed
+            return Deployed(name, change, alerts)
 
     def _check_buckets(self) -> None:
         """Raises InputError if the bucket of the store or the releases is known not to exist."""
         publication = self._loaded.zoo.publish
         for url in (self.request.store, self.request.publish or (publication and publication.url)):
             if url and (bucket := missing_bucket(url)):
-                raise InputError(
-                    f"the bucket {bucket!r} of {public_url(url)} does not exist; create it first, for example with: "
-                    f"aws s3 mb s3://{bucket}"
-                )
+                create = f"create it first, for example with: aws s3 mb s3://{bucket}"
+                raise InputError(f"the bucket {bucket!r} of {public_url(url)} does not exist; {create}")
 
 
 def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
@@ -164,7 +161,8 @@ def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
     _apply(client, model_deployment(pool), wanted)
 
 
-def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any]) -> Deployed:
+def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any]) -> str:
+    """Creates or updates a deployment; returns the change."""
     flow, _, name = full_name.partition("/")
     before = None
     with suppress(ObjectNotFound):
@@ -178,7 +176,7 @@ def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any]) ->
         client.create_deployment(flow_id, name, pull_steps=[], enforce_parameter_schema=True, **wanted)
     if before and limited:  # it would end runs: see `zoo_flow.take_turn`
         client.update_deployment(before.id, DeploymentUpdate(concurrency_limit=None))
-    return Deployed(full_name, change)
+    return change
 
 
 def serve(deployment: ZooDeployment) -> None:
@@ -201,9 +199,8 @@ def _server_errors() -> Iterator[None]:
     except PrefectHTTPStatusError as error:
         raise PteforgeError(f"Prefect's server refuses the deployment: {error}") from error
     except Exception as error:
-        raise PteforgeError(
-            f"Prefect's server cannot be reached ({type(error).__name__}: {error}); check PREFECT_API_URL"
-        ) from error
+        problem = f"{type(error).__name__}: {error}"
+        raise PteforgeError(f"Prefect's server cannot be reached ({problem}); check PREFECT_API_URL") from error
 
 
 def _check_pool(client: SyncPrefectClient, pool: str) -> WorkPool:
@@ -211,9 +208,8 @@ def _check_pool(client: SyncPrefectClient, pool: str) -> WorkPool:
         return client.read_work_pool(pool)
     except ObjectNotFound as error:
         pools = ", ".join(sorted(existing.name for existing in client.read_work_pools())) or "none"
-        raise InputError(
-            f"there is no work pool {pool!r} (there: {pools}); make it with: prefect work-pool create {pool} -t process"
-        ) from error
+        create = f"prefect work-pool create {pool} -t process"
+        raise InputError(f"there is no work pool {pool!r} (there: {pools}); make it with: {create}") from error
 
 
 def _comparable(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,8 +10,9 @@ import sqlite3
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, closing
+from logging.handlers import BufferingHandler
 from typing import Any
 
 import uvicorn
@@ -47,7 +48,8 @@ class EmbeddedServer:
 
     def __init__(self) -> None:
         """Starts the server; returns before it is ready."""
-        self._problems = _Problems()
+        self._problems = BufferingHandler(capacity=100)
+        self._problems.setLevel(logging.ERROR)
         _bound_sqlite()
         _UVICORN_LOG.addHandler(self._problems)
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -67,9 +69,9 @@ class EmbeddedServer:
             with urllib.request.urlopen(f"{self.url}/health", timeout=_START_LIMIT):  # noqa: S310 - our own address
                 return
         except (urllib.error.URLError, OSError) as error:
-            problems = self._problems.text() or str(error)
+            problem = _last_error(self._problems.buffer) or str(error)
             raise RuntimeError(
-                f"Prefect's server could not be started (set PREFECT_API_URL to use one that runs already): {problems}"
+                f"Prefect's server could not be started (set PREFECT_API_URL to use one that runs already): {problem}"
             ) from error
 
     def stop(self) -> None:
@@ -127,18 +129,8 @@ def _join_connections() -> None:
             thread.join(_STOP_LIMIT)
 
 
-class _Problems(logging.Handler):
-    """Collects uvicorn's messages about a failed start."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self._texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._texts.append(record.getMessage())
-
-    def text(self) -> str:
-        """The error at the end of the last traceback, or else the last message."""
-        lines = [line for text in self._texts for line in text.splitlines()]
-        errors = [line for line in lines if re.match(r"[\w.]+Error: ", line)]
-        return next(reversed(errors or lines), "")
+def _last_error(records: Iterable[logging.LogRecord]) -> str:
+    """The error at the end of the last traceback, or else the last message."""
+    lines = [line for record in records for line in record.getMessage().splitlines()]
+    errors = [line for line in lines if re.match(r"[\w.]+Error: ", line)]
+    return next(reversed(errors or lines), "")

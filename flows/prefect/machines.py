@@ -48,9 +48,7 @@ def check_place(session: Session) -> None:
 def _check_address(on: str, address: str) -> None:
     host, port = urlsplit(address).hostname, urlsplit(address).port
     if not host or not port:
-        raise InputError(
-            f"the address {address!r} of the {on} cluster names no host and port; write SCHEME://HOST:PORT"
-        )
+        raise InputError(f"the address of the {on} cluster is {address!r}, and has to be SCHEME://HOST:PORT")
     try:
         socket.create_connection((host, port), _ANSWERS_WITHIN).close()
     except OSError as error:

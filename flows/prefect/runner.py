@@ -111,13 +111,6 @@ class TaskWork:
     versions: Mapping[str, str]
     found: bool
 
-    def encode(self) -> bytes:
-        return _WORK.dump_json(self)
-
-    @classmethod
-    def decode(cls, content: bytes) -> TaskWork:
-        return _WORK.validate_json(content)
-
     def check(self, here: StageKey) -> None:
         """Raises StageFailed if this process has another key for the call, so that it would do something else."""
         if here.digest() == self.key:
@@ -153,7 +146,7 @@ def run_stage_call(title: str, work: bytes) -> Any:
         StageFailed: this process's code or toolchain is not the driver's.
     """
     del title
-    task_work = TaskWork.decode(work)
+    task_work = _WORK.validate_json(work)
     call, site = task_work.call, task_work.site
     add_tags(f"stage:{call.stage.name}", f"model:{call.model}", *(f"recipe:{recipe}" for recipe in call.recipes))
     if task_work.found:
@@ -261,7 +254,7 @@ class PrefectRunner(SharingRunner):
     async def _submit(self, call: StageCall, found: Done | None) -> tuple[Any, bool]:
         """The future of the stage's task, and whether that runs in this process."""
         key = found.key if found else await asyncio.to_thread(self.engine.key, call)
-        work = TaskWork(call, self._site, key.digest(), key.code, key.versions, bool(found))
+        work = _WORK.dump_json(TaskWork(call, self._site, key.digest(), key.code, key.versions, bool(found)))
         tasks = self._flow_tasks if found or not call.stage.runs_isolated(call.params) else self._stage_tasks
         here = isinstance(tasks, ThreadPoolTaskRunner)
         if not found and not here:
@@ -269,7 +262,7 @@ class PrefectRunner(SharingRunner):
         names = [name for ref in call.inputs.values() for name in self._names(ref)]
         makers: dict[Any, Any] = {state.id: state for name in names if (state := self._makers.get(name))}
         limited = not found and await self._limits.cover(call.stage.name)
-        parameters = {"title": call.title, "work": work.encode()}
+        parameters = {"title": call.title, "work": work}
         return tasks.submit(_named(call.stage.name, limited=limited), parameters, wait_for=list(makers.values())), here
 
     def _remember(self, done: Done, state: State[Any]) -> None:

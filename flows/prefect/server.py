@@ -55,9 +55,9 @@ def open_block(name: str) -> str:
             "`prefect block register -m pteforge`, then make it in the UI"
         ) from error
     except Exception as error:
+        problem = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
-            f"the block pteforge-store/{name} cannot be read from Prefect's server "
-            f"({type(error).__name__}: {first_line(error)}); check PREFECT_API_URL"
+            f"the block pteforge-store/{name} cannot be read ({problem}); check PREFECT_API_URL"
         ) from error
     if block.signing_key:
         os.environ[KEY_VARIABLE] = block.signing_key.get_secret_value()
@@ -97,9 +97,7 @@ def check_server() -> list[Check]:
     """Looks at the configured server, and at its deployments of zoos; raises PteforgeError if it does not answer."""
     with get_client(sync_client=True) as client:
         if problem := client.api_healthcheck():
-            raise PteforgeError(
-                f"Prefect's server does not answer at {client.api_url}: {problem}; check PREFECT_API_URL"
-            )
+            raise PteforgeError(f"no Prefect server answers at {client.api_url}: {problem}; check PREFECT_API_URL")
         version = client.api_version()
         same = version.split(".")[:2] == prefect.__version__.split(".")[:2]
         advice = "" if same else f"; this machine has {prefect.__version__}, install the same on both"
