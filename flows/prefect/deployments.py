@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
-from uuid import UUID
+from typing import Any, NamedTuple
 
 import prefect
 from prefect import get_client
@@ -222,17 +221,6 @@ _NO_SUCCESS_FOR = timedelta(hours=26)
 """A day, and two hours for a night that takes longer than the one before."""
 
 
-@dataclass(frozen=True)
-class _Alert:
-    """The events that notify, and the message. `resource` is what an event is about; None for runs."""
-
-    what: str
-    expect: frozenset[str]
-    body: str
-    resource: Mapping[str, str] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
 def _apply_alerts(client: SyncPrefectClient, deployment: DeploymentResponse, zoo: str, block: str) -> tuple[str, ...]:
     """Creates or updates the alerts of a deployment, which a notification block sends; returns their names.
 
@@ -247,8 +235,14 @@ def _apply_alerts(client: SyncPrefectClient, deployment: DeploymentResponse, zoo
             "Slack webhook, and name it as TYPE/NAME, such as slack-webhook/nights (`prefect block ls` lists them)"
         ) from error
     names = []
-    for alert in _alerts(zoo):
-        automation = _automation(alert, deployment, sender)
+    for alert in _alerts(deployment, zoo):
+        title = f"{deployment.name}: {alert.what}"
+        automation = AutomationCore(
+            name=f"pteforge {title}",
+            description="Made by `pteforge deploy --alerts`.",
+            trigger=alert.trigger,
+            actions=[SendNotification(block_document_id=sender, subject=f"pteforge {title}", body=alert.body)],
+        )
         if existing := client.read_automations_by_name(automation.name):
             client.update_automation(existing[0].id, automation)
         else:
@@ -257,40 +251,35 @@ def _apply_alerts(client: SyncPrefectClient, deployment: DeploymentResponse, zoo
     return tuple(names)
 
 
-def _alerts(zoo: str) -> Iterator[_Alert]:
-    run = "{{ flow_run.name }}: {{ flow_run.state.message }}\n{{ flow_run | ui_url }}"
-    yield _Alert("failed", frozenset({"prefect.flow-run.Failed"}), run)
-    yield _Alert("crashed", frozenset({"prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}), run)
-    hours = int(_NO_SUCCESS_FOR.total_seconds() // 3600)
-    yield _Alert(
-        f"no successful run in {hours} h",
-        frozenset({"prefect.flow-run.Completed", "prefect.flow-run.Cached"}),
-        "Look at schedule, scheduler and workers with: pteforge doctor --server",
-        settings={"posture": Posture.Proactive, "within": _NO_SUCCESS_FOR},
-    )
-    about = {"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}"}
-    release = "{{ event.payload.release }} at {{ event.payload.url }}, channel {{ event.payload.channel }}"
-    why = f"{release}: {{{{ event.payload.reasons | join('; ') }}}}"
-    accept = "to accept this: {{ event.payload.acceptance }}"
-    yield _Alert("regression", frozenset({"pteforge.regression"}), f"{why}\n{accept}", about)
-    yield _Alert("withdrawn", frozenset({"pteforge.withdrawn"}), why, about)
+class _Alert(NamedTuple):
+    what: str
+    trigger: EventTrigger
+    body: str
 
 
-def _automation(alert: _Alert, deployment: DeploymentResponse, sender: UUID) -> AutomationCore:
+def _alerts(deployment: DeploymentResponse, zoo: str) -> Iterator[_Alert]:
     of_deployment = {
         "prefect.resource.id": f"prefect.deployment.{deployment.id}",
         "prefect.resource.role": "deployment",
     }
-    settings = {
-        "expect": alert.expect,
-        "match": alert.resource or {"prefect.resource.id": "prefect.flow-run.*"},
-        "match_related": {} if alert.resource else of_deployment,
-        "posture": Posture.Reactive,
-        "threshold": 1,
-    }
-    trigger = EventTrigger.model_validate({**settings, **alert.settings})
-    title = f"{deployment.name}: {alert.what}"
-    action = SendNotification(block_document_id=sender, subject=f"pteforge {title}", body=alert.body)
-    return AutomationCore(
-        name=f"pteforge {title}", description="Made by `pteforge deploy --alerts`.", trigger=trigger, actions=[action]
+    runs = {"match": {"prefect.resource.id": "prefect.flow-run.*"}, "match_related": of_deployment}
+    releases = {"match": {"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}"}}
+
+    def trigger(events: str, about: dict[str, Any], **settings: Any) -> EventTrigger:
+        fields = {"expect": events.split(), "posture": Posture.Reactive, "threshold": 1, **about, **settings}
+        return EventTrigger.model_validate(fields)
+
+    state = "{{ flow_run.name }}: {{ flow_run.state.message }}\n{{ flow_run | ui_url }}"
+    yield _Alert("failed", trigger("prefect.flow-run.Failed", runs), state)
+    yield _Alert("crashed", trigger("prefect.flow-run.Crashed prefect.flow-run.TimedOut", runs), state)
+    completed = "prefect.flow-run.Completed prefect.flow-run.Cached"
+    yield _Alert(
+        f"no successful run in {_NO_SUCCESS_FOR.total_seconds() / 3600:.0f} h",
+        trigger(completed, runs, posture=Posture.Proactive, within=_NO_SUCCESS_FOR),
+        "Look at schedule, scheduler and workers with: pteforge doctor --server",
     )
+    release = "{{ event.payload.release }} at {{ event.payload.url }}, channel {{ event.payload.channel }}"
+    why = f"{release}: {{{{ event.payload.reasons | join('; ') }}}}"
+    accept = "to accept this: {{ event.payload.acceptance }}"
+    yield _Alert("regression", trigger("pteforge.regression", releases), f"{why}\n{accept}")
+    yield _Alert("withdrawn", trigger("pteforge.withdrawn", releases), why)
