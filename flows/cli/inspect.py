@@ -35,10 +35,7 @@ _MAX_LENGTH = 80
 
 
 def inspect_file(
-    file: Annotated[Path, argument("A .pte file.")],
-    *,
-    data: DATA = None,
-    as_json: AS_JSON = False,
+    file: Annotated[Path, argument("A .pte file.")], *, data: DATA = None, as_json: AS_JSON = False
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
     from ...formats.describe import describe, describe_container, describe_external, weight_bytes

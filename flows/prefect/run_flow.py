@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .embedded_server import EmbeddedServer
 
 _log = logging.getLogger(__name__)
-_M_ARENA_MAX = -8  # malloc.h
 
 
 def run_flow(session: Session) -> ZooOutcome:
@@ -90,7 +89,7 @@ def _share_malloc_arenas() -> None:
     """Lets Prefect's dozens of threads share two malloc arenas: with one for each, a tenth of memory is idle."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # not glibc
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+            ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX of malloc.h
 
 
 @contextmanager

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import itertools
 import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any, Self
 from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -297,20 +297,18 @@ class _StageLimits:
     async def cover(self, stage: str) -> bool:
         async with self._reading:
             if time.monotonic() - self._read > _LIMITS_FOR:
-                self._stages = frozenset([name async for name in _limited_stages()])
+                self._stages = await _limited_stages()
                 self._read = time.monotonic()
         return stage in self._stages
 
 
-async def _limited_stages() -> AsyncIterator[str]:
+async def _limited_stages() -> frozenset[str]:
+    limits: list[GlobalConcurrencyLimitResponse] = []
     async with get_client() as client:
-        for page in itertools.count():
-            limits = await client.read_global_concurrency_limits(limit=_PAGE, offset=page * _PAGE)
-            for limit in limits:
-                if limit.active and limit.name.startswith(_TAG_LIMIT):
-                    yield limit.name.removeprefix(_TAG_LIMIT)
-            if len(limits) < _PAGE:
-                return
+        while page := await client.read_global_concurrency_limits(limit=_PAGE, offset=len(limits)):
+            limits += page
+    names = (limit.name for limit in limits if limit.active)
+    return frozenset(name.removeprefix(_TAG_LIMIT) for name in names if name.startswith(_TAG_LIMIT))
 
 
 @cache
