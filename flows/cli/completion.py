@@ -1,7 +1,7 @@
 """Values that the shell completes: names of models, recipes, stages, runs, payloads, methods and releases.
 
-A completion has a fraction of a second. Zoo files are read as plain YAML without validation, and nothing is imported
-that a value does not need. A file that cannot be read completes nothing, without a message.
+A completion has a fraction of a second: zoo files are read as plain YAML without validation, and each value imports
+only what it needs. A file that cannot be read completes nothing, without a message.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from ...artifacts.files import LocalFiles, open_input
 
 if TYPE_CHECKING:
     from ...artifacts.runs import Runs
@@ -28,7 +30,7 @@ _ZOO_LIMIT = 1 << 20  # bytes: more could not be read in time
 
 
 def completer(find: Callable[[typer.Context], Iterable[str]]) -> Completer:
-    """Makes a function one that Typer calls. It finds nothing where the function fails."""
+    """Wraps a function for Typer. Where the function fails, there is no completion."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         first, comma, _ = incomplete.rpartition(",")  # several values of an option may have commas between
@@ -53,7 +55,7 @@ def models(ctx: typer.Context) -> Iterable[str]:
 def recipes(ctx: typer.Context) -> Iterable[str]:
     """The recipes that the zoo's models use; the shipped ones for a builder, which is no file."""
     if not _first_argument(ctx).exists():
-        return _shipped_recipes()
+        return shipped_recipes(ctx, "")
     return (recipe for recipes in _recipes_of_models(ctx).values() for recipe in recipes)
 
 
@@ -65,7 +67,7 @@ def files(ctx: typer.Context) -> Iterable[str]:
 
 @completer
 def shipped_recipes(_ctx: typer.Context) -> Iterable[str]:
-    return _shipped_recipes()
+    return sorted(path.stem for path in (_PACKAGE / "configs" / "presets").glob("*.yaml"))
 
 
 @completer
@@ -89,7 +91,7 @@ def runs(ctx: typer.Context) -> Iterable[str]:
 
 
 def begun_runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes like `runs` once an id is begun; until then, shells offer files."""
+    """Completes like `runs` once an id has begun; until then, shells offer files."""
     return runs(ctx, incomplete) if incomplete else []
 
 
@@ -122,41 +124,34 @@ def releases(ctx: typer.Context) -> Iterable[str]:
 
 
 def _first_argument(ctx: typer.Context) -> Path:
-    """The zoo or file that a command is about. The parser has it left over where an option still lacks its value."""
+    """The zoo or file that a command is about; the parser leaves it over while an option still lacks its value."""
     first = next(param.name for param in ctx.command.params if param.param_type_name == "argument")
     return Path(ctx.params.get(first or "") or ctx.args[0])
 
 
 def _recipes_of_models(ctx: typer.Context) -> dict[str, Sequence[str]]:
-    """The zoo's models, with the names of their recipes."""
-    recipes_of: dict[str, Sequence[str]] = {}
-    _read_zoo(_first_argument(ctx).absolute(), (), recipes_of, set())
-    return recipes_of
-
-
-def _read_zoo(path: Path, inherited: Sequence[str], recipes_of: dict[str, Sequence[str]], seen: set[Path]) -> None:
-    """Adds the models of a file and of those that it includes, which inherit its default recipes."""
+    """The models of the zoo and of the files that it includes, with the names of their recipes."""
     import yaml
 
-    from ...artifacts.files import open_input
-
-    seen.add(path)
-    with open_input(path) as file:
-        zoo = yaml.load(file.read(_ZOO_LIMIT), Loader=yaml.CSafeLoader)
-    defaults = (zoo.get("defaults") or {}).get("recipes") or inherited
-    recipes_of.update({name: model.get("recipes") or defaults for name, model in (zoo.get("models") or {}).items()})
-    for included in (path.parent / name for name in zoo.get("include") or ()):
-        if included.resolve() not in seen:
-            _read_zoo(included.resolve(), defaults, recipes_of, seen)
-
-
-def _shipped_recipes() -> list[str]:
-    return sorted(path.stem for path in (_PACKAGE / "configs" / "presets").glob("*.yaml"))
+    recipes_of: dict[str, Sequence[str]] = {}
+    seen: set[Path] = set()
+    pending: list[tuple[Path, Sequence[str]]] = [(_first_argument(ctx).absolute(), ())]
+    while pending:
+        path, inherited = pending.pop(0)
+        if path in seen:
+            continue
+        seen.add(path)
+        with open_input(path) as file:
+            zoo = yaml.load(file.read(_ZOO_LIMIT), Loader=yaml.CSafeLoader)
+        defaults = (zoo.get("defaults") or {}).get("recipes") or inherited
+        for name, model in (zoo.get("models") or {}).items():
+            recipes_of[name] = model.get("recipes") or defaults
+        pending[:0] = [((path.parent / name).resolve(), defaults) for name in zoo.get("include") or ()]
+    return recipes_of
 
 
 def _runs(ctx: typer.Context) -> Runs:
     """The runs of a store on this machine; another one would take too long."""
-    from ...artifacts.files import LocalFiles
     from ...artifacts.runs import Runs
     from ...artifacts.store import cache_folder
 

@@ -13,10 +13,10 @@ import typer
 
 from ...errors import InputError, PteforgeError, printable, runtime_reasons
 from ..reports.figures_text import format_runtimes, memory_header
-from .inspect import known_of
-from .options import AS_JSON, DATA, argument, option
+from .inspect import delivered_of
+from .options import AS_JSON, DATA, argument, flag, option
 from .terminal import print_json
-from .weights import data_files, open_fat_file
+from .weights import data_files, open_fat_file, pte_files
 
 if TYPE_CHECKING:
     from ...formats.contract import Contract
@@ -27,18 +27,13 @@ def print_contract(
         list[str], argument(".pte files, folders of such, contract files, or releases (URL#RELEASE).", "PATH...")
     ],
     *,
-    as_yaml: Annotated[
-        bool, typer.Option("--yaml", help="Print selected_operators.yaml of ExecuTorch's selective build.")
-    ] = False,
-    as_cmake: Annotated[bool, typer.Option("--cmake", help="Print CMake for ExecuTorch's selective build.")] = False,
+    as_yaml: Annotated[bool, flag("--yaml", "Print selected_operators.yaml of ExecuTorch's selective build.")] = False,
+    as_cmake: Annotated[bool, flag("--cmake", "Print CMake for ExecuTorch's selective build.")] = False,
     as_header: Annotated[
-        bool,
-        typer.Option(
-            "--header", help="Print a C++ header with the memory that methods take: planned, and what places measured."
-        ),
+        bool, flag("--header", "Print a C++ header with the memory that methods take: planned and measured on places.")
     ] = False,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Of two paths, OLD and NEW: what NEW needs besides; exit with 1 if anything.")
+        bool, flag("--diff", "Show what NEW needs that OLD does not, for two paths; exit with 1 if anything.")
     ] = False,
     as_json: AS_JSON = False,
 ) -> None:
@@ -48,7 +43,8 @@ def print_contract(
     if as_yaml + as_cmake + as_header + (as_json or diff) > 1:
         raise InputError("--yaml, --cmake and --header are forms: give one of them, without --json and --diff")
     if as_header:
-        typer.echo(memory_header(known_of(file, data_files(file, None)) for path in paths for file in _files(path)))
+        files = pte_files(map(Path, paths))
+        typer.echo(memory_header(delivered_of(file, data_files(file, None)) for file in files))
         return
     if diff:
         _print_additions(paths, as_json=as_json)
@@ -72,18 +68,8 @@ def print_contract(
             typer.echo(format_runtimes(whole.runtimes))
 
 
-def _files(text: str) -> list[Path]:
-    """A `.pte` file, or all that are in a folder; raises InputError if there is none."""
-    path = Path(text)
-    found = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
-    files = [file for file in found if not file.name.endswith(".rejected.pte")]
-    if not files:
-        raise InputError(f"there is no .pte file in {text}")
-    return files
-
-
 def _contracts(text: str) -> Iterator[tuple[str, Contract]]:
-    """The contracts of what a path stands for, each with the name of its file; raises InputError if there is none."""
+    """The contracts of a file, folder or release, each with the name of its file; raises InputError without one."""
     from ...configs.contract_file import read_contract
     from ...formats.contract import Contract, read_needs
     from ..releases.records import names_release
@@ -97,7 +83,7 @@ def _contracts(text: str) -> Iterator[tuple[str, Contract]]:
                 raise InputError(f"{stem} of the release {name} has no contract: an older pteforge made it")
             yield f"{text}/{stem}.pte", contract
     elif path.suffix == ".pte" or path.is_dir():
-        for file in _files(text):
+        for file in pte_files([path]):
             yield (text if file == path else str(file)), Contract.of(read_needs(file, data_files(file, None)))
     else:
         runtime = read_contract(path)
@@ -169,7 +155,7 @@ def _cmake(contract: Contract, files: Sequence[str]) -> Iterator[str]:
             (linked if name in _TARGETS else others).append(_TARGETS.get(name, name))
             continue
         declared, yaml, kernels = _SELECTED[name]
-        operators = ",".join(each for each in contract.operators if kernel_libraries([each]) == [name])
+        operators = ",".join(operator for operator in contract.operators if kernel_libraries([operator]) == [name])
         dtypes = ' DTYPE_SELECTIVE_BUILD "ON"' if plain and kernels == "portable_kernels" else ""
         source = f'OPS_FROM_MODEL "{Path(files[0]).resolve()}"' if dtypes else f'ROOT_OPS "{operators}"'
         library = f'LIB_NAME "selected_{name}"'
@@ -206,19 +192,17 @@ def check_file(
     if python and not chosen.release:
         raise InputError("--python is for releases: name one with --runtime, such as 1.4")
     needs = read_needs(file, data_files(file, data))
-    verdict = judge(needs, chosen.release, chosen.operators, chosen.backends)
-    problems, notes, how = list(verdict.problems), list(verdict.notes), "derived" if chosen.release else "contract"
+    judged = judge(needs, chosen.release, chosen.operators, chosen.backends)
+    problems, notes, how = list(judged.problems), list(judged.notes), "derived" if chosen.release else "contract"
     if python:
         failed, notes = _open_there(python, chosen.release, file, data)
         problems, how = [*fat_problems(needs, chosen.release), *failed], "run"
     if not chosen.release and chosen.backends is None:
         notes.append(f"{chosen.name} does not say which backends the runtime has")
     if as_json:
-        result = {"file": str(file), "runtime": chosen.name, "how": how, "loads": not problems}
-        print_json({**result, "problems": problems, "notes": notes})
-        if problems:
-            raise typer.Exit(1)
-        return
+        verdict = {"file": str(file), "runtime": chosen.name, "how": how, "loads": not problems}
+        print_json({**verdict, "problems": problems, "notes": notes})
+        raise typer.Exit(1 if problems else 0)
     for note in notes:
         typer.echo(printable(note), err=True)
     name = f"ExecuTorch {chosen.name} ({how})" if chosen.release else chosen.name
@@ -250,7 +234,7 @@ print("\\n" + json.dumps([__version__, failed, skipped]))
 
 
 def _open_there(python: Path, release: str, file: Path, data: list[Path] | None) -> tuple[list[str], list[str]]:
-    """Opens a file, or each payload of a fat one, in another interpreter; what fails there, and what it cannot run."""
+    """Opens a file, or each payload of a fat one, in another interpreter; returns failures, and what it cannot run."""
     from ...formats.nfat.container import is_fat
     from ...formats.pte.reader import open_pte
     from ...runtime.selection import scratch_folder
@@ -258,23 +242,23 @@ def _open_there(python: Path, release: str, file: Path, data: list[Path] | None)
     with scratch_folder() as folder:
         programs = {"": file}
         if is_fat(open_pte(file)):
-            container = open_fat_file(file, data).container
-            programs = {f"payload {each.name}: ": folder / f"{i}.pte" for i, each in enumerate(container.payloads)}
-            for payload in container.payloads:
-                container.write(payload, programs[f"payload {payload.name}: "])
+            container, programs = open_fat_file(file, data).container, {}
+            for index, payload in enumerate(container.payloads):
+                programs[f"payload {payload.name}: "] = folder / f"{index}.pte"
+                container.write(payload, folder / f"{index}.pte")
         elif data_files(file, data):
             raise InputError(f"{file} keeps weights in a .ptd file, which --python does not open")
-        asked = json.dumps({name: (str(path), open_pte(path).backends) for name, path in programs.items()})
+        files = json.dumps({name: (str(path), open_pte(path).backends) for name, path in programs.items()})
         try:
             done = subprocess.run(  # noqa: S603 - the user's interpreter
-                [python, "-W", "ignore", "-c", _PROBE, asked], capture_output=True, encoding="utf-8", check=False
+                [python, "-W", "ignore", "-c", _PROBE, files], capture_output=True, encoding="utf-8", check=False
             )
             version, failed, skipped = json.loads((done.stdout.splitlines() or [""])[-1])
         except OSError as error:
             raise InputError(f"{python} cannot be started: {error.strerror}") from error
         except ValueError as error:
-            said = (done.stderr.strip().splitlines() or [""])[-1]
-            raise PteforgeError(f"{python} ended with {done.returncode} when it opened {file}: {said}") from error
+            problem = (done.stderr.strip().splitlines() or [""])[-1]
+            raise PteforgeError(f"{python} ended with {done.returncode} when it opened {file}: {problem}") from error
     if not version.startswith((f"{release}.", f"{release}+")):
         raise InputError(f"{python} has ExecuTorch {version}, and not {release}")
     if len(skipped) == len(programs):

@@ -15,8 +15,8 @@ from ..reports.figures_text import open_table, table_of
 from ..run.interrupt import leave_interrupted
 from ..run.request import ExportRequest
 from . import completion
-from .options import AS_JSON, argument, option, takes_request
-from .terminal import open_console, print_json
+from .options import AS_JSON, argument, flag, option, takes_request
+from .terminal import open_console, print_json, verbose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ...tasks.lowering.bisection import Bisection
     from ...tasks.results.delivered import Failure
-    from ...tasks.results.diagnosis import Cause, Diagnosis
+    from ...tasks.results.diagnosis import Diagnosis
     from ..run.examine import ModelDiagnosis
 
 
@@ -79,12 +79,11 @@ def bisect_recipe(
 
 def _publish(bisection: Bisection) -> None:
     """Adds the result to Prefect's artifacts; only logs a failure, since the terminal shows the result anyway."""
-    from ..run.examine import draw
-
-    if not _log.isEnabledFor(logging.INFO):
+    if not verbose():
         quiet_console()
     try:
         from ..prefect.pages import show_bisection
+        from ..run.examine import draw
 
         show_bisection(bisection, draw(bisection) if find_spec("matplotlib") else None)
     except Exception as error:  # noqa: BLE001 - whatever Prefect raises
@@ -101,11 +100,11 @@ def doctor(
     request: ExportRequest | None,
     *,
     server: Annotated[
-        bool, typer.Option("--server", help="Look at the Prefect server, its schedules and workers instead of a zoo.")
+        bool, flag("--server", "Look at the Prefect server, its schedules and workers instead of a zoo.")
     ] = False,
     as_json: AS_JSON = False,
 ) -> None:
-    """Tell whether torch.export takes the models of a zoo, with and without strict mode, and what to do if not.
+    """Show whether torch.export takes the models of a zoo, with and without strict mode, and what to do if not.
 
     Makes no files. Only what is not cached runs. Exits with 1 if a method cannot be exported as its model is set.
     """
@@ -122,36 +121,37 @@ def doctor(
             diagnoses = examine(session)
     except KeyboardInterrupt:
         leave_interrupted()
-    well = all(each.well for each in diagnoses)
+    well = all(diagnosis.well for diagnosis in diagnoses)
     if as_json:
-        print_json({"zoo": session.zoo, "well": well, "models": {each.model: each.to_json() for each in diagnoses}})
+        models = {diagnosis.model: diagnosis.to_json() for diagnosis in diagnoses}
+        print_json({"zoo": session.zoo, "well": well, "models": models})
     else:
         _print_diagnoses(open_console(), diagnoses)
     raise typer.Exit(0 if well else 1)
 
 
 def _check_server(*, as_json: bool) -> None:
-    """Looks at the configured server; exits with 1 if something is wrong."""
     if not server_configured():
         raise InputError("there is no Prefect server to look at; set PREFECT_API_URL")
     quiet_console()
     from ..prefect.server import check_server
 
     checks = check_server()
+    well = all(check.well for check in checks)
     if as_json:
-        print_json({"well": all(check.well for check in checks), "checks": [vars(check) for check in checks]})
+        print_json({"well": well, "checks": [vars(check) for check in checks]})
     else:
         for check in checks:
             style = "green" if check.well else "bold red"
             open_console().print(printable(f"{check.name}: {check.found}"), style=style, soft_wrap=True)
-    raise typer.Exit(0 if all(check.well for check in checks) else 1)
+    raise typer.Exit(0 if well else 1)
 
 
 def _print_diagnoses(console: Console, diagnoses: Sequence[ModelDiagnosis]) -> None:
     from ...tasks.results.diagnosis import Diagnosis
 
     table = open_table(("model", "method", "strict", "without strict mode", "in strict mode", "draft export"))
-    methods = [(each.model, *of_method) for each in diagnoses for of_method in each.methods.items()]
+    methods = [(of_model.model, *method) for of_model in diagnoses for method in of_model.methods.items()]
     for model, method, diagnosis in methods:
         table.add_row(model, method, *_diagnosis_cells(diagnosis))
     console.print(table)
@@ -185,23 +185,18 @@ def _diagnosis_cells(diagnosis: Diagnosis | Failure) -> Iterator[str | Text]:
 
 
 def _print_findings(console: Console, name: str, diagnosis: Diagnosis) -> None:
-    others = [finding for finding in diagnosis.findings if finding not in diagnosis.relevant]
+    from ...tasks.results.diagnosis import as_text
+
     if not diagnosis.attempt.exported:
         problem = first_line(diagnosis.attempt.problem)
         console.print(f"{name} is refused: {problem}", style="bold red", soft_wrap=True)
     elif diagnosis.relevant:
         console.print(f"{name} is exported, but the program may be wrong:", style="bold red", soft_wrap=True)
-    _print_text(console, diagnosis.relevant, "yellow")
-    if others:
+    if diagnosis.relevant:
+        console.print(as_text(diagnosis.relevant), style="yellow", soft_wrap=True)
+    if others := [finding for finding in diagnosis.findings if finding not in diagnosis.relevant]:
         other = "without strict mode" if diagnosis.strict else "in strict mode"
         console.print(f"{name} {other}, which is not what is set:", style="dim", soft_wrap=True)
-        _print_text(console, others, "dim")
+        console.print(as_text(others), style="dim", soft_wrap=True)
     if diagnosis.findings or not diagnosis.attempt.exported:
         console.print()
-
-
-def _print_text(console: Console, findings: Sequence[Cause], style: str) -> None:
-    from ...tasks.results.diagnosis import as_text
-
-    if findings:
-        console.print(as_text(findings), style=style, soft_wrap=True)

@@ -18,9 +18,9 @@ from ..run.interrupt import leave, leave_interrupted
 from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest
 from . import completion
-from .options import AS_JSON, option, takes_request
+from .options import AS_JSON, flag, option, takes_request
 from .store import format_change
-from .terminal import open_console, print_json
+from .terminal import open_console, print_json, styled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,10 +50,8 @@ def export(
         Literal["text", "json"], typer.Option(envvar=VARIABLE, is_eager=True, callback=_set_format, help=_EVENTS)
     ] = "text",
     metrics: Annotated[Path | None, typer.Option(metavar="FILE.prom", envvar="PTEFORGE_METRICS", help=_METRICS)] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run, and run nothing: as `pteforge plan`.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only failures and the last line.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Show what would run, and run nothing: as `pteforge plan`.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "Print only failures and the last line.", "-q")] = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
@@ -64,7 +62,7 @@ def export(
     from .progress import Failures, observe, print_failures, print_published, print_summary
 
     if dry_run:
-        show_plan(request, as_json=as_json)
+        _show_plan(request, as_json=as_json)
     as_text = not as_json and log_format == "text"
     try:
         with open_configured(request) as session, session.recording.open(metrics and check_metrics_file(metrics)):
@@ -86,7 +84,7 @@ def export(
     published = session.recording.publish()
     exit_code = outcome.exit_code or (1 if published and published.regressions else 0)
     if as_json:
-        print_json({**outcome.to_json(), **({"published": published.to_json()} if published else {})})
+        print_json(outcome.to_json() | ({"published": published.to_json()} if published else {}))
     elif published and as_text and (published.reasons or not quiet):
         print_published(published)
     if session.prefect.lost:
@@ -99,29 +97,19 @@ class Due:
     """A call of a stage that an export would run."""
 
     call: StageCall
-    # fields of its key that differ from its last run; None without an earlier run
-    changes: tuple[FieldChange, ...] | None
-    last: StageRecord | None  # its last run, for what it took
-    predicted_memory: int  # bytes that it waits for before it starts
-    asked: bool = False  # whether it runs only because it is asked for
-
-    @property
-    def reason(self) -> str:
-        from ...tasks.engine.executor import REFRESHED
-
-        if self.asked:
-            return REFRESHED
-        return "has not run before" if self.changes is None else "changed:" if self.changes else "its outputs are gone"
+    reason: str
+    changes: tuple[FieldChange, ...] | None  # fields of its key that differ from its last run; None without one
+    last: StageRecord | None  # its last run, for time and memory
+    predicted_memory: int  # bytes that must be free before it starts
 
 
 @takes_request("out", "jobs", "on", "publish")
 def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
     """Show which stages an export would run, and why. Runs nothing; exits with 3 if there is something to do."""
-    show_plan(request, as_json=as_json)
+    _show_plan(request, as_json=as_json)
 
 
-def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
-    """Prints the plan of a run, and exits."""
+def _show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
     with open_configured(request, writes=False) as session:
         cached, will_run, may_run = _plan(session)
     if as_json:
@@ -136,14 +124,14 @@ def show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
 def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
     """The number of cached stages, the stages that will run, and those that may run."""
     from ...artifacts.runs import differing_fields
-    from ...tasks.engine.executor import PlanRunner, predict_memory
+    from ...tasks.engine.executor import REFRESHED, PlanRunner, predict_memory
     from ...tasks.engine.runner import CutShort
     from ...tasks.lowering.graph import lower_model
     from ...tasks.lowering.runs import ModelRun, run_without_loop
 
-    refresh, session.executor.refresh = bool(session.executor.refresh), ""  # what is there is known, and will run
+    refresh, session.executor.refresh = bool(session.executor.refresh), ""  # cached stages are found, and run again
     runner = PlanRunner(session.executor)
-    whole = set()  # keys of the stages of models that need not be looked at
+    whole = set()  # keys of the stages of models whose stages are all cached
     for model in session.models:
         if record := None if refresh else session.whole_models.find(model):
             whole |= {stage.key for stage in record.stages}
@@ -151,30 +139,27 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
         for outcome in run_without_loop(lower_model(ModelRun(runner, model))).values():
             if isinstance(outcome, Exception) and not isinstance(outcome, CutShort):
                 raise outcome
-    ledger, will_run = session.store.ledger, []
-    for call in runner.will_run.values():
-        slot = ledger.last(call.slot)
-        changes = differing_fields(slot.fields, session.executor.key(call).fields()) if slot else None
-        will_run.append(Due(call, changes, ledger.last_run(call.slot), predict_memory(call, session.store)))
+    store, will_run = session.store, []
     cached = {done.key.digest(): done for done in runner.found}
     if refresh:
-        again = [
-            Due(done.call, (), ledger.lookup(key), predict_memory(done.call, session.store), asked=True)
-            for key, done in cached.items()
-        ]
-        return 0, [*again, *will_run], runner.may_run
-    return len(cached.keys() | whole), will_run, runner.may_run
+        for key, done in cached.items():
+            memory = predict_memory(done.call, store)
+            will_run.append(Due(done.call, REFRESHED, (), store.ledger.lookup(key), memory))
+    for call in runner.will_run.values():
+        slot = store.ledger.last(call.slot)
+        changes = differing_fields(slot.fields, session.executor.key(call).fields()) if slot else None
+        reason = "has not run before" if changes is None else "changed:" if changes else "its outputs are gone"
+        will_run.append(Due(call, reason, changes, store.ledger.last_run(call.slot), predict_memory(call, store)))
+    return 0 if refresh else len(cached.keys() | whole), will_run, runner.may_run
 
 
 def _print_plan(console: Console, cached: int, will_run: list[Due], may_run: list[StageCall]) -> None:
-    from rich.text import Text
-
     for due in will_run:
         needs = f"  ({_needs(due)})" if due.call.stage.runs_isolated(due.call.params) else ""
-        line = Text.assemble(("will run ", "green"), printable(due.call.title), f"  {due.reason}", (needs, "dim"))
+        line = styled(("will run ", "green"), printable(due.call.title), f"  {due.reason}", (needs, "dim"))
         console.print(line, soft_wrap=True)
         for change in due.changes or ():
-            console.print(Text.assemble("         ", format_change(change)), soft_wrap=True)
+            console.print(styled("         ", format_change(change)), soft_wrap=True)
     for model, count in Counter(call.model for call in may_run).items():
         console.print(f"may run  {printable(model)}: {count} later stages, where outputs change", style="dim")
     summary = f"{cached} stages cached, {len(will_run)} will run, {len(may_run)} may run"
@@ -247,7 +232,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _arguments(builder: str, folder: Path) -> tuple[Sequence[str], Sequence[str]]:
-    """What a builder takes, and what it needs; raises InputError if there is no such builder."""
+    """The optional and the needed arguments of a builder; raises InputError if there is no such builder."""
     from ...configs.base import check_object_reference
     from ...tasks.engine.keys.builder import find_builder, find_signature
     from ...tasks.engine.keys.search import ModuleSearch
@@ -263,9 +248,9 @@ def _arguments(builder: str, folder: Path) -> tuple[Sequence[str], Sequence[str]
     return [name for name in signature.names if name not in needed] if signature else [], needed
 
 
-NAME = Annotated[str, option("Name of the deployment.", "NAME")]
-CRON = Annotated[str | None, option('When to run, such as "0 2 * * *".', "CRON", "no schedule")]
-TIMEZONE = Annotated[str | None, option("Time zone of the schedule.", "ZONE", "UTC")]
+_NAME = Annotated[str, option("Name of the deployment.", "NAME")]
+_CRON = Annotated[str | None, option('When to run, such as "0 2 * * *".', "CRON", "no schedule")]
+_ZONE = Annotated[str | None, option("Time zone of the schedule.", "ZONE", "UTC")]
 
 
 @takes_request()
@@ -273,9 +258,9 @@ def deploy(
     request: ExportRequest,
     *,
     pool: Annotated[str, option("Work pool whose workers run it.", "POOL", False)],
-    name: NAME = "nightly",
-    cron: CRON = None,
-    timezone: TIMEZONE = None,
+    name: _NAME = "nightly",
+    cron: _CRON = None,
+    timezone: _ZONE = None,
     alerts: Annotated[
         str | None,
         option(
@@ -286,7 +271,7 @@ def deploy(
         ),
     ] = None,
 ) -> None:
-    """Create or update a deployment of a zoo on your Prefect server; it runs one at a time, later runs wait."""
+    """Create or update a deployment of a zoo on your Prefect server; its runs are queued, one at a time."""
     if request.on == "pool":
         request = request.model_copy(update={"overrides": (f"run.pool={pool}", *request.overrides)})
     deployed = _deployment(request, name, cron, timezone, alerts).apply(pool)
@@ -296,7 +281,7 @@ def deploy(
 
 
 @takes_request()
-def serve(request: ExportRequest, *, name: NAME = "nightly", cron: CRON = None, timezone: TIMEZONE = None) -> None:
+def serve(request: ExportRequest, *, name: _NAME = "nightly", cron: _CRON = None, timezone: _ZONE = None) -> None:
     """Run a zoo on a schedule in this process, without workers; Ctrl-C ends it."""
     deployment = _deployment(request, name, cron, timezone)
     from ..prefect.deployments import serve as serve_deployment
@@ -309,9 +294,7 @@ def _deployment(
     request: ExportRequest, name: str, cron: str | None, timezone: str | None, alerts: str | None = None
 ) -> ZooDeployment:
     if not server_configured():
-        raise InputError(
-            "there is no Prefect server to deploy to; start one with `prefect server start`, and set PREFECT_API_URL"
-        )
+        raise InputError("there is no Prefect server; start one with `prefect server start`, and set PREFECT_API_URL")
     quiet_console()
     from ..prefect.deployments import ZooDeployment
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...artifacts.digest import digest_file
 from ...errors import FileFormatError, InputError, convert_os_errors, printable
 from ...tasks.results.tables import fat_cost, format_size
 from . import completion
@@ -42,8 +43,6 @@ def extract_payload(
     as_json: AS_JSON = False,
 ) -> None:
     """Extract a payload from a fat file: the plain .pte that was packed, byte for byte."""
-    from ...artifacts.digest import digest_file
-
     check_output(out)
     container = open_fat_file(file, data).container
     payload, *more = _named_payloads(file, container, [name])
@@ -77,21 +76,24 @@ def merge_files(
     with scratch_folder() as folder:
         sources = [_without_metadata(_open(argument), folder / str(index)) for index, argument in enumerate(files)]
         _check_distinct(sources)
-        _check_fallback(sources[-1])
+        fallback = sources[-1]
+        if backends := ", ".join(fallback.pte.backends):
+            raise InputError(
+                f"{fallback.path} is the last payload and needs {backends}, but has to run everywhere: end with a "
+                "file that needs no backend, such as a model lowered for the portable kernels"
+            )
         for source in sources[:-1]:
-            _check_signature(source, sources[-1])
+            _check_signature(source, fallback)
         payloads = [(source.description, source.content) for source in sources]
         packed = pack_v2(payloads, share_transposed=share_transposed)
-        _write_fat_file(packed, sources[-1].content, out, data_out)
-    _carry_metadata(sources[-1].path, out, packed.alignment)
-    size, total = _written_size(out, data_out), sum(len(source.content) for source in sources)
-    names = [source.name for source in sources]
+        size = _write_fat_file(packed, fallback.content, out, data_out, metadata_of=fallback.path)
+    sizes = {source.name: len(source.content) for source in sources}
+    total = sum(sizes.values())
     if as_json:
-        print_json({"file": str(out), "payloads": names, "size": size, "sum": total})
+        print_json({"file": str(out), "payloads": list(sizes), "size": size, "sum": total})
         return
-    cost = fat_cost(size, {source.name: len(source.content) for source in sources})
-    summary = f"{format_size(size)}, payloads {', '.join(names)}; separately they have {format_size(total)}; {cost}"
-    typer.echo(f"{printable(str(out))}: {summary}")
+    summary = f"{format_size(size)}, payloads {', '.join(sizes)}; separately they have {format_size(total)}"
+    typer.echo(f"{printable(str(out))}: {summary}; {fat_cost(size, sizes)}")
 
 
 def thin_file(
@@ -119,12 +121,11 @@ def thin_file(
         contents = [
             _map_payload(file, container, payload, folder / str(index)) for index, payload in enumerate(payloads)
         ]
-        # Where the file does without, its users may have delegates that need it so.
+        # Users of a file without transposed extents may have a delegate that lacks them.
         share_transposed &= any(payload.features for payload in container.payloads)
         packed = _pack(container, payloads, contents, share_transposed=share_transposed)
-        _write_fat_file(packed, contents[-1], out, data_out)
-    _carry_metadata(file, out, packed.alignment)
-    kept, size = [payload.name for payload in payloads], _written_size(out, data_out)
+        size = _write_fat_file(packed, contents[-1], out, data_out, metadata_of=file)
+    kept = [payload.name for payload in payloads]
     if as_json:
         print_json({"file": str(out), "payloads": kept, "size": size})
         return
@@ -142,7 +143,7 @@ class _Source:
 
     @property
     def description(self) -> Description:
-        """Has no version of ExecuTorch, which is not in a `.pte`."""
+        """The description without a version of ExecuTorch, which a `.pte` does not have."""
         from ...formats.nfat.contents import Description
 
         return Description(self.name, self.pte.backends, tuple(method.name for method in self.pte.methods))
@@ -176,7 +177,7 @@ def _open(argument: str) -> _Source:
 
 
 def _without_metadata(source: _Source, path: Path) -> _Source:
-    """The plain file without metadata, which is the fat file's; `path` is where to write it."""
+    """The plain file without metadata, which belongs to the fat file; written to `path`."""
     from ...formats.nfat.contents import BYTE_ALIGNMENT
     from ...formats.pte.reader import map_file, read_pte
     from ...runtime.quiet import quiet
@@ -203,16 +204,8 @@ def _check_distinct(sources: Sequence[_Source]) -> None:
             )
 
 
-def _check_fallback(last: _Source) -> None:
-    if last.pte.backends:
-        raise InputError(
-            f"{last.path} is the last payload and needs {', '.join(last.pte.backends)}; the last one has to run "
-            "everywhere: name one there that needs no backend, such as a model lowered for the portable kernels"
-        )
-
-
 def _check_signature(source: _Source, last: _Source) -> None:
-    """All payloads need equal signatures; the fat file has that of the last one."""
+    """Checks that a payload has the signature of the last one, which is the fat file's; raises InputError if not."""
     from ...runtime.signature import signature_mismatch
 
     methods = {method.name: method for method in source.pte.methods}
@@ -275,36 +268,26 @@ def _map_payload(file: Path, container: Container, payload: Payload, path: Path)
     return map_file(path)
 
 
-def _write_fat_file(packed: PackedContainer, signature: Buffer, path: Path, data_path: Path | None) -> None:
-    """Writes a fat file atomically, with the methods of the payload `signature`; raises InputError if it cannot.
+def _write_fat_file(
+    packed: PackedContainer, signature: Buffer, path: Path, data_path: Path | None, *, metadata_of: Path
+) -> int:
+    """Writes a fat file, with the methods of the payload `signature`; raises InputError if it cannot.
 
-    The weights go to `data_path`, a `.ptd` file, if there is one, and otherwise into the file.
+    The weights go to `data_path`, a `.ptd` file, if it is given, and otherwise into the file. The metadata of the file
+    that it is made from is copied, except for the digest of its provenance. Returns the size.
     """
-    from ...runtime.quiet import quiet
-
-    with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
-        from ...tasks.backend.file_programs import write_fat
-
-        write_fat(packed, memoryview(signature), path, data_path=data_path)
-
-
-def _carry_metadata(source: Path, path: Path, alignment: int) -> None:
-    """Gives a fat file the metadata of the file that it was made from, but for the digest of that one's provenance."""
     from ...configs.metadata import PROVENANCE
     from ...formats.pte.metadata import read_metadata, returning_methods
     from ...formats.pte.reader import open_pte
     from ...runtime.quiet import quiet
 
-    metadata = read_metadata(source)
-    returned = bool(returning_methods(open_pte(source), metadata))
-    metadata.pop(PROVENANCE, None)
-    if not metadata:
-        return
     with quiet(), convert_os_errors(InputError, f"output cannot be written to {path}"):
-        from ...tasks.backend.file_programs import write_metadata
+        from ...tasks.backend.file_programs import write_fat, write_metadata
 
-        write_metadata(path, metadata, path, constant_methods=returned, segment_alignment=alignment)
-
-
-def _written_size(path: Path, data_path: Path | None) -> int:
-    return path.stat().st_size + (data_path.stat().st_size if data_path else 0)
+        write_fat(packed, memoryview(signature), path, data_path=data_path)
+        metadata = read_metadata(metadata_of)
+        returned = bool(returning_methods(open_pte(metadata_of), metadata))
+        metadata.pop(PROVENANCE, None)
+        if metadata:
+            write_metadata(path, metadata, path, constant_methods=returned, segment_alignment=packed.alignment)
+        return path.stat().st_size + (data_path.stat().st_size if data_path else 0)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ...errors import InputError
-from .options import AS_JSON, argument, option
+from .options import AS_JSON, argument, flag, option
 from .terminal import print_json
 from .weights import check_found, data_files
 
@@ -29,16 +29,14 @@ def generate_text(  # noqa: PLR0913 - one parameter per option
     tokenizer: Annotated[
         Path | None, option("Where the tokenizer and the settings of processors are.", "DIR", "next to the file")
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the tokenizer's chat template.")] = False,
+    chat: Annotated[bool, flag("--chat", "Put the prompt into the tokenizer's chat template.")] = False,
     language: Annotated[
         str, option("Of the sound, or to translate to, as the tokenizer names it.", "NAME", "the model decides")
     ] = "",
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="Print when each part of the sound is said.")
-    ] = False,
+    timestamps: Annotated[bool, flag("--timestamps", "Print when each part of the sound is said.")] = False,
     data: Annotated[Path | None, option("External weights.", "FILE.ptd", "the .ptd next to the file")] = None,
     as_json: AS_JSON = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "Print the text only.", "-q")] = False,
 ) -> None:
     """Generate text with a .pte file, and print it as it comes; then say on standard error how fast that was.
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...artifacts.digest import digest_file, digest_json
+from ...artifacts.files import read_sidecar
 from ...errors import FileFormatError, InputError, printable
 from ...tasks.results.tables import fat_cost, format_size
 from ..reports.figures_text import format_runtimes, open_table
 from .options import AS_JSON, DATA, argument
-from .terminal import open_console, print_json
+from .terminal import open_console, print_json, styled
 from .weights import data_files, open_fat_file
 
 if TYPE_CHECKING:
@@ -33,10 +35,7 @@ _MAX_LENGTH = 80
 
 
 def inspect_file(
-    file: Annotated[Path, argument("A .pte file.")],
-    *,
-    data: DATA = None,
-    as_json: AS_JSON = False,
+    file: Annotated[Path, argument("A .pte file.")], *, data: DATA = None, as_json: AS_JSON = False
 ) -> None:
     """Show the contents of a .pte file: metadata, methods, operators, delegates, named data; payloads if it is fat."""
     from ...formats.describe import describe, describe_container, describe_external, weight_bytes
@@ -49,13 +48,13 @@ def inspect_file(
     pte, weights = open_pte(file), data_files(file, data)
     fat = open_fat_file(file, data) if is_fat(pte) else None
     metadata = read_metadata(file)
-    known = known_of(file, weights)
-    contract = _contract(file, data, known)
+    delivered = delivered_of(file, weights)
+    contract = _contract(file, data, delivered)
     description = {
         **describe(pte),
         "metadata": metadata_json(metadata),
         "container": describe_container(fat) if fat else None,
-        **known.recorded(),
+        **delivered.recorded(),
         "contract": contract and contract.described(),
     }
     if not fat:
@@ -66,16 +65,16 @@ def inspect_file(
         return
     console = open_console()
     if fat:
-        for line in _lines(file, description):
+        for line in _fat_lines(file, description):
             console.print(line, soft_wrap=True)
         console.print(_table(description["container"]["payloads"]))
     else:
         _print_file(console, file, description)
     console.print(format_runtimes(contract.runtimes if contract else None), soft_wrap=True)
-    for fact in (fact for fact in known.notes if fact.area != "payloads"):  # said above
+    for fact in (fact for fact in delivered.notes if fact.area != "payloads"):  # those are printed above
         console.print(printable(fact.note, keep="\n"), soft_wrap=True)
-    told = {key: value for key, value in metadata.items() if not key.startswith((SIZES, BUCKETS))}
-    for line in metadata_lines(told, limit=_MAX_LENGTH):
+    entries = {key: value for key, value in metadata.items() if not key.startswith((SIZES, BUCKETS))}
+    for line in _metadata_lines(entries, limit=_MAX_LENGTH):
         console.print(line, soft_wrap=True)
     _print_buckets(console, metadata, description)
     returning = returning_methods(pte, metadata)
@@ -86,7 +85,7 @@ def inspect_file(
 
 
 def _contract(file: Path, data: list[Path] | None, delivered: Delivered) -> Contract | None:
-    """What a runtime must have, as the provenance or the file says it; None if a payload cannot be read."""
+    """What a runtime must have, from the provenance or else the file; None if a payload cannot be read."""
     from ...formats.contract import Contract, read_needs
 
     if delivered.contract:
@@ -97,21 +96,20 @@ def _contract(file: Path, data: list[Path] | None, delivered: Delivered) -> Cont
         return None
 
 
-def known_of(file: Path, weights: Sequence[Path]) -> Delivered:
-    """What the provenance says; of a file without it, and of one from before there were figures, planned memory."""
-    from ...artifacts.digest import digest_file
+def delivered_of(file: Path, weights: Sequence[Path]) -> Delivered:
+    """What the provenance says, with the planned memory read from the file where the provenance lacks it."""
     from ...formats.describe import planned_memory
     from ...tasks.results.costs import MemoryUse
     from ...tasks.results.delivered import Delivered
 
-    made = Delivered.next_to(file)
-    if made is None:
-        made = Delivered(file.absolute().parent.name, file.stem, "made", digests={"pte": digest_file(file)})
-    planned = () if made.every(MemoryUse) else starmap(MemoryUse, planned_memory(file, weights))
-    return replace(made, findings=(*made.findings, *planned))
+    delivered = Delivered.next_to(file)
+    if delivered is None:
+        delivered = Delivered(file.absolute().parent.name, file.stem, "made", digests={"pte": digest_file(file)})
+    planned = () if delivered.every(MemoryUse) else starmap(MemoryUse, planned_memory(file, weights))
+    return replace(delivered, findings=(*delivered.findings, *planned))
 
 
-def _lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
+def _fat_lines(file: Path, description: dict[str, Any]) -> Iterator[str]:
     container = description["container"]
     payloads, external = container["payloads"], container["outside"]
     total = description["size"] + external["bytes"]
@@ -164,24 +162,19 @@ def _table(payloads: list[dict[str, Any]]) -> Table:
 
 
 def _print_file(console: Console, file: Path, description: dict[str, Any]) -> None:
-    backends = printable(", ".join(description["backends"])) or "none"
-    constants = description["constants"]
+    backends, kernels = (printable(", ".join(description[key])) or "none" for key in ("backends", "kernels"))
     line = f"{printable(str(file))}: {format_size(description['size'])}, delegates to: {backends}"
     console.print(line, soft_wrap=True)
-    kernels = printable(", ".join(description["kernels"])) or "none"
     console.print(f"kernels to link: {kernels}", soft_wrap=True)
+    constants = description["constants"]
     console.print(f"{constants['tensors']} constant tensors, {format_size(constants['bytes'])}")
-    if line := _weights(**description["weights"]):
-        console.print(line, soft_wrap=True)
-
-
-def _weights(sizes: dict[str, int], unread: Sequence[str]) -> str:
-    """Bytes of weights by data type, with each one's share, in one line."""
+    sizes, unread = description["weights"]["sizes"], description["weights"]["unread"]
     total = sum(sizes.values())
-    said = [f"{dtype} {format_size(size)} ({size / total:.0%})" for dtype, size in sizes.items()]
+    weights = [f"{dtype} {format_size(size)} ({size / total:.0%})" for dtype, size in sizes.items()]
     if unread:
-        said.append(f"those of {printable(', '.join(unread))} are not read")
-    return f"weights: {', '.join(said)}" if said else ""
+        weights.append(f"those of {printable(', '.join(unread))} are not read")
+    if weights:
+        console.print(f"weights: {', '.join(weights)}", soft_wrap=True)
 
 
 def _print_buckets(console: Console, metadata: Mapping[str, MetadataValue], description: dict[str, Any]) -> None:
@@ -198,12 +191,10 @@ def _print_buckets(console: Console, metadata: Mapping[str, MetadataValue], desc
 
 
 def _print_method(console: Console, method: dict[str, Any]) -> None:
-    from rich.text import Text
-
     name = printable(method["name"])
     if method["constant"]:
         values = ", ".join(map(_value, method["outputs"]))
-        console.print(Text.assemble("\n", (f"constant method {name}", "bold"), f": {values}"), soft_wrap=True)
+        console.print(styled("\n", (f"constant method {name}", "bold"), f": {values}"), soft_wrap=True)
         return
     console.print(f"\nmethod {name}", style="bold")
     for direction in ("inputs", "outputs"):
@@ -235,19 +226,19 @@ def _print_named_data(console: Console, description: dict[str, Any]) -> None:
 
 
 def _value(value: dict[str, Any]) -> str:
-    """A tensor's dtype, shape, and order in memory if it is another one, or the kind and value of a scalar."""
+    """A tensor's dtype, shape, and unusual order in memory, or the kind and value of a scalar."""
     from ...formats.pte.contents import DimensionSizes
 
     if "shape" in value:
-        said = [f"dimension {sizes['dimension']}: {DimensionSizes(**sizes)}" for sizes in value["sizes"]]
-        bounds = "" if value["dynamism"] == "static" else f" ({', '.join(said) or value['dynamism']})"
+        dimensions = [f"dimension {sizes['dimension']}: {DimensionSizes(**sizes)}" for sizes in value["sizes"]]
+        bounds = "" if value["dynamism"] == "static" else f" ({', '.join(dimensions) or value['dynamism']})"
         order = value["dim_order"]
         memory = "" if order == sorted(order) else f", in memory by dimensions {order}"
         return f"{value['dtype']} {value['shape']}{bounds}{memory}"
     content, kind = value["value"], value["kind"].replace("_", " ")
     if content is None:
         return "none"
-    if isinstance(content, str) and value["kind"] == "string":
+    if isinstance(content, str) and kind == "string":
         return f'string "{printable(content)}"'
     return f"{kind} {content}"
 
@@ -265,17 +256,17 @@ def show_metadata(file: Annotated[Path, argument("A .pte file.")], *, as_json: A
     if as_json:
         print_json({"metadata": metadata_json(metadata), "origin": origin})
         return
-    for line in metadata_lines(metadata):
+    for line in _metadata_lines(metadata):
         typer.echo(line)
     if not metadata:
         typer.echo(f"{printable(str(file))} has no metadata", err=True)
     elif origin:
         toolchain = ", ".join(f"{name} {version}" for name, version in (origin.get("toolchain") or {}).items())
-        named = f"model {origin.get('model')}, recipe {origin.get('recipe')}"
-        typer.echo(printable(f"made from: {named}, with {toolchain}"))
+        source = f"model {origin.get('model')}, recipe {origin.get('recipe')}"
+        typer.echo(printable(f"made from: {source}, with {toolchain}"))
 
 
-def metadata_lines(metadata: Mapping[str, MetadataValue], limit: int | None = None) -> Iterator[str]:
+def _metadata_lines(metadata: Mapping[str, MetadataValue], limit: int | None = None) -> Iterator[str]:
     """A line for each entry, cut at `limit` characters of its value."""
     width = max(map(len, metadata), default=0)
     for key, value in metadata.items():
@@ -288,23 +279,18 @@ def metadata_lines(metadata: Mapping[str, MetadataValue], limit: int | None = No
 
 
 def _origin(file: Path, digest: object) -> Any | None:
-    """What a digest is of, as the provenance next to the file has it; None if there is none, or it is another file's.
+    """The `origin` in the file's provenance; None if there is none, or it is another file's.
 
-    Raises InputError if the provenance describes the file, but what it says was changed.
+    Raises InputError if the provenance is the file's, and its origin does not have this digest.
     """
-    from ...artifacts.digest import digest_file, digest_json
-    from ...artifacts.files import read_sidecar
-
     path = file.with_suffix(".json")
     try:
-        written = json.loads(read_sidecar(path))
-        origin, sha256 = written["origin"], written["file"]["sha256"]
+        provenance = json.loads(read_sidecar(path))
+        origin, sha256 = provenance["origin"], provenance["file"]["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if digest_file(file) != sha256:
         return None
-    if digest_json(origin) != digest:
-        raise InputError(
-            f"{path} was changed: the SHA-256 of its `origin` is {digest_json(origin)}, and {file} says {digest}"
-        )
+    if (changed := digest_json(origin)) != digest:
+        raise InputError(f"{path} was changed: the SHA-256 of its `origin` is {changed}, and {file} says {digest}")
     return origin

@@ -10,8 +10,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, NoReturn, ParamSpec
 
 import typer
@@ -25,6 +25,7 @@ from .export import deploy, export, init, plan, serve
 from .fat import extract_payload, merge_files, thin_file
 from .generate import generate_text
 from .inspect import inspect_file, show_metadata
+from .options import flag
 from .release import app as release_app
 from .release import diff, publish, reproduce_file
 from .run import bench_files, run_file, runtime_app, verify_files
@@ -35,20 +36,13 @@ from .terminal import guard_streams, print_json
 _Options = ParamSpec("_Options")
 
 
-@dataclass
-class Ending:
-    """How a command ended."""
-
-    code: int = 0
-
-
 @contextmanager
-def exit_code() -> Iterator[Ending]:
-    """Runs a command in its context, and makes an exit code of what it raises; its errors go to standard error.
+def exit_code() -> Iterator[SimpleNamespace]:
+    """Runs a command, prints its errors to standard error, and turns exceptions into the `code` of what it yields.
 
-    A failure after Ctrl-C is an interruption: libraries make other errors of it, for example imports of C code.
+    A failure after Ctrl-C counts as an interruption: libraries turn it into other errors, as imports of C code do.
     """
-    end = Ending()
+    end = SimpleNamespace(code=0)
     with noticed_interrupts() as interrupts:
         try:
             yield end
@@ -72,9 +66,9 @@ def exit_code() -> Iterator[Ending]:
 
 
 def in_child(command: Callable[_Options, None]) -> Callable[_Options, None]:
-    """The command in a child process, so that a crash of ExecuTorch's runtime is reported, with the signal.
+    """Runs a command in a child process, so that a crash of ExecuTorch's runtime is reported, with the signal.
 
-    In a process with several threads, and elsewhere than on Linux, where a fork is not safe, it runs as it is.
+    Where a fork is not safe (a process with several threads, or not Linux), the command runs in this process.
     """
 
     @functools.wraps(command)
@@ -92,13 +86,12 @@ def in_child(command: Callable[_Options, None]) -> Callable[_Options, None]:
             with exit_code() as end:
                 command(*args, **options)
             leave(end.code)
-        _wait(child, options.get("file"))
+        _end_like(child, options.get("file"))
 
     return run
 
 
-def _wait(child: int, file: object) -> None:
-    """Ends as the child does."""
+def _end_like(child: int, file: object) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child has got it, too
     try:
         _, status = os.waitpid(child, 0)
@@ -112,9 +105,6 @@ def _wait(child: int, file: object) -> None:
         )
     raise typer.Exit(os.WEXITSTATUS(status))
 
-
-_OBJECTS = 50_000
-"""New objects until the next garbage collection. A rerun of a large zoo makes many that live to its end, few cycles."""
 
 app = typer.Typer(
     name="pteforge",
@@ -173,17 +163,17 @@ def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log progress.")] = False,
+    verbose: Annotated[bool, flag("--verbose", "Log progress.", "-v")] = False,
 ) -> None:
     """Options before the subcommand."""
     del version
     # only pteforge's log is shown: Prefect logs to its server, and stages' output is captured
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    ours = logging.getLogger("pteforge")
-    ours.handlers = [handler]
-    ours.setLevel(logging.INFO if verbose else logging.WARNING)
-    ours.propagate = False
+    log = logging.getLogger("pteforge")
+    log.handlers = [handler]
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log.propagate = False
 
 
 def main() -> NoReturn:
@@ -192,7 +182,7 @@ def main() -> NoReturn:
     The process ends without Python's finalization, which would take a second to free all of Prefect.
     """
     guard_streams()  # until the end, for tracebacks too
-    gc.set_threshold(_OBJECTS)
+    gc.set_threshold(50_000)  # objects: a rerun of a large zoo makes many that live to its end, and few cycles
     with exit_code() as end:
         app(prog_name="pteforge")  # however it is started: completion depends on the name
     leave(end.code)

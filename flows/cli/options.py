@@ -1,4 +1,4 @@
-"""Options that several commands take, and what they name: requests, stores, files to write."""
+"""Options that several commands share, and the requests, stores and output files that they name."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ if TYPE_CHECKING:
 def option(
     text: str, metavar: str, default: bool | str = True, *, name: str = "", complete: completion.Completer | None = None
 ) -> Any:
-    """An option with a value: its help, and what that shows in place of the value and as its default."""
+    """An option with a value; help shows `metavar` and `default` in place of the value and its default."""
     names = [name] if name else []
     return typer.Option(*names, metavar=metavar, help=text, show_default=default, autocompletion=complete)
 
 
+def flag(name: str, text: str, *others: str) -> Any:
+    """An option without a value; `others` are more names of it."""
+    return typer.Option(name, *others, help=text)
+
+
 def argument(text: str, metavar: str | None = None, *, complete: completion.Completer | None = None) -> Any:
-    """An argument that has to be given."""
+    """A required argument."""
     return typer.Argument(metavar=metavar, help=text, show_default=False, autocompletion=complete)
 
 
@@ -35,7 +40,7 @@ FOLDER = Annotated[Path, option(describe("out"), "DIR", name="--out")]
 
 STORE = Annotated[str | None, typer.Option(metavar="URL", envvar="PTEFORGE_STORE", help=describe("store"))]
 
-AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+AS_JSON = Annotated[bool, flag("--json", "Print JSON to standard output.")]
 
 OUT = Annotated[Path, typer.Option("--out", "-o", metavar="OUT.pte", help="The file to write.", show_default=False)]
 
@@ -64,13 +69,13 @@ _OF_FIELDS: dict[str, Any] = {
     "until": Annotated[str | None, option(describe("until"), "STAGE", complete=completion.stages)],
     "publish": Annotated[str | None, option(describe("publish"), "URL")],
 }
-"""How fields of a request are written, apart from those that are simply ``--NAME VALUE``."""
+"""The options of a request's fields, except for those that are simply ``--NAME VALUE``."""
 
 
 def takes_request(*without: str, optional: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes the first parameter of a command, a request, from an option for each field, apart from those named.
+    """Makes the first parameter of a command, a request, from an option for each field but those named.
 
-    Where it is `optional`, it is None without a zoo.
+    An `optional` request is None without a zoo.
     """
     fields = {name: field for name, field in ExportRequest.model_fields.items() if name not in without}
     offered = []
@@ -83,14 +88,13 @@ def takes_request(*without: str, optional: bool = False) -> Callable[[Callable[.
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def run(**given: Any) -> None:
-            asked = {name: value for name in fields if (value := given.pop(name)) is not None}
-            command(ExportRequest(**asked) if asked.get("zoo") else None, **given)
+        def run(**options: Any) -> None:
+            requested = {name: value for name in fields if (value := options.pop(name)) is not None}
+            command(ExportRequest(**requested) if requested.get("zoo") else None, **options)
 
-        own = [*signature(command, eval_str=True).parameters.values()][1:]
-        run.__dict__["__signature__"] = Signature(
-            [*offered, *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in own)]
-        )
+        others = [*signature(command, eval_str=True).parameters.values()][1:]
+        others = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in others]
+        run.__dict__["__signature__"] = Signature([*offered, *others])
         run.__annotations__ = {}
         return run
 
@@ -98,7 +102,7 @@ def takes_request(*without: str, optional: bool = False) -> Callable[[Callable[.
 
 
 def open_existing_store(url: str | None) -> Store:
-    """The store, for commands that must not create one; raises InputError if it does not exist."""
+    """Opens a store without creating it; raises InputError if it does not exist."""
     from ...artifacts.store import open_store
     from ..prefect.settings import store_url
 
@@ -115,7 +119,7 @@ def split_names(options: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def check_output(*paths: Path | None) -> None:
-    """Raises InputError, before any work, if a file cannot be written."""
+    """Checks, before any work, that files can be written; raises InputError if not."""
     for path in filter(None, paths):
         if path.is_dir() or not path.parent.is_dir():
             raise InputError(f"output cannot be written to {path}: name a file in an existing folder")

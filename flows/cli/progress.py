@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from pathlib import Path
 from threading import Thread
@@ -39,17 +40,16 @@ _LOG_LINES = 15  # of a failed step that are printed
 _ROWS = 20  # of the table; of more files, those that are as before are left out
 _NOTES = 12  # lines below it
 _FILES = 3  # that are not watched, of each model
-_ANY_WIDTH = 10_000
 _STYLES = {"made": "green", "cached": "cyan", "failed": "bold red", "not applicable": "dim"}
 
 
 def print_summary(
     outcome: ZooOutcome, page: Path | None = None, before: RunRecord | None = None, *, quiet: bool = False
 ) -> None:
-    """Prints a row per file, ladders, notes and totals, with where the page about the run is; if `quiet`, only totals.
+    """Prints a row per file, ladders, notes and totals, with the path of the run's page; if `quiet`, only totals.
 
-    `before` is the run before. Of many files, only those have rows that failed, changed or are new, as far as they fit
-    on a screen; with ``--verbose``, all have.
+    Of many files, only those that failed, are new, or differ from the run `before` have rows, as far as they fit on a
+    screen; with ``--verbose``, all have.
     """
     console = open_console()
     if not quiet:
@@ -59,10 +59,8 @@ def print_summary(
     failed = f", {len(outcome.failures)} failed" if outcome.failures else ""
     skipped = sum(recipe.status == "not applicable" for recipe in outcome.recipes)
     others = failed + (f", {skipped} not applicable" if skipped else "")
-    console.print(
-        f"{outcome.summary}{where}{others}; {outcome.ran} stages run, {outcome.cached} cached, "
-        f"{outcome.seconds:.1f} s" + (f"; see {relative(page)}" if page else "")
-    )
+    stages = f"{outcome.ran} stages run, {outcome.cached} cached, {outcome.seconds:.1f} s"
+    console.print(f"{outcome.summary}{where}{others}; {stages}" + (f"; see {relative(page)}" if page else ""))
 
 
 def _print_files(files: Sequence[Compared], outcome: ZooOutcome, console: Console) -> None:
@@ -70,13 +68,13 @@ def _print_files(files: Sequence[Compared], outcome: ZooOutcome, console: Consol
     if len(files) > _ROWS and not verbose():
         files = sorted(files, key=lambda file: get_args(State).index(file.state))
         news = [file for file in files if file.state in ("failed", "changed", "new")]
-        rows = [file for place, file in enumerate(news) if file.state == "failed" or place < _ROWS]
+        rows = [file for index, file in enumerate(news) if file.state == "failed" or index < _ROWS]
         most = _NOTES
     if rows:
         console.print(_table(rows, console))
     if rest := files[len(rows) :]:
-        said = [f"{count} files are {state}" for state, count in Counter(file.state for file in rest).items()]
-        console.print(Text(f"{', '.join(said)}; `pteforge --verbose export` lists all", "dim"), soft_wrap=True)
+        counts = [f"{count} files are {state}" for state, count in Counter(file.state for file in rest).items()]
+        console.print(Text(f"{', '.join(counts)}; `pteforge --verbose export` lists all", "dim"), soft_wrap=True)
     shown = [file.result for file in rows]
     if ladders := [(recipe.name, recipe.ladder) for recipe in shown if recipe.ladder]:
         console.print(ladders_table(ladders))
@@ -89,7 +87,7 @@ def _print_files(files: Sequence[Compared], outcome: ZooOutcome, console: Consol
 
 
 def _table(rows: Sequence[Compared], console: Console) -> Table:
-    """A row per file, with the columns that say something; without those that matter least where not all would fit."""
+    """A row per file, without empty columns, and without the least important ones where not all fit."""
     since = ("last run",) if any(file.change for file in rows) else ()
     columns = columns_of(file.result for file in rows)
     names = [*columns]
@@ -97,18 +95,18 @@ def _table(rows: Sequence[Compared], console: Console) -> Table:
         names = [name for name in names if name != left_out]
         table = open_table(("model", "recipe", "status", *since), names)
         for file in rows:
-            recipe, said = file.result, file.result.columns
+            recipe, facts = file.result, file.result.columns
             style = "yellow" if recipe.path and not recipe.verified else _STYLES[recipe.status]
             status = Text(recipe.standing, style, overflow="fold")
-            figures = (said[name].text if name in said else "" for name in names)
+            figures = (facts[name].text if name in facts else "" for name in names)
             table.add_row(recipe.model, recipe.recipe, status, *([file.change] if since else []), *figures)
-        if Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum <= console.width:
+        if Measurement.get(console, console.options.update(max_width=10_000), table).maximum <= console.width:
             break
     return table
 
 
 def _notes(outcome: ZooOutcome, shown: Sequence[Delivered]) -> Iterator[Text]:
-    """What is not watched, what comes with models, and the notes on files that are shown, without repeats."""
+    """Notes on unwatched input, on assets, and on the files that are shown, without repeats."""
     models = {recipe.model for recipe in shown}
     for model in outcome.models:
         if model.unwatched:
@@ -117,10 +115,10 @@ def _notes(outcome: ZooOutcome, shown: Sequence[Delivered]) -> Iterator[Text]:
         if assets and model.model in models:
             yield Text(f"next to the files of {model.model}: {', '.join(assets)}", "dim")
     recipes: dict[tuple[str, str, bool], list[str]] = {}  # that a note is about
-    for made in shown:
-        for fact in made.notes:
+    for result in shown:
+        for fact in result.notes:
             if not fact.listed:
-                recipes.setdefault((made.model, fact.note, fact.telling), []).append(made.recipe)
+                recipes.setdefault((result.model, fact.note, fact.telling), []).append(result.recipe)
     for (model_name, text, telling), names in recipes.items():
         yield Text(f"{model_name}/{', '.join(names)}: {text}", "yellow" if telling else "dim")
     for line in places_of(outcome.recipes):
@@ -128,8 +126,8 @@ def _notes(outcome: ZooOutcome, shown: Sequence[Delivered]) -> Iterator[Text]:
 
 
 def _unwatched(model: ModelOutcome) -> str:
-    """What a model has read that is not watched, and what to do about it."""
-    files = [printable(str(_homely(Path(name)))) for name in model.unwatched if name != ALL_VARIABLES]
+    """Names what a model has read that is not watched, and what to do about it."""
+    files = [printable(_short_path(name)) for name in model.unwatched if name != ALL_VARIABLES]
     named = files[:_FILES] + ([f"{len(files) - _FILES} more files"] if len(files) > _FILES else [])
     advice = ["declare files under `files`"] if files else []
     if ALL_VARIABLES in model.unwatched:
@@ -139,8 +137,9 @@ def _unwatched(model: ModelOutcome) -> str:
     return f"{model.model} read {what}, so a change there is not noticed: {', '.join(advice)}"
 
 
-def _homely(path: Path) -> Path:
-    return Path("~") / path.relative_to(Path.home()) if path.is_relative_to(Path.home()) else path
+def _short_path(name: str) -> str:
+    path, home = Path(name), Path.home()
+    return str(Path("~") / path.relative_to(home) if path.is_relative_to(home) else path)
 
 
 def print_failures(outcome: ZooOutcome, failures: Failures) -> None:
@@ -150,10 +149,12 @@ def print_failures(outcome: ZooOutcome, failures: Failures) -> None:
 
 
 class Failures:
-    """Prints each failure of a run once, as it happens or at the end: with causes and ways out, or lines of its log."""
+    """Prints each failure of a run once, as it happens or at the end: with causes and ways out, or lines of its log.
+
+    The whole messages are on the run's `page`, if it has one.
+    """
 
     def __init__(self, page: Path | None = None) -> None:
-        """`page` is where the rest of each will be; None for a run without one."""
         self._where = relative(page) if page else Path("the output of --json")
         self._printed: dict[tuple[str, str], list[str]] = defaultdict(list)  # problems, by model and stage
         self._lock = threading.Lock()
@@ -168,10 +169,10 @@ class Failures:
         with self._lock:
             problem, console = failure.problem, console or open_console(stderr=True)
             printed = self._printed[model, failure.stage]
-            before = next((known for known in printed if f"{problem}; ".startswith(f"{known}; ")), None)
+            before = next((earlier for earlier in printed if f"{problem}; ".startswith(f"{earlier}; ")), None)
             printed[:0] = [problem, problem.partition(KEPT_AS)[0]]
             if before is not None:
-                if advice := problem.removeprefix(before).removeprefix("; "):  # which was found since
+                if advice := problem.removeprefix(before).removeprefix("; "):  # found since then
                     console.print(Text(f"\n{failure.named(model)}: {advice}", "bold red"), soft_wrap=True)
                 return
             for text in self._lines(model, failure):
@@ -186,7 +187,7 @@ class Failures:
             yield Text(f"... the whole message and the log are in {self._where}", "dim")
             return
         log = failure.log_tail
-        if failure.bad_input or failure.findings:  # they say what the traceback does
+        if failure.bad_input or failure.findings:  # they say what the traceback says
             log = log.partition("Traceback (most recent call last)")[0]
         lines = log.rstrip().splitlines()
         if hidden := len(lines[:-_LOG_LINES]):
@@ -197,76 +198,76 @@ class Failures:
 
 def print_published(published: Published) -> None:
     """Prints where the channel is now, and why, if it did not move."""
-    console, errors = open_console(), open_console(stderr=True)
+    console, errors, channel = open_console(), open_console(stderr=True), repr(published.channel)
     if published.regressions:
-        errors.print(Text(f"{published.channel!r} at {published.url} stays where it is:", "bold red"), soft_wrap=True)
+        errors.print(Text(f"{channel} at {published.url} stays where it is:", "bold red"), soft_wrap=True)
         for regression in published.regressions:
             errors.print(Text(f"  {regression}", "red"), soft_wrap=True)
         errors.print(Text(f"to accept this: {published.acceptance}"), soft_wrap=True)
     for name in published.missing:
-        console.print(Text(f"{name} was in {published.channel!r}, and is not in this release", "yellow"))
+        console.print(Text(f"{name} was in {channel}, and is not in this release", "yellow"))
     news = "released" if published.new else "nothing new to release:"
-    state = "is kept" if published.reasons else f"is {published.channel!r}{'' if published.moved else ' already'}"
+    state = "is kept" if published.reasons else f"is {channel}{'' if published.moved else ' already'}"
     console.print(Text(f"{news} {published.release} at {published.url}, which {state}"), soft_wrap=True)
     if published.withdrawn:
-        rolled_back = f"{published.channel!r} stays at {published.current}: it was rolled back from these files"
+        rolled_back = f"{channel} stays at {published.current}: it was rolled back from these files"
         accept = f"to release them all the same: {published.acceptance}"
         console.print(Text(f"{rolled_back}; {accept}", "yellow"), soft_wrap=True)
     if published.removed:
         console.print(Text(f"{len(published.removed)} old releases are removed"))
 
 
-_KEEPS_FILES = "gate"  # the stage whose failures are printed when the model is done, with where its file is kept
 _BAR = 14  # cells
 _BESIDE_STAGES = 3  # lines of a terminal that are not for running stages: the heading, how many more run, the cursor
 
 
 def _is_printed_at_once(call: StageCall) -> bool:
-    """Whether a failure is printed as it happens: not that of a file that is only tried, or that is kept."""
-    return not call.id.attempt and call.stage.name != _KEEPS_FILES
+    """Whether a failure is printed as it happens: not for an attempt, nor for `gate`, which keeps the file.
+
+    Those of `gate` are printed when the model is done, with the path of the file.
+    """
+    return not call.id.attempt and call.stage.name != "gate"
 
 
 @contextmanager
 def observe(session: Session, failures: Failures | None = None, *, quiet: bool) -> Iterator[None]:
-    """Shows the session's progress on standard error while the context is open.
-
-    Failures are printed whole as they happen, or in one line where the caller keeps none to print them itself.
-    """
+    """Shows the session's progress on standard error; failures whole with `failures`, and otherwise in one line."""
     console = open_console(stderr=True)
     if quiet:
         yield
     elif console.is_terminal:
-        at_once = session.workers.jobs * (session.run_config.processes or 1)  # stages, of all processes that are known
+        at_once = session.workers.jobs * (session.run_config.processes or 1)
         bar = Bar(console, session.progress.pace, failures, models=len(session.models), at_once=at_once)
         session.progress.observe(bar)
         Thread(target=session.expect_stages, daemon=True).start()
-        with Live(bar, console=console, transient=True), guarded_streams():  # it has put others in their place
+        with Live(bar, console=console, transient=True), guarded_streams():  # Live has replaced the streams
             yield
     else:
         session.progress.observe(Lines(failures))
         yield
 
 
+@dataclass(eq=False)
 class Bar(ZooObserver):
-    """A live display: how many stages are done and how long the rest will take, and below, each stage that runs.
+    """A live display of at most the terminal's size: progress and the time left, and below, each stage that runs.
 
-    It is as wide and as high as the terminal at most.
+    Attributes:
+        models: how many models the run has.
+        at_once: how many stages run at once.
+        samples: done and total, by title of the call.
     """
 
-    def __init__(
-        self, console: Console, pace: Pace, failures: Failures | None = None, *, models: int, at_once: int
-    ) -> None:
-        """Displays a run of so many models on a terminal; so many stages of it run at once."""
-        self._console = console
-        self._pace = pace
-        self._failures = failures
-        self._models = models
-        self._at_once = at_once
-        self._samples: dict[str, tuple[int, int | None]] = {}
+    console: Console
+    pace: Pace
+    failures: Failures | None = None
+    _: KW_ONLY
+    models: int
+    at_once: int
+    samples: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._heading()
-        running = self._pace.running()
+        running = self.pace.running()
         room = max(1, console.height - _BESIDE_STAGES)
         for title, seconds in islice(running.items(), room):
             yield self._line(title, seconds, options.max_width)
@@ -274,42 +275,40 @@ class Bar(ZooObserver):
             yield Text(f"  and {len(running) - room} more", style="dim", no_wrap=True)
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
-        self._samples[call.title] = done, total
+        self.samples[call.title] = done, total
 
     def finished(self, done: Done) -> None:
-        self._samples.pop(done.call.title, None)
+        self.samples.pop(done.call.title, None)
 
     def failed(self, call: StageCall, error: Exception) -> None:
-        self._samples.pop(call.title, None)
-        if self._failures is None:
-            self._console.print(f"{call.title} failed: {error}", style="red")
+        self.samples.pop(call.title, None)
+        if self.failures is None:
+            self.console.print(f"{call.title} failed: {error}", style="red")
         elif _is_printed_at_once(call) and not awaits_diagnosis(call.stage.name, error):
-            self._failures.print(call.model, Failure.of(str(call.id), error), self._console)
+            self.failures.print(call.model, Failure.of(str(call.id), error), self.console)
 
     def completed(self, outcome: ModelOutcome) -> None:
-        if self._failures:
-            self._failures.print_rest(outcome, self._console)
+        if self.failures:
+            self.failures.print_rest(outcome, self.console)
 
     def _heading(self) -> Table:
-        pace = self._pace
-        done, known = pace.done, pace.known
+        done, known = self.pace.done, self.pace.known
         row = Table.grid(Column(width=_BAR), Column(no_wrap=True, overflow="ellipsis", ratio=1), padding=(0, 1))
         row.add_row(ProgressBar(total=known, completed=done, width=_BAR), ", ".join(self._figures(done, known)))
         return row
 
     def _figures(self, done: int, known: int) -> Iterator[str]:
-        """What matters most first: a narrow terminal cuts the rest."""
-        pace = self._pace
+        """The most important first: a narrow terminal cuts the rest."""
         yield f"{done}/{known} stages" if known else "starting workers and Prefect"
-        yield _clock(time.monotonic() - pace.start)
-        if done < known and (left := pace.left(self._at_once)) is not None:
+        yield _clock(time.monotonic() - self.pace.start)
+        if done < known and (left := self.pace.left(self.at_once)) is not None:
             yield f"about {_clock(left)} left"
-        yield f"{pace.models}/{self._models} models"
-        yield f"{pace.cached} cached"
+        yield f"{self.pace.models}/{self.models} models"
+        yield f"{self.pace.cached} cached"
 
     def _line(self, title: str, seconds: float, width: int) -> Text:
         right = f"{_clock(seconds):>7}"
-        if samples := self._samples.get(title):
+        if samples := self.samples.get(title):
             done, total = samples
             right = f"{done} samples{right}" if total is None else f"{done}/{total} samples{right}"
         line = Text(f"  {printable(title)}", no_wrap=True)
@@ -324,17 +323,16 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+@dataclass(eq=False)
 class Lines(ZooObserver):
-    """One line per step that ran or failed, and per model; rate-limited lines for steps that count samples."""
+    """One line per step that ran or failed, and per model; for steps that count samples, one in `pause` seconds."""
 
-    def __init__(self, failures: Failures | None = None, pause: float = PAUSE) -> None:
-        """Pauses so many seconds before each progress line of a step."""
-        self._failures = failures
-        self._pause = pause
-        self._throttles: dict[str, Throttle] = {}
+    failures: Failures | None = None
+    pause: float = PAUSE
+    throttles: dict[str, Throttle] = field(default_factory=dict)
 
     def progressed(self, call: StageCall, done: int, total: int | None) -> None:
-        if self._throttles.setdefault(call.title, Throttle(self._pause)).due():
+        if self.throttles.setdefault(call.title, Throttle(self.pause)).due():
             sys.stderr.write(f"{call.title}: {samples_done(done, total)}\n")
 
     def finished(self, done: Done) -> None:
@@ -342,16 +340,16 @@ class Lines(ZooObserver):
             sys.stderr.write(f"{done.call.title}: {'; '.join([f'{done.seconds:.1f} s', *done.remarks])}\n")
 
     def failed(self, call: StageCall, error: Exception) -> None:
-        if self._failures is None:
+        if self.failures is None:
             sys.stderr.write(f"{call.title}: failed: {first_line(error)}\n")
         elif awaits_diagnosis(call.stage.name, error):
             sys.stderr.write(f"{call.title}: failed; looking for the cause\n")
         elif _is_printed_at_once(call):
-            self._failures.print(call.model, Failure.of(str(call.id), error))
+            self.failures.print(call.model, Failure.of(str(call.id), error))
 
     def completed(self, outcome: ModelOutcome) -> None:
-        if self._failures:
-            self._failures.print_rest(outcome)
+        if self.failures:
+            self.failures.print_rest(outcome)
         failed = sum(recipe.failure is not None for recipe in outcome.recipes)
         due = sum(recipe.status != "not applicable" for recipe in outcome.recipes)
         done = f"stages up to {outcome.until} done" if outcome.until else outcome.proof

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...artifacts.digest import is_digest
 from ...errors import InputError, printable
 from ...tasks.results.tables import format_size
 from ..reports.figures_text import markdown, markdown_table, open_table
 from ..run.interrupt import leave_interrupted
 from . import completion
-from .options import AS_JSON, FOLDER, JOBS, STORE, argument, open_existing_store, option
-from .terminal import open_console, print_json
+from .options import AS_JSON, FOLDER, JOBS, STORE, argument, flag, open_existing_store, option
+from .terminal import open_console, print_json, styled
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ...configs.load import LoadedZoo
     from ...configs.zoo import PublishConfig
-    from ...tasks.results.delivered import Delivered
     from ..releases.difference import FileDifference
     from ..releases.releases import Releases
     from ..reports.snapshot import Change, Value
@@ -50,7 +50,7 @@ def diff(
     ] = None,
     store: STORE = None,
     as_json: AS_JSON = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown to standard output.")] = False,
+    markdown: Annotated[bool, flag("--markdown", "Print Markdown to standard output.")] = False,
 ) -> None:
     """Show what differs between two files, folders of results, runs or releases: contents, figures, toolchain."""
     from ..releases.difference import compare, find_side
@@ -73,20 +73,17 @@ def diff(
         print_differences(open_console(), files)
     for sentence in exceeded:
         sys.stderr.write(f"worse: {printable(sentence)}\n")
-    if exceeded:
-        raise typer.Exit(1)
+    raise typer.Exit(1 if exceeded else 0)
 
 
 def print_differences(console: Console, files: Sequence[FileDifference]) -> None:
     """Prints a table for each file that differs, and how many files do."""
-    from rich.text import Text
-
     for file in files:
         if file.status == "equal" and not file.notes:
             continue
-        size = "" if file.status in {"changed", "equal"} else f", {format_size(_either(file).size)}"
+        size = f", {_size(file)}" if file.status in {"added", "removed"} else ""
         status = (file.status, _STYLES.get(file.status, ""))
-        console.print(Text.assemble((printable(file.name), "bold"), ": ", status, size), soft_wrap=True)
+        console.print(styled((printable(file.name), "bold"), ": ", status, size), soft_wrap=True)
         for note in file.notes:
             console.print(f"  {printable(note)}", style="dim")
         if file.changes:
@@ -99,7 +96,7 @@ def print_differences(console: Console, files: Sequence[FileDifference]) -> None
             console.print(table)
     for side in ("added", "removed"):
         for model in _models(files, side):
-            line = Text.assemble("model ", (printable(model), "bold"), ": ", (side, _STYLES[side]))
+            line = styled("model ", (printable(model), "bold"), ": ", (side, _STYLES[side]))
             console.print(line, soft_wrap=True)
     console.print(_total(files))
 
@@ -116,7 +113,7 @@ def _markdown(before: str, after: str, files: Sequence[FileDifference]) -> Itera
             continue
         yield f"\n## {markdown(file.name)}: {file.status}"
         if file.status in {"added", "removed"}:
-            yield f"\n{format_size(_either(file).size)}"
+            yield f"\n{_size(file)}"
         yield from (f"\n{markdown(note)}" for note in file.notes)
         if file.changes:
             yield ""
@@ -133,35 +130,33 @@ def _total(files: Sequence[FileDifference]) -> str:
 
 
 def _models(files: Sequence[FileDifference], status: str) -> Iterator[str]:
-    """Models of which all files are only on one side."""
+    """Models whose files are all on one side."""
     statuses_of: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
         statuses_of[file.name.rpartition("/")[0]].add(file.status)
     return (name for name, statuses in statuses_of.items() if name and statuses == {status})
 
 
-def _either(file: FileDifference) -> Delivered:
-    made = file.after or file.before
-    assert made  # noqa: S101 - a file is on at least one side
-    return made
+def _size(file: FileDifference) -> str:
+    """The size of a file that is on one side only."""
+    result = file.after or file.before
+    return format_size(result.size) if result else ""
 
 
 def _rows(changes: Sequence[Change]) -> Iterator[tuple[str, str, str, str, str]]:
-    """Area, name, before, after and change in percent. The area stands in its first row only."""
-    shown = Counter[str]()
-    numbers = Counter(change.area for change in changes)
+    """Area (in its first row only), name, before, after, and change in percent."""
+    by_area: defaultdict[str, list[Change]] = defaultdict(list)
     for change in changes:
-        area = change.area
-        shown[area] += 1
-        if shown[area] <= _MAX_PER_AREA:
-            sides = _format(change)
-            yield area if shown[area] == 1 else "", change.name, *sides, _percent(change)
-        elif shown[area] == numbers[area]:
-            yield "", f"and {numbers[area] - _MAX_PER_AREA} more (--json shows all)", "", "", ""
+        by_area[change.area].append(change)
+    for area, of_area in by_area.items():
+        for index, change in enumerate(of_area[:_MAX_PER_AREA]):
+            yield "" if index else area, change.name, *_format(change), _percent(change)
+        if more := len(of_area[_MAX_PER_AREA:]):
+            yield "", f"and {more} more (--json shows all)", "", "", ""
 
 
 def _format(change: Change) -> tuple[str, str]:
-    """Short texts; more of digests and decimals where the values would look alike."""
+    """Short texts; longer digests and all decimals where the values would look alike."""
     before, after = _text(change.before, exact=False), _text(change.after, exact=False)
     if before != after:
         return before, after
@@ -169,7 +164,6 @@ def _format(change: Change) -> tuple[str, str]:
 
 
 def _text(value: Value | None, *, exact: bool) -> str:
-    from ...artifacts.digest import is_digest
     from ..reports.snapshot import Content, Size
 
     match value:
@@ -198,9 +192,9 @@ def _percent(change: Change) -> str:
     return ""
 
 
-CHANNEL = Annotated[str, option("The channel.", "NAME", complete=completion.channels)]
-VERIFY = Annotated[Path | None, option("Public key: the release must be signed by its owner.", "KEY", "not checked")]
-URL = Annotated[str, argument("Folder or URL of the releases.", "URL")]
+_CHANNEL = Annotated[str, option("The channel.", "NAME", complete=completion.channels)]
+_VERIFY = Annotated[Path | None, option("Public key: the release must be signed by its owner.", "KEY", "not checked")]
+_URL = Annotated[str, argument("Folder or URL of the releases.", "URL")]
 
 app = typer.Typer(help="List releases, move channels, and fetch files.", no_args_is_help=True)
 
@@ -234,10 +228,8 @@ def publish(  # noqa: PLR0913 - one parameter per option
     from .progress import print_published
 
     zoos = {path: load_zoo(path) for path in results if not path.is_dir()}
-    given = {"url": to, "channel": channel, "keep": keep, "gates": gate, "sign": sign}
-    publication = Publication.of(
-        _settings(list(zoos.values()), {name: v for name, v in given.items() if v is not None})
-    )
+    options = {"url": to, "channel": channel, "keep": keep, "gates": gate, "sign": sign}
+    publication = Publication.of(_settings(list(zoos.values()), options))
     results_of = merge_results(
         [find_results_of(select_models(zoos[path]), out) if path in zoos else find_results(path) for path in results]
     )
@@ -252,15 +244,16 @@ def publish(  # noqa: PLR0913 - one parameter per option
     raise typer.Exit(1 if published.regressions else 0)
 
 
-def _settings(zoos: Sequence[LoadedZoo], given: Mapping[str, Any]) -> PublishConfig:
-    """What the command line says, over what the zoos say."""
+def _settings(zoos: Sequence[LoadedZoo], options: Mapping[str, Any]) -> PublishConfig:
+    """The `publish` of the zoos, with those options that are not None in place of its fields."""
     from ...configs.zoo import PublishConfig
     from ..releases.releases import check_channel
 
     written = {loaded.zoo.publish for loaded in zoos if loaded.zoo.publish}
     if len(written) > 1:
         raise InputError("these zoos are published in different ways; publish them one by one")
-    fields: dict[str, Any] = {**(next(iter(written)).model_dump() if written else {}), **given}
+    fields: dict[str, Any] = next(iter(written)).model_dump() if written else {}
+    fields |= {name: value for name, value in options.items() if value is not None}
     if "url" not in fields:
         raise InputError("say where to publish: --to URL, or `publish: {url: ...}` in the zoo file")
     check_channel(fields.get("channel", "latest"))
@@ -268,7 +261,7 @@ def _settings(zoos: Sequence[LoadedZoo], given: Mapping[str, Any]) -> PublishCon
 
 
 @app.command("list")
-def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
+def list_releases(url: _URL, *, as_json: AS_JSON = False) -> None:
     """Show all releases, the newest first, and the channels that name them."""
     from ..releases.records import digest_files
 
@@ -298,28 +291,26 @@ def list_releases(url: URL, *, as_json: AS_JSON = False) -> None:
     table = open_table(("release", "zoo", "commit", "channels", "signed"), ("files", "size"))
     for name, manifest in manifests.items():
         commit, dirty, _ = manifest.run.get("commit", "").partition("-dirty")
-        named = [channel for channel, of in channels.items() if of.release == name]
-        named += [f"rolled back from {channel}" for channel in withdrawn[name]]
-        signature = "yes" if name in signed else ""
-        cells = [name, manifest.zoo, commit[:12] + dirty, ", ".join(named), signature]
+        labels = [label for label, channel in channels.items() if channel.release == name]
+        labels += [f"rolled back from {label}" for label in withdrawn[name]]
+        cells = [name, manifest.zoo, commit[:12] + dirty, ", ".join(labels), "yes" if name in signed else ""]
         table.add_row(*cells, str(sum(1 for _ in manifest.files)), format_size(manifest.size))
     open_console().print(table)
 
 
 @app.command()
 def promote(
-    url: URL,
+    url: _URL,
     release: Annotated[str, argument("Name, part of a name, or a channel.", "RELEASE", complete=completion.releases)],
     *,
-    channel: CHANNEL = "stable",
+    channel: _CHANNEL = "stable",
 ) -> None:
     """Make a channel name a release, without any gate."""
-    releases = _open(url)
-    typer.echo(f"{channel} is {releases.promote(release, channel).release}")
+    typer.echo(f"{channel} is {_open(url).promote(release, channel).release}")
 
 
 @app.command()
-def rollback(url: URL, *, channel: CHANNEL = "latest") -> None:
+def rollback(url: _URL, *, channel: _CHANNEL = "latest") -> None:
     """Make a channel name the release that it named before; exports will not move it to the present one again."""
     releases = _open(url)
     before = releases.channel(channel)
@@ -334,10 +325,10 @@ def rollback(url: URL, *, channel: CHANNEL = "latest") -> None:
 
 @app.command()
 def fetch(
-    url: URL,
+    url: _URL,
     name: Annotated[str, argument("A file, or a glob such as 'resnet*/*'.", "MODEL/RECIPE")],
     *,
-    channel: CHANNEL = "latest",
+    channel: _CHANNEL = "latest",
     release: Annotated[
         str | None,
         option("A release instead of a channel's.", "RELEASE", "the channel's", complete=completion.releases),
@@ -345,7 +336,7 @@ def fetch(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")
     ] = Path("out"),
-    verify: VERIFY = None,
+    verify: _VERIFY = None,
 ) -> None:
     """Download files of a release; each is compared with its SHA-256."""
     releases = _open(url)
@@ -373,7 +364,7 @@ def reproduce_file(
             "the current folder",
         ),
     ] = Path(),
-    verify: VERIFY = None,
+    verify: _VERIFY = None,
     jobs: JOBS = None,
     as_json: AS_JSON = False,
 ) -> None:

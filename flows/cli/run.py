@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ...artifacts.digest import parse_digest
+from ...artifacts.files import open_input, read_sidecar, replace_file
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
 from ...tasks.results.tables import format_sqnr
 from . import completion
 from .options import AS_JSON, DATA, STORE, argument, check_output, open_existing_store, option, split_names
 from .terminal import print_json
-from .weights import check_digest, check_found, data_files
+from .weights import check_digest, check_found, data_files, pte_files
 
 if TYPE_CHECKING:
     from ...artifacts.ref import ArtifactRef
@@ -39,7 +41,7 @@ def run_file(  # noqa: PLR0913 - one parameter per option
     method: Annotated[str, typer.Option(help="Which method to run.", autocompletion=completion.methods)] = "forward",
     inputs: Annotated[
         Path | None,
-        option("Inputs in order, as numpy.savez writes them; random if left out.", "FILE.npz", name="--input"),
+        option("Inputs in order, as numpy.savez writes them; random by default.", "FILE.npz", name="--input"),
     ] = None,
     output: Annotated[Path | None, option("Write the outputs, in order.", "FILE.npz")] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
@@ -80,28 +82,20 @@ def run_file(  # noqa: PLR0913 - one parameter per option
         load_seconds = time.perf_counter() - began
         done = loaded.timed_run(method, values)
         ran = loaded.choose_bucket(method, values) if buckets else method
-    outputs = done.outputs
-    load_time, run_time = 1000 * (load_seconds + done.load_seconds), 1000 * done.run_seconds
+    times = {"load": 1000 * (load_seconds + done.load_seconds), "run": 1000 * done.run_seconds}
     if output:
-        _write(output, outputs)
-    described = [_describe(position, value) for position, value in enumerate(outputs)]
+        _write(output, done.outputs)
+    outputs = [_describe(index, value) for index, value in enumerate(done.outputs)]
     if as_json:
-        print_json(
-            {
-                "payload": loaded.payload,
-                "method": ran,
-                "report": loaded.report,
-                "outputs": described,
-                "milliseconds": {"load": load_time, "run": run_time},
-            }
-        )
+        about = {"payload": loaded.payload, "method": ran, "report": loaded.report}
+        print_json({**about, "outputs": outputs, "milliseconds": times})
         return
-    typer.echo(f"load {load_time:.3f} ms, {printable(ran)} {run_time:.3f} ms", err=True)
+    typer.echo(f"load {times['load']:.3f} ms, {printable(ran)} {times['run']:.3f} ms", err=True)
     if loaded.payload is not None:  # which ran, and why those before it did not
         passed_over = [line for line in loaded.report if ": passed over: " in line]
         for line in (*passed_over, f"{loaded.payload}: ran"):
             typer.echo(printable(line), err=True)
-    typer.echo("\n".join(map(_line, described)))
+    typer.echo("\n".join(map(_line, outputs)))
 
 
 def _random_inputs(method: Method, seed: int) -> list[Any]:
@@ -129,7 +123,6 @@ def _read_inputs(path: Path, method: Method, *, of_any_size: bool) -> list[Any]:
     import numpy as np
     import torch
 
-    from ...artifacts.files import open_input
     from ...formats.pte.contents import TensorSpec, shape_problem
 
     try:
@@ -140,10 +133,10 @@ def _read_inputs(path: Path, method: Method, *, of_any_size: bool) -> list[Any]:
     wanted = [spec for spec in method.inputs if isinstance(spec, TensorSpec)]
     if len(values) != len(wanted):
         raise InputError(f"{path} has {len(values)} arrays; method {method.name!r} takes {len(wanted)} tensors")
-    for position, (value, spec) in enumerate(zip(values, wanted, strict=True)):
-        values[position] = value.to(getattr(torch, spec.dtype))
+    for index, (value, spec) in enumerate(zip(values, wanted, strict=True)):
+        values[index] = value.to(getattr(torch, spec.dtype))
         if not of_any_size and (problem := shape_problem(spec, value.shape)):
-            raise InputError(f"{path}: array {position} {problem}")
+            raise InputError(f"{path}: array {index} {problem}")
     tensors = iter(values)
     return [next(tensors) if isinstance(spec, TensorSpec) else spec.value for spec in method.inputs]
 
@@ -152,29 +145,26 @@ def _write(path: Path, outputs: list[Any]) -> None:
     import numpy as np
     import torch
 
-    from ...artifacts.files import replace_file
+    def array(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
 
-    arrays = [
-        (value.float() if value.dtype is torch.bfloat16 else value).numpy()
-        if isinstance(value, torch.Tensor)
-        else value
-        for value in outputs
-    ]
     content = io.BytesIO()  # numpy would add .npz to a path with another suffix
-    np.savez(content, *arrays)
+    np.savez(content, *map(array, outputs))
     with convert_os_errors(InputError, f"output cannot be written to {path}"):
         replace_file(path, content.getvalue(), path.parent)
 
 
-def _describe(position: int, value: Any) -> dict[str, Any]:
+def _describe(index: int, value: Any) -> dict[str, Any]:
     import torch
 
     if not isinstance(value, torch.Tensor):
-        return {"output": position, "value": value}
+        return {"output": index, "value": value}
     numbers = value.to(torch.float64)
     figures = {"min": numbers.min, "max": numbers.max, "mean": numbers.mean}
     return {
-        "output": position,
+        "output": index,
         "dtype": str(value.dtype).removeprefix("torch."),
         "shape": list(value.shape),
         **{name: figure().item() if value.numel() else None for name, figure in figures.items()},
@@ -207,8 +197,8 @@ def verify_files(
 ) -> None:
     """Run produced files again on the inputs they were verified with, and compare their outputs with eager's.
 
-    The inputs and eager's outputs come from the store that the files were made with. One that fails does not keep the
-    others from being verified.
+    The inputs and eager's outputs come from the store that the files were made with. If one file fails, the others
+    are still verified.
     """
     from ...runtime.quiet import quiet
 
@@ -222,24 +212,24 @@ def verify_files(
         with quiet():
             command = _reach(place)
     several = len(files) > 1 or files[0].is_dir()
-    made = [_read_made(file) for file in _expanded(files)]
+    verifiable = [_read_verifiable(file) for file in pte_files(files)]
     if place and not command:
         with quiet():
-            _check_devices(made, place)
+            _check_devices(verifiable, place)
     with open_existing_store(store) as opened:
-        for each in made:
-            _fetch(each, opened)
+        for file in verifiable:
+            _fetch(file, opened)
         if not several:
             with quiet():
-                figures = _verify(made[0], opened, command)
+                figures = _verify(verifiable[0], opened, command)
             if as_json:
                 print_json(figures.to_json())
             else:
                 _print_figures(figures)
             return
-        verified, failed = _verify_all(made, opened, command, show=not as_json)
+        verified, failed = _verify_all(verifiable, opened, command, show=not as_json)
     if as_json:
-        done = {name: each.to_json() for name, each in verified.items()}
+        done = {name: figures.to_json() for name, figures in verified.items()}
         print_json({"verified": done, "failed": failed})
     else:
         typer.echo(f"{len(verified)} files verified" + (f", {len(failed)} failed" if failed else ""))
@@ -248,31 +238,31 @@ def verify_files(
 
 
 def _reach(text: str) -> list[str]:
-    """The command of a place; loads the libraries of one. Raises InputError if it cannot be reached."""
+    """The command of a place, whose libraries are loaded here. Raises InputError if it cannot be reached."""
     from ...configs.places import PlaceConfig
     from ...tasks.verify.places import NFAT_RUN
     from ...tasks.verify.running import load_libraries
 
     words = shlex.split(PlaceConfig.parse(text)[1].command or "")
-    if words and words[0] != NFAT_RUN:  # which may have to be found; no key needs to know what others say of themselves
+    if words and words[0] != NFAT_RUN:  # only `nfat_run` may have to be found, and no key needs what others report
         return words
     place = _plan(text)
     load_libraries(place.library, place.env)
     return list(place.command)
 
 
-def _check_devices(made: Iterable[_Made], place: str) -> None:
-    """Raises InputError if a backend that files need is there and finds no device on a place that was asked for."""
+def _check_devices(verifiable: Iterable[_Verifiable], place: str) -> None:
+    """Raises InputError if a backend that files need is on a place, and finds no device there."""
     from ...formats.nfat.container import is_fat, open_fat
     from ...formats.pte.reader import open_pte
     from ...tasks.verify.running import without_device
 
-    for each in made:
-        pte = open_pte(each.file)
-        payloads = open_fat(each.file, each.data_files).container.payloads if is_fat(pte) else ()
+    for file in verifiable:
+        pte = open_pte(file.path)
+        payloads = open_fat(file.path, file.data_files).container.payloads if is_fat(pte) else ()
         needed = [*pte.backends, *(name for payload in payloads for name in payload.description.backends)]
         if absent := without_device(needed):
-            raise InputError(f"--place {place}: {', '.join(absent)} finds no device or driver for {each.file}")
+            raise InputError(f"--place {place}: {', '.join(absent)} finds no device or driver for {file.path}")
 
 
 def _plan(text: str) -> PlaceParams:
@@ -309,21 +299,18 @@ def bench_files(
     from ...runtime.quiet import quiet
     from ...tasks.results.delivered import Delivered
 
-    expanded = _expanded(files)
+    expanded = pte_files(files)
     if against and len(expanded) != 1:
         raise InputError(f"--against compares one file with another, and {len(expanded)} are named")
     places = {text: None if text == HOST else _plan(text) for text in place or [HOST]}
     with quiet():
         if against:
-            ratios = [
-                found for text in places for found in _ratios(expanded[0], against, text, places[text], seconds, store)
-            ]
-            timings, not_run = [], {}
+            timings, not_run, ratios = [], {}, [*_ratios(expanded[0], against, places, seconds, store)]
         else:
             timings, not_run, ratios = *_timed(expanded, places, seconds, store), []
     if as_json:
-        found = [{"file": str(file), **timing.to_json()} for file, timing in timings]
-        print_json({"timings": found, "ratios": ratios, "not_run": not_run})
+        listed = [{"file": str(file), **timing.to_json()} for file, timing in timings]
+        print_json({"timings": listed, "ratios": ratios, "not_run": not_run})
         return
     delivered = {file: Delivered.next_to(file) for file in dict.fromkeys(file for file, _ in timings)}
     for file, timing in timings:
@@ -343,7 +330,7 @@ _Places = Mapping[str, "PlaceParams | None"]
 def _timed(
     files: Sequence[Path], places: _Places, seconds: float, store: str | None
 ) -> tuple[list[tuple[Path, Timing]], dict[str, str]]:
-    """What was measured of each method of each payload, and why others have no times."""
+    """The times of each method of each payload, and why others have none."""
     from ...tasks.verify.measure import programs_on, time_methods
     from ...tasks.verify.places import processor
 
@@ -354,30 +341,29 @@ def _timed(
         for file in files:
             skipped: dict[str, str] = {}
             for payload, program in programs_on(place, file, data_files(file, None), skipped):
-                made = time_methods(program, _bench_inputs(file, program.path, store), seconds)
-                timings += [(file, replace(timing, payload=payload, place=text, machine=machine)) for timing in made]
+                timed = time_methods(program, _bench_inputs(file, program.path, store), seconds)
+                timings += [(file, replace(timing, payload=payload, place=text, machine=machine)) for timing in timed]
             not_run |= {f"{file}, {name}, on {text}": reason for name, reason in skipped.items()}
     return timings, not_run
 
 
-def _ratios(
-    new: Path, old: Path, place: str, params: PlaceParams | None, seconds: float, store: str | None
-) -> Iterator[dict[str, Any]]:
+def _ratios(new: Path, old: Path, places: _Places, seconds: float, store: str | None) -> Iterator[dict[str, Any]]:
     """The ratio of each method that both files have, in payloads of the same name; raises InputError without one."""
     from ...tasks.verify.measure import compare_times, programs_on
 
-    skipped: dict[str, str] = {}
-    shared = False
-    for payload, program in programs_on(params, new, data_files(new, None), skipped):
-        for other, before in programs_on(params, old, data_files(old, None), skipped):
-            inputs = _bench_inputs(new, program.path, store), _bench_inputs(old, before.path, store)
-            for timed in compare_times(program, before, inputs, seconds) if other == payload else ():
-                shared = True
-                where = f"payload {payload}, {timed['where']}" if payload else timed["where"]
-                yield {**timed, "place": place, "payload": payload, "where": where}
-    if not shared:
-        reason = next((f": it {reason}" for reason in skipped.values()), "")
-        raise InputError(f"{new} and {old} have no method in common that can be timed on {place}{reason}")
+    for text, place in places.items():
+        skipped: dict[str, str] = {}
+        shared = False
+        for payload, program in programs_on(place, new, data_files(new, None), skipped):
+            for other, before in programs_on(place, old, data_files(old, None), skipped):
+                inputs = _bench_inputs(new, program.path, store), _bench_inputs(old, before.path, store)
+                for timed in compare_times(program, before, inputs, seconds) if other == payload else ():
+                    shared = True
+                    where = f"payload {payload}, {timed['where']}" if payload else timed["where"]
+                    yield {**timed, "place": text, "payload": payload, "where": where}
+        if not shared:
+            reason = next((f": it {reason}" for reason in skipped.values()), "")
+            raise InputError(f"{new} and {old} have no method in common that can be timed on {text}{reason}")
 
 
 def _bench_inputs(file: Path, program: Path, store: str | None) -> dict[str, Sequence[Any]]:
@@ -385,23 +371,25 @@ def _bench_inputs(file: Path, program: Path, store: str | None) -> dict[str, Seq
     from ...formats.pte.reader import open_pte
     from ...tasks.programs.values import load_value
 
-    found: dict[str, Sequence[Any]] = {}
+    examples: dict[str, Sequence[Any]] = {}
     with suppress(InputError):
-        made = _read_made(file)
+        verifiable = _read_verifiable(file)
         with open_existing_store(store) as opened:
-            _fetch(made, opened)
-            found = {method: load_value(ref, opened.local)["inputs"][0] for method, ref in made.examples.items()}
+            _fetch(verifiable, opened)
+            for method, ref in verifiable.examples.items():
+                examples[method] = load_value(ref, opened.local)["inputs"][0]
     methods = [method for method in open_pte(program).methods if not method.constant]
-    return {method.name: found.get(method.name) or _random_inputs(method, 0) for method in methods}
+    return {method.name: examples.get(method.name) or _random_inputs(method, 0) for method in methods}
 
 
 _SHARES = 8  # lines
+_LINES_NAMED = 4
 
 
 def _shares(file: Path, timing: Timing, delivered: Delivered | None) -> Iterator[str]:
-    """What the time of a method goes to, with the lines of the model if the file was made in debug mode.
+    """What takes the time of a method, with the lines of the model if the file was made in debug mode.
 
-    And why an operator is outside of delegates, if its provenance says so.
+    Also says why an operator is outside of delegates, if the provenance does.
     """
     from ...tasks.results.delegation import MethodWork
 
@@ -417,8 +405,8 @@ def _shares(file: Path, timing: Timing, delivered: Delivered | None) -> Iterator
     of_method = (work for work in works if (work.payload, work.method) == (timing.payload, timing.method))
     reasons = {_base(calls.operator): calls.why for work in of_method for calls in work.outside if calls.kept_on_cpu}
     for share in timing.shares[:_SHARES]:
-        of = [handles.get(str(instruction), ()) for instruction in share.instructions]
-        flat = [handle for each in of for handle in (each if isinstance(each, list) else [each])]
+        groups = [handles.get(str(instruction), ()) for instruction in share.instructions]
+        flat = [handle for group in groups for handle in (group if isinstance(group, list) else [group])]
         lines = dict.fromkeys(source["line"] for handle in flat for source in sources.get(str(handle), ()))
         where = ", ".join([line for line in lines if line][:_LINES_NAMED])
         outside = "" if share.delegate else ", outside of delegates"
@@ -433,9 +421,6 @@ def _shares(file: Path, timing: Timing, delivered: Delivered | None) -> Iterator
 def _base(operator: str) -> str:
     """An operator without its overload: ``aten.add`` for ``aten::add.out`` and ``aten.add.Tensor``."""
     return ".".join(operator.replace("::", ".").split(".")[:2])
-
-
-_LINES_NAMED = 4
 
 
 runtime_app = typer.Typer(help="Runtimes that files are verified on.", no_args_is_help=True)
@@ -458,18 +443,18 @@ def install_runtime(
 
 
 def _verify_all(
-    made: Sequence[_Made], store: Store, command: Sequence[str], *, show: bool
+    verifiable: Sequence[_Verifiable], store: Store, command: Sequence[str], *, show: bool
 ) -> tuple[dict[str, Figures], dict[str, str]]:
-    """Figures of files that pass, and messages of those that do not, by name; says so of each as soon as it ends."""
+    """Figures of files that pass, and messages of those that do not, by name; prints each as soon as it ends."""
     from ...runtime.quiet import quiet
 
     verified: dict[str, Figures] = {}
     failed: dict[str, str] = {}
-    for each in made:
-        name = str(each.file)
+    for file in verifiable:
+        name = str(file.path)
         try:
             with quiet():
-                verified[name] = _verify(each, store, command)
+                verified[name] = _verify(file, store, command)
         except InputError:
             raise
         except PteforgeError as error:
@@ -481,76 +466,52 @@ def _verify_all(
     return verified, failed
 
 
-def _expanded(paths: Sequence[Path]) -> list[Path]:
-    """Files, and the `.pte` files of folders in the order of their names; raises InputError if one has none."""
-    files: list[Path] = []
-    for path in paths:
-        found = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
-        inside = [file for file in found if file is path or not file.name.endswith(".rejected.pte")]
-        if not inside:
-            raise InputError(f"there is no .pte file in {path}")
-        files += inside
-    return list(dict.fromkeys(files))
-
-
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Verifiable:
     """A file with its external data, its bounds, and its examples (inputs and eager's outputs) by method."""
 
-    file: Path
+    path: Path
     data_files: Sequence[Path]
     bounds: VerifyBounds
     examples: Mapping[str, ArtifactRef]
 
 
-def _read_made(file: Path) -> _Made:
-    """A file that pteforge made, as its provenance describes it; raises InputError or FileFormatError."""
-    from ...formats.pte.reader import open_pte
-
-    open_pte(file)  # raises if it is not a .pte
-    bounds, examples, data = _provenance(file)
-    if data is None:
-        return _Made(file, (), bounds, examples)
-    check_digest(file, file.with_suffix(".ptd"), data)
-    return _Made(file, (file.with_suffix(".ptd"),), bounds, examples)
-
-
-def _fetch(made: _Made, store: Store) -> None:
+def _fetch(file: _Verifiable, store: Store) -> None:
     """Gets the examples of a file; raises InputError if the store lacks them."""
-    for ref in made.examples.values():
+    for ref in file.examples.values():
         try:
             store.fetch(ref)
         except ObjectMissing as error:
             raise InputError(
-                f"the inputs that {made.file} was verified with are not in the store {store.url}; name its store "
+                f"the inputs that {file.path} was verified with are not in the store {store.url}; name its store "
                 "with --store, or export the model again"
             ) from error
 
 
-def _verify(made: _Made, store: Store, command: Sequence[str]) -> Figures:
+def _verify(file: _Verifiable, store: Store, command: Sequence[str]) -> Figures:
     from ...tasks.programs.values import load_value
     from ...tasks.verify.device import device_program, verify_program
     from ...tasks.verify.verification import verify_file
 
-    examples = {method: load_value(ref, store.local) for method, ref in made.examples.items()}
+    examples = {method: load_value(ref, store.local) for method, ref in file.examples.items()}
     if command:
-        with device_program(command, made.file, made.data_files, {}) as program:
-            return verify_program(program, examples, made.bounds)
+        with device_program(command, file.path, file.data_files, {}) as program:
+            return verify_program(program, examples, file.bounds)
     try:
-        return verify_file(made.file, examples, made.bounds, made.data_files)
+        return verify_file(file.path, examples, file.bounds, file.data_files)
     except (RuntimeError, ValueError, KeyError) as error:
-        raise PteforgeError(f"the runtime cannot run {made.file}: {error}") from error
+        raise PteforgeError(f"the runtime cannot run {file.path}: {error}") from error
 
 
-def _provenance(file: Path) -> tuple[VerifyBounds, Mapping[str, ArtifactRef], str | None]:
-    """Bounds, examples, and the SHA-256 of the `.ptd`, if there is any."""
-    from ...artifacts.digest import parse_digest
-    from ...artifacts.files import read_sidecar
+def _read_verifiable(file: Path) -> _Verifiable:
+    """A file that pteforge made, as its provenance describes it; raises InputError or FileFormatError."""
     from ...artifacts.ref import ArtifactRef
     from ...configs.verification import VerifyBounds
+    from ...formats.pte.reader import open_pte
     from ...tasks.results.delivered import upgraded
 
-    path = file.with_suffix(".json")
+    open_pte(file)  # raises if it is not a .pte
+    path, data = file.with_suffix(".json"), file.with_suffix(".ptd")
     try:
         written = upgraded(json.loads(read_sidecar(path)))
         bounds = VerifyBounds.model_validate(written["bounds"])
@@ -561,13 +522,14 @@ def _provenance(file: Path) -> tuple[VerifyBounds, Mapping[str, ArtifactRef], st
             for role, value in written["artifacts"].items()
             if role.startswith("examples/")
         }
-        return bounds, examples, written["data"] and parse_digest(written["data"]["sha256"])
+        digest = written["data"] and parse_digest(written["data"]["sha256"])
     except FileNotFoundError as error:
-        raise InputError(
-            f"there is no {path}: verify needs the provenance that `pteforge export` writes next to a file"
-        ) from error
+        raise InputError(f"there is no {path}: verify needs the provenance that `pteforge export` writes") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not a provenance that `pteforge export` wrote: {error}") from error
+    if digest is not None:
+        check_digest(file, data, digest)
+    return _Verifiable(file, () if digest is None else (data,), bounds, examples)
 
 
 def _print_figures(figures: Figures, prefix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""`pteforge runs`, `why` and `store`: what a store knows of runs and why their stages ran, and its upkeep."""
+"""`pteforge runs`, `why` and `store`: the runs in a store, why their stages ran, and the store's upkeep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...artifacts.digest import is_digest
 from ...errors import InputError, StoreError, first_line, printable
 from ...tasks.results.tables import format_size
 from . import completion
-from .options import AS_JSON, STORE, argument, open_existing_store, option
-from .terminal import open_console, print_json
+from .options import AS_JSON, STORE, argument, flag, open_existing_store, option
+from .terminal import open_console, print_json, styled
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
     from rich.text import Text
 
@@ -52,30 +52,28 @@ def why(
     model, _, recipe = name.partition("/")
     with open_existing_store(store) as opened:
         chosen = opened.runs.with_names() if run_id is None else filter(None, [opened.runs.named(run_id)])
-        found = next((named for named in chosen if model in named[1].models), None)
-    if found is None:
+        named = next((named for named in chosen if model in named[1].models), None)
+    if named is None:
         which = f"run {run_id!r}" if run_id else "run"
         raise InputError(f"no {which} with a model {model!r} is recorded in the store {opened.url}")
-    run_name, run = found
+    run_name, run = named
     stages = _stages_of(run, model, recipe)
-    delivered = {name: made for name, made in delivered_by(run).get(model, {}).items() if recipe in ("", name)}
+    results = {key: result for key, result in delivered_by(run).get(model, {}).items() if recipe in ("", key)}
     if as_json:
-        about = {
-            "run": run.id,
-            "attempt": run_name.attempt,
-            "zoo": run.zoo,
-            "started": run.started,
-            "files": {name: made.described() for name, made in delivered.items()},
-        }
-        print_json({**about, "stages": [asdict(stage) for stage in stages]})
+        about = {"run": run.id, "attempt": run_name.attempt, "zoo": run.zoo, "started": run.started}
+        files = {key: result.described() for key, result in results.items()}
+        print_json({**about, "files": files, "stages": [asdict(stage) for stage in stages]})
         return
     console = open_console()
     console.print(printable(f"{name} in run {run_name} of {run.zoo}, started {run.started}"), soft_wrap=True)
     for stage in stages:
-        _print_stage(console, stage)
-    for made in delivered.values():
-        for fact in (fact for fact in made.notes if not fact.listed):
-            console.print(printable(f"{made.name}: {fact.note}", keep="\n"), soft_wrap=True)
+        line = styled((f"{stage.status:<7}", _STYLES[stage.status]), f" {stage.step:<44} ", _reason(stage))
+        console.print(line, soft_wrap=True)
+        for change in stage.telling:
+            console.print(styled("          ", format_change(change)), soft_wrap=True)
+    for result in results.values():
+        for fact in (fact for fact in result.notes if not fact.listed):
+            console.print(printable(f"{result.name}: {fact.note}", keep="\n"), soft_wrap=True)
 
 
 def runs(
@@ -94,22 +92,15 @@ def runs(
         shown_runs = list(islice(opened.runs.with_names(), limit))
         statuses = _statuses(opened, shown_runs)
     if as_json:
-        shown = [
-            {
-                **run.to_json(),
-                "attempt": name.attempt,
-                "status": status,
-                "models": _counts(run),
-                "files": {
-                    model: {
-                        recipe: result.described() for recipe, result in recipes.items()
-                    }  # as `export --json` says it
-                    for model, recipes in delivered_by(run).items()
-                },
+        listed = []
+        for (name, run), status in zip(shown_runs, statuses, strict=True):
+            files = {  # as `export --json` prints them
+                model: {recipe: result.described() for recipe, result in results.items()}
+                for model, results in delivered_by(run).items()
             }
-            for (name, run), status in zip(shown_runs, statuses, strict=True)
-        ]
-        print_json({"runs": shown})
+            record = {**run.to_json(), "attempt": name.attempt, "status": status}
+            listed.append({**record, "models": _counts(run), "files": files})
+        print_json({"runs": listed})
         return
     console = open_console()
     table = Table(box=box.SIMPLE_HEAD)
@@ -131,17 +122,17 @@ def runs(
             console.print(printable(f"{name}: {run.release.describe()}"), soft_wrap=True)
 
 
-def _statuses(store: Store, known: Sequence[tuple[RunName, RunRecord]]) -> list[str]:
-    """How runs ended; `lost` if one was killed, which leaves its record as it was the last time."""
+def _statuses(store: Store, runs: Sequence[tuple[RunName, RunRecord]]) -> list[str]:
+    """How runs ended; `lost` for one that was killed, whose record still says that it runs."""
     from ...artifacts.gc import lives
 
-    statuses = [run.ending for _, run in known]
+    statuses = [run.ending for _, run in runs]
     if "running" in statuses:
-        with suppress(StoreError):  # a store that cannot be written does not tell
+        with suppress(StoreError):  # a store that cannot be written cannot tell
             held = store.leases.held(store.clock())
-            for index, (name, run) in enumerate(known):
-                goes_on = name.attempt == name.attempts and lives(run, held)
-                statuses[index] = "lost" if run.status == "running" and not goes_on else statuses[index]
+            for index, (name, run) in enumerate(runs):
+                if run.status == "running" and not (name.attempt == name.attempts and lives(run, held)):
+                    statuses[index] = "lost"
     return statuses
 
 
@@ -161,49 +152,28 @@ def _stages_of(run: RunRecord, model: str, recipe: str) -> Sequence[StageOutcome
     return selected
 
 
-def _print_stage(console: Console, stage: StageOutcome) -> None:
-    from rich.text import Text
-
-    line = Text.assemble((f"{stage.status:<7}", _STYLES[stage.status]), f" {stage.step:<44} ", _reason(stage))
-    console.print(line, soft_wrap=True)
-    for change in stage.telling:
-        console.print(Text.assemble("          ", format_change(change)), soft_wrap=True)
-
-
 def format_change(change: FieldChange) -> Text:
     """One field of a key: its name, and its value before and after."""
-    from rich.text import Text
-
-    return Text.assemble((change.field, "bold"), f": {_short(change.before)} -> {_short(change.after)}")
+    return styled((change.field, "bold"), f": {_short(change.before)} -> {_short(change.after)}")
 
 
 def _reason(stage: StageOutcome) -> str:
-    match stage.status:
-        case "cached":
-            return f"key {stage.key[:12]}" if stage.key else ""
-        case "failed":
-            return first_line(stage.message)
-    parts = [", ".join(_needed(stage))]
-    if changes := stage.telling:
-        parts.append(f"changed since it last ran: {', '.join(change.field for change in changes)}")
-    if stage.message:
-        parts.append(stage.message)
-    return "; ".join(parts)
-
-
-def _needed(stage: StageOutcome) -> Iterator[str]:
-    """The time and memory of a stage that ran."""
-    yield f"{stage.seconds:.1f} s"
+    if stage.status == "cached":
+        return f"key {stage.key[:12]}" if stage.key else ""
+    if stage.status == "failed":
+        return first_line(stage.message)
+    used = [f"{stage.seconds:.1f} s"]
     if stage.waited:
-        yield f"waited {stage.queued:.1f} s"
+        used.append(f"waited {stage.queued:.1f} s")
     if stage.peak_memory:
         expected = f" (expected {format_size(stage.predicted_memory)})" if stage.predicted_memory else ""
-        yield f"{format_size(stage.peak_memory)}{expected}"
+        used.append(f"{format_size(stage.peak_memory)}{expected}")
+    changed = ", ".join(change.field for change in stage.telling)
+    parts = (", ".join(used), changed and f"changed since it last ran: {changed}", stage.message)
+    return "; ".join(filter(None, parts))
 
 
 def _short(value: Any) -> str:
-    from ...artifacts.digest import is_digest
-
     if value is None:
         return "none"
     text = value if isinstance(value, str) else json.dumps(value)
@@ -239,17 +209,16 @@ def list_store(*, store: STORE = None, as_json: AS_JSON = False) -> None:
 
 
 def _share(share: gc.Share) -> str:
-    """Size and ages of some stages."""
     oldest, newest = _age(share.oldest), _age(share.newest)
     return f"{format_size(share.size):>10}  {newest if oldest == newest else f'{newest} to {oldest}'} old"
 
 
 def _age(finished: str) -> str:
-    """How long ago a stage finished: the largest unit of which it is at least one."""
+    """How long ago a stage finished, in the largest unit that fits."""
     from ...artifacts.gc import seconds
 
     passed = max(0, time.time() - seconds(finished))
-    unit, length = next(((unit, length) for unit, length in _LENGTHS if passed >= length), _LENGTHS[-1])
+    unit, length = next((pair for pair in _LENGTHS if passed >= pair[1]), _LENGTHS[-1])
     return f"{passed / length:.0f} {unit}"
 
 
@@ -274,7 +243,7 @@ def verify_store(*, store: STORE = None, as_json: AS_JSON = False) -> None:
 
 
 def _open_bar() -> Progress:
-    """A bar in a terminal, which leaves the standard streams as they are."""
+    """A progress bar, in terminals only, which leaves the standard streams alone."""
     from rich.progress import Progress
 
     console = open_console(stderr=True)
@@ -282,35 +251,30 @@ def _open_bar() -> Progress:
     return Progress(console=console, transient=True, disable=hidden, redirect_stdout=False, redirect_stderr=False)
 
 
-OTHER = Annotated[str, argument("Folder or URL of the other store.", "URL")]
+_OTHER = Annotated[str, argument("Folder or URL of the other store.", "URL")]
 
 
 @app.command()
-def push(url: OTHER, *, store: STORE = None, as_json: AS_JSON = False) -> None:
+def push(url: _OTHER, *, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Copy finished stages to another store, those that it lacks."""
-    from ...artifacts.store import open_store
-
-    with open_existing_store(store) as source, open_store(url) as target:
-        _transfer(source, target, as_json=as_json)
+    _transfer(store, url, as_json=as_json)
 
 
 @app.command()
-def pull(url: OTHER, *, store: STORE = None, as_json: AS_JSON = False) -> None:
+def pull(url: _OTHER, *, store: STORE = None, as_json: AS_JSON = False) -> None:
     """Copy finished stages from another store, those that this one lacks."""
-    from ...artifacts.store import open_store
-
-    with open_existing_store(url) as source, open_store(store) as target:
-        _transfer(source, target, as_json=as_json)
+    _transfer(url, store, as_json=as_json)
 
 
-def _transfer(source: Store, target: Store, *, as_json: bool) -> None:
-    from ...artifacts.store import transfer
+def _transfer(source_url: str | None, target_url: str | None, *, as_json: bool) -> None:
+    from ...artifacts.store import open_store, transfer
 
-    if source.url == target.url:
-        raise InputError(f"{source.url} is the store itself; give another one")
-    with _open_bar() as progress:
-        task = progress.add_task("stages")
-        done = transfer(source, target, lambda count, of: progress.update(task, completed=count, total=of))
+    with open_existing_store(source_url) as source, open_store(target_url) as target:
+        if source.url == target.url:
+            raise InputError(f"{source.url} is the store itself; give another one")
+        with _open_bar() as progress:
+            task = progress.add_task("stages")
+            done = transfer(source, target, lambda count, of: progress.update(task, completed=count, total=of))
     if as_json:
         print_json(asdict(done))
         return
@@ -341,6 +305,12 @@ def rekey(*, store: STORE = None, as_json: AS_JSON = False) -> None:
     )
 
 
+_MAX_BYTES = (
+    "Also forget stages until the rest fits, such as 20GiB: what was not used for the longest time first, "
+    "and nothing that --keep-last keeps."
+)
+
+
 @app.command("gc")
 def collect_garbage(
     *,
@@ -355,26 +325,17 @@ def collect_garbage(
         int | None,
         typer.Option(min=0, metavar="N", help="Also forget stages that the newest N runs of each zoo did not use."),
     ] = None,
-    max_bytes: Annotated[
-        str | None,
-        option(
-            "Also forget stages until the rest fits, such as 20GiB: what was not used for the longest time first, "
-            "and nothing that --keep-last keeps.",
-            "SIZE",
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Also say why objects are kept; with --json, of each object.")
-    ] = False,
+    max_bytes: Annotated[str | None, option(_MAX_BYTES, "SIZE")] = None,
+    dry_run: Annotated[bool, flag("--dry-run", "Only say what would be removed.")] = False,
+    explain: Annotated[bool, flag("--explain", "Also say why objects are kept; with --json, of each object.")] = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Remove objects that no finished stage needs."""
     from ...artifacts import gc
 
-    young = parse_age(keep_newer_than)
-    old = None if older_than is None else parse_age(older_than)
-    most = None if max_bytes is None else parse_size(max_bytes)
+    young = _parse_age(keep_newer_than)
+    old = None if older_than is None else _parse_age(older_than)
+    most = None if max_bytes is None else _parse_size(max_bytes)
     with open_existing_store(store) as opened:
         report = gc.collect(
             opened, keep_newer_than=young, older_than=old, keep_last=keep_last, max_bytes=most, dry_run=dry_run
@@ -392,7 +353,7 @@ def collect_garbage(
         typer.echo(f"  {kept.objects:>6} objects  {format_size(kept.size):>10}  {printable(reason)}")
 
 
-def parse_size(text: str) -> int:
+def _parse_size(text: str) -> int:
     """Bytes of a text like ``512MiB`` or ``20GiB``; raises InputError for any other text."""
     from ...configs.base import parse_bytes
 
@@ -402,7 +363,7 @@ def parse_size(text: str) -> int:
         raise InputError(f"{error}; give --max-bytes one of these") from error
 
 
-def parse_age(text: str) -> timedelta:
+def _parse_age(text: str) -> timedelta:
     """Parses a duration like ``90s``, ``12h`` or ``30d``; raises InputError for any other text."""
     match = re.fullmatch(r"(\d+)([smhdw])", text)
     if not match:

@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Standard output, or standard error: every console of a command. Text in it is no markup, and is safe to print.
+    """Opens standard output or standard error for text without markup, which it makes safe to print.
 
-    It is wide enough for tables: a pipe has no width of its own.
+    A pipe gets a width that is enough for tables.
     """
     from rich.console import Console
 
@@ -40,7 +40,7 @@ def open_console(*, stderr: bool = False) -> Console:
 class SafeStream:
     """A text stream in which unprintable characters are escaped, except for line feeds and tabs.
 
-    Rich writes to the stream behind it, since it has colours and a cursor to control. Its texts are escaped before.
+    Rich, whose texts are escaped before, writes to the stream behind it: it has to control colours and the cursor.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -67,7 +67,7 @@ class SafeStream:
 
 
 def guard_streams() -> None:
-    """Makes everything that Python code writes to standard output and error in this process safe for terminals."""
+    """Makes everything that Python code writes to standard output and error safe for terminals."""
     for name in ("stdout", "stderr"):
         if not isinstance(stream := getattr(sys, name), SafeStream):
             setattr(sys, name, SafeStream(stream))
@@ -85,7 +85,7 @@ def guarded_streams() -> Iterator[None]:
 
 
 def _innermost(stream: TextIO) -> TextIO:
-    """What Rich writes to: the stream behind a `SafeStream`, and behind what Rich puts in its place for a display."""
+    """The stream behind a `SafeStream`, and behind the one that Rich replaces it with for a live display."""
     while hasattr(stream, "rich_proxied_file"):
         stream = stream.rich_proxied_file
     return stream
@@ -93,7 +93,7 @@ def _innermost(stream: TextIO) -> TextIO:
 
 @functools.cache
 def _guard_rich() -> None:
-    """Has all consoles of Rich, also those that typer and Prefect open, escape the texts that they render.
+    """Makes all consoles of Rich, also those of typer and Prefect, escape the texts that they render.
 
     Strings are escaped before they are measured, for tables; all other text when it is rendered.
     """
@@ -114,6 +114,13 @@ def _guard_rich() -> None:
 
     Console.render = render_safely  # type: ignore[assignment,method-assign]  # Rich has no hook for text
     Console.render_str = render_safe_str  # type: ignore[assignment,method-assign]  # as above
+
+
+def styled(*parts: str | Text | tuple[str, str]) -> Text:
+    """A text from parts, some of which are pairs of a text and its style."""
+    from rich.text import Text
+
+    return Text.assemble(*parts)
 
 
 def print_json(value: Any) -> None:

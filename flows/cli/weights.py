@@ -1,35 +1,44 @@
-"""The weights of `.pte` files that are in files of their own, and fat files with theirs."""
+"""The `.pte` files that a command names, and their external weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...artifacts.digest import digest_file
 from ...errors import InputError
 
 if TYPE_CHECKING:
     from ...formats.nfat.container import FatFile
 
 
+def pte_files(paths: Iterable[Path]) -> list[Path]:
+    """The files named, and the `.pte` files of folders, sorted; raises InputError for a folder without one."""
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.rglob("*.pte")) if path.is_dir() else [path]
+        inside = [file for file in found if file is path or not file.name.endswith(".rejected.pte")]
+        if not inside:
+            raise InputError(f"there is no .pte file in {path}")
+        files += inside
+    return list(dict.fromkeys(files))
+
+
 def check_digest(file: Path, data: Path, sha256: str) -> None:
     """Checks that `data` is the `.ptd` that a file was made with; raises InputError if it is not, or is missing."""
-    from ...artifacts.digest import digest_file
-
     try:
         present = digest_file(data)
     except OSError as error:
         raise InputError(f"{data}, which has the weights of {file}, cannot be read: {error.strerror}") from error
     if present != sha256:
-        raise InputError(
-            f"{data} is not the one that was made with {file}: its SHA-256 is {present}, and should be {sha256}"
-        )
+        raise InputError(f"{data} is not the one that was made with {file}: its SHA-256 is {present}, not {sha256}")
 
 
 def check_found(file: Path, weights: Sequence[Path]) -> None:
-    """Checks the `.ptd` found next to a file against the file's provenance, if there is one; raises as `check_digest`.
+    """Checks the `.ptd` next to a file against the file's provenance, if there is one; raises as `check_digest`.
 
-    Kernels look weights up by name, so those of another model with equal sizes would be accepted.
+    Kernels look weights up by name, and would accept those of another model with equal sizes.
     """
     from ...tasks.results.delivered import Delivered
 

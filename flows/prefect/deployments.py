@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
-from uuid import UUID
+from typing import Any, NamedTuple
 
 import prefect
 from prefect import get_client
@@ -37,22 +36,22 @@ from .pool import model_deployment
 from .server import wait_for_schedule
 from .zoo_flow import export_model, export_zoo
 
-ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_zoo"  # with dots: a path of modules, not of a file
-MODEL_ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_model"
+_ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_zoo"  # with dots: a path of modules, not of a file
+_MODEL_ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_model"
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """What became of a deployment."""
+    """A deployment that was applied."""
 
     name: str  # with the flow's: ``export-zoo/nightly``
     change: str  # ``created``, ``updated`` or ``unchanged``
-    alerts: tuple[str, ...] = ()  # automations
+    alerts: tuple[str, ...]  # automations
 
 
 @dataclass(frozen=True)
 class ZooDeployment:
-    """A zoo's flow with what its runs are asked for."""
+    """A deployment of a zoo's flow, with the request of its runs."""
 
     request: ExportRequest
     name: str
@@ -64,13 +63,7 @@ class ZooDeployment:
     def _loaded(self) -> LoadedZoo:
         return load(self.request)
 
-    @property
-    def model_pool(self) -> str | None:
-        """The work pool that runs single models, if any does."""
-        place = self._loaded.zoo.run
-        return place.pool if place.on == "pool" else None
-
-    def schedules(self) -> list[DeploymentScheduleCreate]:
+    def _schedules(self) -> list[DeploymentScheduleCreate]:
         """None or one; raises InputError for a cron line or a time zone that does not exist."""
         if self.cron is None:
             return []
@@ -84,35 +77,35 @@ class ZooDeployment:
             ) from error
         return [DeploymentScheduleCreate(schedule=schedule, active=True)]
 
-    def form(self) -> dict[str, Any]:
+    def _form(self) -> dict[str, Any]:
         """The JSON schema of the parameters: models, recipes and stages are choices in Prefect's form.
 
-        What has no default is left empty there: for ``null``, the form would have a tab that says so.
+        Fields without a default are left empty: for ``null``, the form would have a tab of its own.
         """
         zoo = self._loaded.zoo
         schema = copy.deepcopy(export_zoo.parameters.model_dump_for_openapi())
         fields: dict[str, dict[str, Any]] = schema["properties"]
-        for name, shown in fields.items():
-            shown["title"] = ExportRequest.model_fields[name].title or name.capitalize()
-            if {"type": "null"} in shown.get("anyOf", ()):
-                del shown["default"]
-                shown.update(*(option for option in shown.pop("anyOf") if option != {"type": "null"}))
+        for name, entry in fields.items():
+            entry["title"] = ExportRequest.model_fields[name].title or name.capitalize()
+            if {"type": "null"} in entry.get("anyOf", ()):
+                del entry["default"]
+                entry.update(*(option for option in entry.pop("anyOf") if option != {"type": "null"}))
         recipes = dict.fromkeys(recipe for model in zoo.models for recipe in zoo.recipes_of(model))
-        for name, known in (("models", zoo.models), ("recipes", recipes)):
-            choices = {"type": "array", "items": {"type": "string", "enum": ["*", *known]}}
+        for field_name, names in (("models", zoo.models), ("recipes", recipes)):
+            choices = {"type": "array", "items": {"type": "string", "enum": ["*", *names]}}
             options = [choices | {"title": "Choose"}, {"type": "string", "title": "Pattern"}]
-            fields[name] |= {"anyOf": options, "default": ["*"]}
+            fields[field_name] |= {"anyOf": options, "default": ["*"]}
         fields["until"]["enum"] = [stage.name for stage in STAGES]
         return schema
 
     def settings(self) -> dict[str, Any]:
-        """What makes the deployment, under Prefect's names; raises InputError if zoo or schedule cannot be used."""
+        """The fields of Prefect's deployment; raises InputError if the zoo or the schedule cannot be used."""
         select_models(self._loaded, self.request.models, self.request.recipes)
         publication_of(self._loaded, self.request)
         return {
-            "schedules": self.schedules(),
+            "schedules": self._schedules(),
             "parameters": self.request.parameters(defaults=False),
-            "parameter_openapi_schema": self.form(),
+            "parameter_openapi_schema": self._form(),
             "description": f"Lowers {self.request.zoo.name} and verifies its files. Made by `pteforge deploy`.",
             "tags": [f"zoo:{self._loaded.zoo.name}"],
         }
@@ -124,36 +117,33 @@ class ZooDeployment:
             InputError: the zoo or the schedule cannot be used, or there is no such work pool.
             PteforgeError: the server cannot be reached, refuses the deployment, or does not schedule its runs.
         """
-        wanted = self.settings() | {"work_pool_name": pool, "entrypoint": ENTRYPOINT}
+        wanted = self.settings() | {"work_pool_name": pool, "entrypoint": _ENTRYPOINT}
         self._check_buckets()
+        run = self._loaded.zoo.run
         with _server_errors(), get_client(sync_client=True) as client:
             _check_pool(client, pool)
-            if self.model_pool:
-                _deploy_models(client, self.model_pool)
-            deployed = _apply(client, f"{export_zoo.name}/{self.name}", wanted)
-            deployment = client.read_deployment_by_name(deployed.name)
-            if self.alerts:
-                alerts = apply_alerts(client, deployment, self._loaded.zoo.name, self.alerts)
-                deployed = replace(deployed, alerts=alerts)
+            if run.on == "pool" and run.pool:
+                _deploy_models(client, run.pool)
+            name = f"{export_zoo.name}/{self.name}"
+            change = _apply(client, name, wanted)
+            deployment = client.read_deployment_by_name(name)
+            alerts = _apply_alerts(client, deployment, self._loaded.zoo.name, self.alerts) if self.alerts else ()
             if wanted["schedules"]:
                 wait_for_schedule(client, deployment)
-            return deployed
+            return Deployed(name, change, alerts)
 
     def _check_buckets(self) -> None:
-        """Raises InputError for buckets of store and releases that do not exist; what cannot be asked may exist."""
+        """Raises InputError if the bucket of the store or the releases is known not to exist."""
         publication = self._loaded.zoo.publish
         for url in (self.request.store, self.request.publish or (publication and publication.url)):
             if url and (bucket := missing_bucket(url)):
-                raise InputError(
-                    f"the bucket {bucket!r} of {public_url(url)} does not exist; create it first, for example with: "
-                    f"aws s3 mb s3://{bucket}"
-                )
+                create = f"create it first, for example with: aws s3 mb s3://{bucket}"
+                raise InputError(f"the bucket {bucket!r} of {public_url(url)} does not exist; {create}")
 
 
 def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
     """Creates or updates the deployment whose runs lower models."""
-    found = _check_pool(client, pool)
-    if found.concurrency_limit == 1:
+    if _check_pool(client, pool).concurrency_limit == 1:
         raise InputError(
             f"the work pool {pool!r} runs one flow at a time, so the runs of models would wait for the zoo's for ever; "
             f"raise its limit with: prefect work-pool set-concurrency-limit {pool} 4"
@@ -165,12 +155,13 @@ def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
         "description": "Lowers models of a zoo. Runs of `export-zoo` start these. Made by `pteforge deploy`.",
         "tags": [],
         "work_pool_name": pool,
-        "entrypoint": MODEL_ENTRYPOINT,
+        "entrypoint": _MODEL_ENTRYPOINT,
     }
     _apply(client, model_deployment(pool), wanted)
 
 
-def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any]) -> Deployed:
+def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any]) -> str:
+    """Creates or updates a deployment; returns the change."""
     flow, _, name = full_name.partition("/")
     before = None
     with suppress(ObjectNotFound):
@@ -180,27 +171,19 @@ def _apply(client: SyncPrefectClient, full_name: str, wanted: dict[str, Any]) ->
         change = "unchanged"
     else:
         change = "updated" if before else "created"
-        client.create_deployment(
-            flow_id=client.create_flow_from_name(flow),
-            name=name,
-            pull_steps=[],
-            enforce_parameter_schema=True,
-            **wanted,
-        )
+        flow_id = client.create_flow_from_name(flow)
+        client.create_deployment(flow_id, name, pull_steps=[], enforce_parameter_schema=True, **wanted)
     if before and limited:  # it would end runs: see `zoo_flow.take_turn`
         client.update_deployment(before.id, DeploymentUpdate(concurrency_limit=None))
-    return Deployed(full_name, change)
+    return change
 
 
 def serve(deployment: ZooDeployment) -> None:
-    """Starts runs on the schedule, and those that people ask for in the UI, one at a time until the process is stopped.
-
-    Raises as `ZooDeployment.apply`.
-    """
+    """Starts runs on the schedule and from the UI, one at a time, until the process ends; raises as `apply`."""
     settings = deployment.settings()
     form = settings.pop("parameter_openapi_schema")
     served: Any = export_zoo.to_deployment(deployment.name, entrypoint_type=EntrypointType.MODULE_PATH, **settings)
-    served.entrypoint = ENTRYPOINT  # Prefect would take the name of the flow's body
+    served.entrypoint = _ENTRYPOINT  # Prefect would take the name of the flow's body
     served._parameter_openapi_schema = ParameterSchema(**form)  # noqa: SLF001 - there is no public way
     with _server_errors():
         prefect.serve(served, limit=1)
@@ -215,108 +198,88 @@ def _server_errors() -> Iterator[None]:
     except PrefectHTTPStatusError as error:
         raise PteforgeError(f"Prefect's server refuses the deployment: {error}") from error
     except Exception as error:
-        raise PteforgeError(
-            f"Prefect's server cannot be reached ({type(error).__name__}: {error}); check PREFECT_API_URL"
-        ) from error
+        problem = f"{type(error).__name__}: {error}"
+        raise PteforgeError(f"Prefect's server cannot be reached ({problem}); check PREFECT_API_URL") from error
 
 
 def _check_pool(client: SyncPrefectClient, pool: str) -> WorkPool:
     try:
         return client.read_work_pool(pool)
     except ObjectNotFound as error:
-        known = ", ".join(sorted(found.name for found in client.read_work_pools())) or "none"
-        raise InputError(
-            f"there is no work pool {pool!r} (there: {known}); make it with: prefect work-pool create {pool} -t process"
-        ) from error
+        pools = ", ".join(sorted(existing.name for existing in client.read_work_pools())) or "none"
+        create = f"prefect work-pool create {pool} -t process"
+        raise InputError(f"there is no work pool {pool!r} (there: {pools}); make it with: {create}") from error
 
 
 def _comparable(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Settings without what the server adds to schedules."""
-    schedules = [(made.schedule.cron, made.schedule.timezone or "UTC") for made in settings["schedules"]]
+    schedules = [(entry.schedule.cron, entry.schedule.timezone or "UTC") for entry in settings["schedules"]]
     return {**settings, "schedules": schedules}
 
 
 _NO_SUCCESS_FOR = timedelta(hours=26)
 """A day, and two hours for a night that takes longer than the one before."""
 
-_ANY_RUN = {"prefect.resource.id": "prefect.flow-run.*"}
 
-
-@dataclass(frozen=True)
-class _Alert:
-    """The events that notify, and the message. `resource` is what an event is about; None for runs."""
-
-    what: str
-    expect: frozenset[str]
-    body: str
-    resource: Mapping[str, str] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-def apply_alerts(client: SyncPrefectClient, deployment: DeploymentResponse, zoo: str, block: str) -> tuple[str, ...]:
+def _apply_alerts(client: SyncPrefectClient, deployment: DeploymentResponse, zoo: str, block: str) -> tuple[str, ...]:
     """Creates or updates the alerts of a deployment, which a notification block sends; returns their names.
 
     Raises InputError if `block` is not ``TYPE/NAME`` of a block on the server.
     """
-    sender = _block(client, block)
+    kind, _, name = block.partition("/")
+    try:
+        sender = client.read_block_document_by_name(name, kind).id
+    except ObjectNotFound as error:
+        raise InputError(
+            f"there is no block {block!r} to send notifications with; make one in Prefect's UI (Blocks), such as a "
+            "Slack webhook, and name it as TYPE/NAME, such as slack-webhook/nights (`prefect block ls` lists them)"
+        ) from error
     names = []
-    for alert in _alerts(zoo):
-        automation = _automation(alert, deployment, sender)
-        if known := client.read_automations_by_name(automation.name):
-            client.update_automation(known[0].id, automation)
+    for alert in _alerts(deployment, zoo):
+        title = f"{deployment.name}: {alert.what}"
+        automation = AutomationCore(
+            name=f"pteforge {title}",
+            description="Made by `pteforge deploy --alerts`.",
+            trigger=alert.trigger,
+            actions=[SendNotification(block_document_id=sender, subject=f"pteforge {title}", body=alert.body)],
+        )
+        if existing := client.read_automations_by_name(automation.name):
+            client.update_automation(existing[0].id, automation)
         else:
             client.create_automation(automation)
         names.append(automation.name)
     return tuple(names)
 
 
-def _alerts(zoo: str) -> Iterator[_Alert]:
-    run = "{{ flow_run.name }}: {{ flow_run.state.message }}\n{{ flow_run | ui_url }}"
-    yield _Alert("failed", frozenset({"prefect.flow-run.Failed"}), run)
-    yield _Alert("crashed", frozenset({"prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}), run)
-    hours = int(_NO_SUCCESS_FOR.total_seconds() // 3600)
-    yield _Alert(
-        f"no successful run in {hours} h",
-        frozenset({"prefect.flow-run.Completed", "prefect.flow-run.Cached"}),
-        "Look at schedule, scheduler and workers with: pteforge doctor --server",
-        settings={"posture": Posture.Proactive, "within": _NO_SUCCESS_FOR},
-    )
-    about = {"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}"}
-    release = "{{ event.payload.release }} at {{ event.payload.url }}, channel {{ event.payload.channel }}"
-    why = f"{release}: {{{{ event.payload.reasons | join('; ') }}}}"
-    accept = "to accept this: {{ event.payload.acceptance }}"
-    yield _Alert("regression", frozenset({"pteforge.regression"}), f"{why}\n{accept}", about)
-    yield _Alert("withdrawn", frozenset({"pteforge.withdrawn"}), why, about)
+class _Alert(NamedTuple):
+    what: str
+    trigger: EventTrigger
+    body: str
 
 
-def _automation(alert: _Alert, deployment: DeploymentResponse, sender: UUID) -> AutomationCore:
+def _alerts(deployment: DeploymentResponse, zoo: str) -> Iterator[_Alert]:
     of_deployment = {
         "prefect.resource.id": f"prefect.deployment.{deployment.id}",
         "prefect.resource.role": "deployment",
     }
-    trigger = EventTrigger.model_validate(
-        {
-            "expect": alert.expect,
-            "match": alert.resource or _ANY_RUN,
-            "match_related": {} if alert.resource else of_deployment,
-            "posture": Posture.Reactive,
-            "threshold": 1,
-            **alert.settings,
-        }
-    )
-    title = f"{deployment.name}: {alert.what}"
-    action = SendNotification(block_document_id=sender, subject=f"pteforge {title}", body=alert.body)
-    return AutomationCore(
-        name=f"pteforge {title}", description="Made by `pteforge deploy --alerts`.", trigger=trigger, actions=[action]
-    )
+    runs = {"match": {"prefect.resource.id": "prefect.flow-run.*"}, "match_related": of_deployment}
+    releases = {"match": {"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}"}}
 
+    def trigger(events: str, about: dict[str, Any], **settings: Any) -> EventTrigger:
+        fields = {"expect": events.split(), "posture": Posture.Reactive, "threshold": 1, **about, **settings}
+        return EventTrigger.model_validate(fields)
 
-def _block(client: SyncPrefectClient, text: str) -> UUID:
-    kind, _, name = text.partition("/")
-    try:
-        return client.read_block_document_by_name(name, kind).id
-    except ObjectNotFound as error:
-        raise InputError(
-            f"there is no block {text!r} to send notifications with; make one in Prefect's UI (Blocks), such as a "
-            "Slack webhook, and name it as TYPE/NAME, such as slack-webhook/nights (`prefect block ls` lists them)"
-        ) from error
+    state = "{{ flow_run.name }}: {{ flow_run.state.message }}\n{{ flow_run | ui_url }}"
+    yield _Alert("failed", trigger("prefect.flow-run.Failed", runs), state)
+    yield _Alert("crashed", trigger("prefect.flow-run.Crashed prefect.flow-run.TimedOut", runs), state)
+    completed = "prefect.flow-run.Completed prefect.flow-run.Cached"
+    yield _Alert(
+        f"no successful run in {_NO_SUCCESS_FOR.total_seconds() / 3600:.0f} h",
+        trigger(completed, runs, posture=Posture.Proactive, within=_NO_SUCCESS_FOR),
+        "Look at schedule, scheduler and workers with: pteforge doctor --server",
+    )
+    release = "{{ event.payload.release }} at {{ event.payload.url }}, channel {{ event.payload.channel }}"
+    why = f"{release}: {{{{ event.payload.reasons | join('; ') }}}}"
+    accept = "to accept this: {{ event.payload.acceptance }}"
+    yield _Alert("regression", trigger("pteforge.regression", releases), f"{why}\n{accept}")
+    yield _Alert("withdrawn", trigger("pteforge.withdrawn", releases), why)

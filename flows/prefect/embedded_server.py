@@ -10,8 +10,9 @@ import sqlite3
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, closing
+from logging.handlers import BufferingHandler
 from typing import Any
 
 import uvicorn
@@ -30,8 +31,7 @@ _START_LIMIT = 300.0  # seconds; the very first start creates the database, whic
 _START_PAUSE = 0.1
 _STOP_LIMIT = 5.0
 _SQLITE_MEMORY = 16 << 20  # bytes
-_UVICORN_LOG = "uvicorn.error"
-_RAISED = re.compile(r"[\w.]+Error: ")
+_UVICORN_LOG = logging.getLogger("uvicorn.error")
 _VACUUMS = {"events": (vacuum_events_with_retention_overrides, vacuum_old_events), "flow_runs": (vacuum_old_flow_runs,)}
 """Prefect's functions that delete what is old, by what they are enabled as."""
 
@@ -39,21 +39,23 @@ _VACUUMS = {"events": (vacuum_events_with_retention_overrides, vacuum_old_events
 class EmbeddedServer:
     """A server with the user's Prefect database, in a thread of this process, on a free local port.
 
-    Prefect can start one itself, but as a separate process: it imports everything again, receives the terminal's Ctrl-C
-    before the run can end, and keeps running if this process is killed.
+    Prefect's own is a separate process: it imports everything again, receives the terminal's Ctrl-C before the run can
+    end, and keeps running if this process is killed.
 
-    `url` is that of its API.
+    Attributes:
+        url: address of its API.
     """
 
     def __init__(self) -> None:
         """Starts the server; returns before it is ready."""
-        self._problems = _Problems()
+        self._problems = BufferingHandler(capacity=100)
+        self._problems.setLevel(logging.ERROR)
         _bound_sqlite()
-        logging.getLogger(_UVICORN_LOG).addHandler(self._problems)
+        _UVICORN_LOG.addHandler(self._problems)
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        # Prefect's queue of background tasks polls several times a second while the run lasts. Its tasks are for
-        # servers that stay, apart from those in `_VACUUMS`.
+        # Prefect's queue of background tasks polls several times a second. Except for `_VACUUMS`, its tasks are for
+        # servers that stay.
         api_server.background_worker = _no_worker  # type: ignore[attr-defined]  # imported there
         app = api_server.create_app(ephemeral=True, final=True)
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
@@ -67,16 +69,16 @@ class EmbeddedServer:
             with urllib.request.urlopen(f"{self.url}/health", timeout=_START_LIMIT):  # noqa: S310 - our own address
                 return
         except (urllib.error.URLError, OSError) as error:
-            problems = self._problems.text() or str(error)
+            problem = _last_error(self._problems.buffer) or str(error)
             raise RuntimeError(
-                f"Prefect's server could not be started (set PREFECT_API_URL to use one that runs already): {problems}"
+                f"Prefect's server could not be started (set PREFECT_API_URL to use one that runs already): {problem}"
             ) from error
 
     def stop(self) -> None:
         """Stops the server, which first saves pending events. Idempotent."""
         self._server.should_exit = True
         self._thread.join(_STOP_LIMIT)
-        logging.getLogger(_UVICORN_LOG).removeHandler(self._problems)
+        _UVICORN_LOG.removeHandler(self._problems)
 
     def _serve(self, listener: socket.socket) -> None:
         with listener, asyncio.Runner() as runner:  # the port is closed too, so that no request waits forever
@@ -127,18 +129,8 @@ def _join_connections() -> None:
             thread.join(_STOP_LIMIT)
 
 
-class _Problems(logging.Handler):
-    """Collects uvicorn's messages about a failed start."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self._texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._texts.append(record.getMessage())
-
-    def text(self) -> str:
-        """The error at the end of the last traceback, or else the last message."""
-        lines = [line for text in self._texts for line in text.splitlines()]
-        errors = [line for line in lines if _RAISED.match(line)]
-        return next(reversed(errors or lines), "")
+def _last_error(records: Iterable[logging.LogRecord]) -> str:
+    """The error at the end of the last traceback, or else the last message."""
+    lines = [line for record in records for line in record.getMessage().splitlines()]
+    errors = [line for line in lines if re.match(r"[\w.]+Error: ", line)]
+    return next(reversed(errors or lines), "")

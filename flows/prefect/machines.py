@@ -1,4 +1,4 @@
-"""Running a flow's stages on a Dask or Ray cluster, and what has to be there before work starts."""
+"""Running a flow's stages on a Dask or Ray cluster, and the checks before work starts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SELDOM = {
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.worker.memory.monitor-interval": "1s",
 }
-"""What processes of a Dask cluster do every 10 to 500 ms by default. Their tasks wait for other processes."""
+"""By default, processes of a Dask cluster do this every 10 to 500 ms. Their tasks wait for other processes."""
 
 _ANSWERS_WITHIN = 10.0  # seconds for a cluster to accept a connection
 
 
 def check_place(session: Session) -> None:
-    """Checks, without importing Prefect, that stages can run where they are to; InputError says what is missing."""
+    """Checks that stages can run where they are to; raises InputError if not. Does not import Prefect."""
     place = session.run_config
     if place.on == "local" or session.progress.complete:
         return
@@ -48,9 +48,7 @@ def check_place(session: Session) -> None:
 def _check_address(on: str, address: str) -> None:
     host, port = urlsplit(address).hostname, urlsplit(address).port
     if not host or not port:
-        raise InputError(
-            f"the address {address!r} of the {on} cluster names no host and port; write SCHEME://HOST:PORT"
-        )
+        raise InputError(f"the address of the {on} cluster is {address!r}, and has to be SCHEME://HOST:PORT")
     try:
         socket.create_connection((host, port), _ANSWERS_WITHIN).close()
     except OSError as error:
@@ -74,28 +72,21 @@ def _is_here(host: str) -> bool:
 
 @contextmanager
 def cluster_of(session: Session) -> Iterator[Any]:
-    """Yields the task runner of the session's cluster; None where it has none.
-
-    A cluster that does not start is a warning, and stages run on this machine.
-    """
-    if session.run_config.on not in ("dask", "ray"):
+    """Yields the task runner of the session's cluster; None without one, or if it does not start."""
+    place = session.run_config
+    if place.on not in ("dask", "ray"):
         yield None
         return
     with ExitStack() as stack:
-        runner = None
-        if not session.run_config.address:
+        if not place.address:
             stack.enter_context(_settings_as_they_are())
         try:
-            runner = stack.enter_context(_task_runner(session.run_config, session.submitted_at_once))
-            if session.run_config.on == "dask":
+            runner = stack.enter_context(_task_runner(place, session.submitted_at_once))
+            if place.on == "dask":
                 _ = runner.client  # starts the cluster, or connects to it
         except Exception as error:  # noqa: BLE001 - Dask's or Ray's, whatever it is
-            _log.warning(
-                "%s failed to start, stages run on this machine: %s: %s",
-                session.run_config.on.capitalize(),
-                type(error).__name__,
-                first_line(error),
-            )
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            _log.warning("%s failed to start, stages run on this machine: %s", place.on.capitalize(), problem)
             runner = None
         yield runner
 
@@ -103,7 +94,7 @@ def cluster_of(session: Session) -> Iterator[Any]:
 def _settings_as_they_are() -> AbstractContextManager[Any]:
     """A context in which tasks for other processes of this machine take Prefect's settings along as an object.
 
-    Otherwise each task has them turned to plain values, which are validated again where it runs: 50 ms of CPU time.
+    Prefect would convert them to plain values for each task, and validate these where it runs: 50 ms of CPU time.
     """
     from prefect.context import SettingsContext, get_settings_context  # noqa: PLC0415 - slow, and imported by now
 
@@ -116,7 +107,7 @@ def _settings_as_they_are() -> AbstractContextManager[Any]:
 
 
 def _task_runner(place: RunConfig, at_once: int) -> Any:
-    """Prefect's task runner. Dask's processes together take so many stages, most of which wait; each of Ray's, one."""
+    """Prefect's task runner. Dask's processes together take `at_once` stages, mostly waiting; Ray's take one each."""
     if place.on == "dask":
         import dask  # noqa: PLC0415 - an extra, and slow
         from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""Tables, pages and progress in Prefect's UI: scores, numerics of a model's files, and where a recipe loses quality."""
+"""Tables, pages and progress in Prefect's UI."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 
 def artifact_key(kind: str, name: str) -> str:
-    """A valid key that is equal in every run, from a kind, such as ``accuracy``, and the name of a model or recipe."""
+    """A valid key that is the same in every run, such as ``accuracy-resnet18``."""
     return f"{kind}-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
 
 
 async def show_zoo(session: Session) -> None:
-    """Adds the summary of a zoo to the current run, or replaces it: release, failures, a table of files, changes."""
+    """Adds or updates the summary of a zoo in the current run: release, failures, a table of files, changes."""
     key, description = artifact_key("zoo", session.zoo), f"The files of {markdown(session.zoo)}"
     text = "\n".join(await asyncio.to_thread(lambda: [*_summary(session)]))
     wanted = {"flow_run_id": {"any_": [flow_run.id]}, "key": {"any_": [key]}}
@@ -81,9 +81,8 @@ async def show_findings(outcome: ModelOutcome) -> None:
     explained = {step: failure for step, failure in failures.items() if failure.findings}
     if not explained:
         return
-    logger = get_run_logger()
     for step, failure in explained.items():
-        logger.error("%s", printable(f"{step}:\n{as_text(failure.findings)}", keep="\n"))
+        get_run_logger().error("%s", printable(f"{step}:\n{as_text(failure.findings)}", keep="\n"))
     key = artifact_key("diagnosis", outcome.model)
     description = f"Why {markdown(outcome.model)} cannot be lowered, and the ways out"
     await acreate_markdown_artifact("\n".join(_diagnosis(outcome.model, explained)), key=key, description=description)
@@ -92,24 +91,22 @@ async def show_findings(outcome: ModelOutcome) -> None:
 async def show_tables(outcome: ModelOutcome) -> None:
     """Adds tables about a model to the current run: what is known of its files, and each program against eager."""
     facts = [
-        {"recipe": made.recipe, "about": fact.area, "name": fact.name, "value": fact.text, "note": fact.note}
-        for made in outcome.recipes
-        for fact in made.facts()
+        {"recipe": result.recipe, "about": fact.area, "name": fact.name, "value": fact.text, "note": fact.note}
+        for result in outcome.recipes
+        for fact in result.facts()
     ]
     rungs = [
-        {"recipe": made.recipe} | dict(zip(shown.titles, row, strict=True))
-        for made in outcome.recipes
-        if made.ladder
-        for shown in [rungs_of(made.ladder)]
-        for row in shown.rows
+        {"recipe": result.recipe} | dict(zip(table.titles, row, strict=True))
+        for result in outcome.recipes
+        if result.ladder
+        for table in [rungs_of(result.ladder)]
+        for row in table.rows
     ]
-    for kind, about, rows in (
-        ("facts", "The files of {}", facts),
-        ("numerics", "{}: each program against eager", rungs),
-    ):
+    name = markdown(outcome.model)
+    tables = {f"The files of {name}": ("facts", facts), f"{name}: each program against eager": ("numerics", rungs)}
+    for description, (kind, rows) in tables.items():
         if rows:
-            key, description = artifact_key(kind, outcome.model), about.format(markdown(outcome.model))
-            await acreate_table_artifact(rows, key=key, description=description)
+            await acreate_table_artifact(rows, key=artifact_key(kind, outcome.model), description=description)
 
 
 def show_bisection(bisection: Bisection, plot: bytes | None) -> None:
@@ -160,11 +157,11 @@ def _summary(session: Session) -> Iterator[str]:
     for name in (model.name for model in session.models):
         done, run = session.progress.outcomes.get(name), session.progress.flow_runs.get(name)
         files = compare(done.recipes if done else (), session.recording.previous)
-        told = {file.result.recipe: _cell(session, file) for file in files}
+        cells = {file.result.recipe: _cell(session, file) for file in files}
         worse = any(file.state == "failed" for file in files)
         changed = any(file.state in ("changed", "new") for file in files)
-        linked = f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name)
-        row = [linked, *(markdown(told.get(recipe, "")) for recipe in recipes)]
+        link = f"[{markdown(name)}](/runs/flow-run/{run})" if run else markdown(name)
+        row = [link, *(markdown(cells.get(recipe, "")) for recipe in recipes)]
         rows.append(((not worse, not changed, not done), row))
     ordered = (row for _, row in sorted(rows, key=lambda ranked: ranked[0]))
     yield from markdown_table(["model", *map(markdown, recipes)], ordered)
@@ -184,7 +181,7 @@ def _diagnosis(model: str, failures: Mapping[str, Failure]) -> Iterator[str]:
 
 
 def _cell(session: Session, file: Compared) -> str:
-    """What came of a recipe and, in parentheses, how that differs from the last run."""
+    """The result of a recipe and, in parentheses, how it differs from the last run."""
     result = file.result
     text = ", ".join((result.standing, *(fact.text for fact in result.columns.values() if fact.column <= _FEW)))
     change = file.change or ("new" if session.recording.previous and file.state == "new" else "")
@@ -201,25 +198,25 @@ def _page(bisection: Bisection) -> Iterator[str]:
             yield ""
 
 
-_FEW = 2  # the highest rank of columns that stand in a cell
+_FEW = 2  # the highest rank of columns that are in a cell
 _PAUSE = 5.0  # seconds between updates
 _PATIENCE = 10.0  # seconds for the last update
 
 
 @asynccontextmanager
 async def progress_shown(session: Session) -> AsyncIterator[None]:
-    """Shows the session's progress in the current flow run while the context is open; work never waits for it.
+    """Shows the session's progress in the current flow run, with a line in its log for each model that has ended.
 
-    The run's log gets a line about each model when it has ended.
+    Work never waits for it.
     """
     ended, log = asyncio.Event(), _Log(session)
     session.progress.observe(log)
 
-    def log_what_was_found() -> None:
+    def log_outcomes() -> None:
         for outcome in session.progress.outcomes.values():
             log.completed(outcome)
 
-    await asyncio.to_thread(log_what_was_found)
+    await asyncio.to_thread(log_outcomes)
     showing = asyncio.create_task(_update_progress(session, ended))
     try:
         yield
@@ -230,7 +227,7 @@ async def progress_shown(session: Session) -> AsyncIterator[None]:
 
 
 async def _update_progress(session: Session, ended: asyncio.Event) -> None:
-    """Updates the progress, and keeps a summary that leads to the flow runs that lower models."""
+    """Updates the progress, and the summary, which links to the flow runs that lower models."""
     key, shown, pace = artifact_key("progress", session.zoo), (-1, -1, -1), session.progress.pace
     await asyncio.to_thread(session.expect_stages)
     artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
@@ -248,13 +245,13 @@ async def _update_progress(session: Session, ended: asyncio.Event) -> None:
         )
         if session.part_of is None:
             await show_zoo(session)
-        pause = max(_PAUSE, 20 * (time.monotonic() - began))  # of a large zoo, it takes a while
+        pause = max(_PAUSE, 20 * (time.monotonic() - began))  # an update takes a while for a large zoo
     complete = "" if session.progress.complete else "; some models were not reached"
     await aupdate_progress_artifact(artifact, 100.0, f"{pace.done} stages done{complete}")
 
 
 class _Log(ZooObserver):
-    """Logs what came of each model in the flow run that it is made in: each file, and how long its stages ran."""
+    """Logs the outcome of each model in the current flow run: each file, and how long its stages ran."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._logger, self._logged = session, get_run_logger(), 0

@@ -1,6 +1,6 @@
 """A run on a Prefect work pool: flow runs `export-model` lower models wherever a worker takes them.
 
-A model that takes long has a run of its own. Others share runs, since starting one takes seconds: see `batches`.
+A model that takes long has its own run. Others share runs, since starting one takes seconds: see `batches`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..run.zoo import conclude_elsewhere, find_model
 _log = logging.getLogger(__name__)
 
 PART_OF = "part-of:"
-"""What the tag of a run of models begins with; the id of the zoo's run follows."""
+"""Prefix of the tag of a run of models; the id of the zoo's run follows."""
 
 _POLLS_PER_SECOND = 10  # of all runs together: the server is asked for each
 # seconds without a lease until a run counts as crashed, as far as store and server answer (see `Silence`)
@@ -48,7 +48,7 @@ _NO_TAKER = 60.0  # seconds without a worker that takes a run, until this run lo
 _SERVER_OUTAGE = 120.0  # seconds without an answer of the server, until it is given up
 _EXPECTING = 10.0  # seconds to look for what models took the last time
 _BLIND = 10.0  # seconds of a look at a run from which store or server were away
-_LOOK = 4.0  # seconds between two looks at what a run has done
+_LOOK = 4.0  # seconds between two looks at a run's record
 _PAGE = 200
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
@@ -60,7 +60,7 @@ _NEW = 4.0  # of a model that never ran, besides one for each MiB of its files
 
 
 def batches(seconds: Mapping[str, float], workers: int) -> list[list[str]]:
-    """Divides models into flow runs, the longest first, by the seconds that each is expected to take.
+    """Divides models into flow runs, the longest first, by their expected seconds.
 
     Models of `ALONE` or more have a run each. Others share as few runs as possible of `MOST` or less, but as many as
     there are workers, if each gets `LEAST`.
@@ -78,12 +78,12 @@ def batches(seconds: Mapping[str, float], workers: int) -> list[list[str]]:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Names with commas between them; of more than three, the first."""
+    """Names with commas between them; only the first if there are more than three."""
     return ",".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
 
 
 def unreported(record: RunRecord | None, problem: str) -> State[Any]:
-    """The state of a run whose process is gone without having reported it: how its record ended, else `Crashed`."""
+    """The state of a run whose process is gone without having reported its end: from its record, or `Crashed`."""
     if record is None or not record.ended:
         return Crashed(message=problem)
     message = "it has ended, and could not report that"
@@ -96,18 +96,18 @@ def model_deployment(pool: str) -> str:
 
 
 async def lower_in_pool(session: Session) -> None:
-    """Has the models that have no outcome yet lowered by runs on the session's work pool, and publishes their files.
+    """Lowers the models without an outcome by runs on the session's work pool, and publishes their files.
 
-    Unfinished runs that a dead run of the zoo started are adopted or cancelled. What a run that crashes, by itself or
-    with its machine, leaves undone is done by two more, half each, until one has a single model: that fails if it has
-    crashed for the second time. A run that is cancelled fails its models. If Prefect fails, or no worker takes runs,
+    Unfinished runs that a dead run of the zoo started are adopted or cancelled. The undone models of a run that
+    crashes, by itself or with its machine, are lowered by two more, half each, until one has a single model, which
+    fails at its second crash. A run that is cancelled fails its models. If Prefect fails, or no worker takes runs,
     models are left without an outcome. Raises InputError for a pool without a deployment.
     """
     rest = [model for model in session.models if model.name not in session.progress.outcomes]
     if not rest:
         return
     assert session.run_config.pool  # noqa: S101 - validated with the zoo
-    session.executor.refresh = ""  # the models' runs refresh; what they have made is found here
+    session.executor.refresh = ""  # the models' runs refresh; their results are found here
     pool = _Pool(session, session.run_config.pool)
     with session.prefect.optional():
         await pool.check()
@@ -161,7 +161,7 @@ class _Pool:
             self._give_up("runs one flow at a time, and this run is that one")
 
     async def divide(self, models: Sequence[PlannedModel]) -> list[list[PlannedModel]]:
-        """The models of each run that is to be started: see `batches`."""
+        """The models of each run to start: see `batches`."""
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(self.session.expect_stages), _EXPECTING)
         by_name = {model.name: model for model in models}
@@ -172,10 +172,9 @@ class _Pool:
         return [[by_name[name] for name in names] for names in batches(seconds, online)]
 
     async def take_over(self, models: Sequence[PlannedModel]) -> list[tuple[FlowRun, list[PlannedModel]]]:
-        """Finds runs that were started for a run that has died, with what of the models each of them lowers.
+        """Finds runs that were started by a run that has died, each with those of the models that it lowers.
 
-        Those with the parameters that this run would give are adopted. Others of its deployment are cancelled, since
-        they would keep workers busy.
+        Those with this run's parameters are adopted. Others of its deployment are cancelled: they keep workers busy.
         """
         adopted, rest = [], {model.name: model for model in models}
         for run in await self._unfinished():
@@ -187,7 +186,7 @@ class _Pool:
         return adopted
 
     async def lower(self, models: Sequence[PlannedModel], left: FlowRun | None = None, *, again: bool = False) -> None:
-        """Lowers models by a run, and by further ones if it crashes or, `left` by a dead run, does something else."""
+        """Lowers models by a run, and by more runs if it crashes or, `left` by a dead run, leaves models undone."""
         session = self.session
         run = await self._end_of(models, left)
         if run is None:
@@ -208,10 +207,7 @@ class _Pool:
     async def _conclude(
         self, models: Sequence[PlannedModel], run: FlowRun, record: RunRecord | None, *, ended: bool = False
     ) -> None:
-        """Takes what became of models from the record of their run, which is then part of this run's.
-
-        Models that are not done are left out, unless the run has `ended`.
-        """
+        """Adds the outcome of models, from the record of their run, to this run; unfinished ones if it has `ended`."""
         session = self.session
         for model in models:
             done = record is not None and model.name in record.files
@@ -228,7 +224,7 @@ class _Pool:
             await asyncio.to_thread(conclude_elsewhere, session, model, record, problem)
 
     async def _end_of(self, models: Sequence[PlannedModel], left: FlowRun | None) -> FlowRun | None:
-        """A run of models at its end, started unless one is left; None if Prefect fails, or no worker takes it."""
+        """Awaits the end of a run, which it starts unless one is left; None if Prefect fails, or no worker takes it."""
         if not (self.given_up or self.session.prefect.lost):
             with self.session.prefect.optional():
                 run = left or await self._start(models)
@@ -252,9 +248,9 @@ class _Pool:
         )
 
     async def _watch(self, run: FlowRun, models: Sequence[PlannedModel]) -> FlowRun | None:
-        """Waits for the end of a run, and concludes its models as they are done.
+        """Waits for the end of a run, and concludes its models as they are done; None if no worker takes it.
 
-        A run of a machine that died ends as `Crashed`. Returns None if no worker takes it.
+        A run whose machine died ends as `Crashed`.
         """
         held = self.session.store.leases.watch(run_lease(run.id.hex))
         seen, looked = False, time.monotonic()
@@ -301,7 +297,6 @@ class _Pool:
             )
 
     async def _online(self, client: PrefectClient) -> int:
-        """How many workers of the pool report to the server."""
         workers = await client.read_workers_for_work_pool(self.name)
         return sum(worker.status.value == "ONLINE" for worker in workers)
 
@@ -310,44 +305,40 @@ class _Pool:
         _log.warning("the work pool %r %s; this run lowers the rest itself", self.name, problem)
 
     def _parameters(self, models: Sequence[str]) -> dict[str, Any]:
-        """Parameters of the run of models: those of this one, but files go to the worker's own folder for the run.
+        """Parameters of a run of models: those of this run, with files in the worker's folder for the run.
 
-        This run writes them, from the store, and releases them.
+        This run writes the files from the store, and releases them.
         """
         request = self.session.request
         store = request.store if (request.store or "").startswith(BLOCK) else self.session.store.url
-        own = {"models": ",".join(models), "publish": None, "store": store, "on": "local"}
-        return request.model_copy(update=own).parameters() | {"out": "out"}
+        changes = {"models": ",".join(models), "publish": None, "store": store, "on": "local"}
+        return request.model_copy(update=changes).parameters() | {"out": "out"}
 
     async def _unfinished(self) -> list[FlowRun]:
-        """Runs of models of the zoo that have not ended, those that run first."""
+        """Runs of models of the zoo that have not ended; running ones first."""
         wanted = {"state": {"type": {"any_": _UNFINISHED}}, "tags": {"all_": [f"zoo:{self.session.zoo}"]}}
-        deployment = DeploymentFilter.model_validate({"name": {"any_": [self.name]}})
-        found: list[FlowRun] = []
+        runs: list[FlowRun] = []
         async with get_client() as client:
             while page := await client.read_flow_runs(
                 flow_filter=FlowFilter.model_validate({"name": {"any_": ["export-model"]}}),
                 flow_run_filter=FlowRunFilter.model_validate(wanted),
-                deployment_filter=deployment,
+                deployment_filter=DeploymentFilter.model_validate({"name": {"any_": [self.name]}}),
                 limit=_PAGE,
-                offset=len(found),
+                offset=len(runs),
             ):
-                found += page
-        return sorted(found, key=lambda run: not (run.state and run.state.is_running()))
+                runs += page
+        return sorted(runs, key=lambda run: not (run.state and run.state.is_running()))
 
 
 def _of_deployment() -> list[str]:
-    """The tag of the runs of models that runs of the current flow run's deployment start; none without one.
-
-    Runs of a deployment follow each other, others may be at work at the same time.
-    """
+    """The tag of model runs that belong to the current deployment, whose runs never overlap; none without one."""
     context = FlowRunContext.get()
     deployment = context.flow_run.deployment_id if context and context.flow_run else None
     return [f"of:{deployment}"] if deployment else []
 
 
 async def _read(client: PrefectClient, run: FlowRun) -> FlowRun:
-    """The run as it is now; waits for a server that is away for minutes."""
+    """The run's current state; waits for a server that is away, for minutes."""
     deadline = time.monotonic() + _SERVER_OUTAGE
     while True:
         try:
@@ -360,7 +351,7 @@ async def _read(client: PrefectClient, run: FlowRun) -> FlowRun:
 
 
 async def _cancel(run: FlowRun) -> None:
-    """Cancels a run; its worker ends one that it has taken."""
+    """Cancels a run; if a worker has taken it, the worker ends it."""
     waiting = not run.state or run.state.is_scheduled()
     state: State[Any] = Cancelled() if waiting else Cancelling()
     state.message = "the run of the zoo that started it does not need it any more"
@@ -370,7 +361,7 @@ async def _cancel(run: FlowRun) -> None:
 
 
 def _first_time(model: PlannedModel) -> float:
-    """Seconds that are expected of a model of which nothing is known but its files."""
+    """Expected seconds of a model that never ran, from the size of its files."""
     source = model.source
     files = source.files if isinstance(source, BuilderSource) else (source.program,) if source else ()
     return _NEW + sum(file.stat().st_size for file in files if file.is_file()) / 2**20

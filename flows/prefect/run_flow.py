@@ -1,4 +1,4 @@
-"""Runs a session that is open as a run of the zoo's flow, or without Prefect where that fails."""
+"""Runs an open session as a run of the zoo's flow, or without Prefect if that fails."""
 
 from __future__ import annotations
 
@@ -21,26 +21,19 @@ from ..run.outcome import ZooOutcome
 from ..run.session import Session, check_names, start_workers
 from ..run.zoo import lower_rest
 from .machines import check_place
-from .settings import (
-    local_run,
-    quiet_console,
-    send_what_is_queued,
-    server_configured,
-    set_embedded_defaults,
-)
+from .settings import local_run, quiet_console, send_what_is_queued, server_configured, set_embedded_defaults
 
 if TYPE_CHECKING:
     from .embedded_server import EmbeddedServer
 
 _log = logging.getLogger(__name__)
-_M_ARENA_MAX = -8  # malloc.h
 
 
 def run_flow(session: Session) -> ZooOutcome:
     """Runs a session's models as a run of the flow `export-zoo`, on the configured Prefect server or an embedded one.
 
-    The result is judged by what was made, not by the flow's state. If Prefect fails, at whatever point, the models
-    that are left are lowered without it.
+    The result depends on the files that were made, not on the flow's state. If Prefect fails at any point, the
+    remaining models are lowered without it.
 
     Raises:
         InputError: a name in a recipe is unknown, stages cannot run where they are to, or a disk has too little space.
@@ -57,7 +50,7 @@ def run_flow(session: Session) -> ZooOutcome:
             session.prefect.embedded = server is not None
             with session.prefect.optional(), _connected(session, server):
                 asyncio.run(export_opened(session))
-                if session.progress.complete:  # to end takes both the workers and Prefect's server a while
+                if session.progress.complete:  # both the workers and Prefect's server take a while to end
                     threading.Thread(target=session.workers.stop, name="stop-workers").start()
         if not session.progress.complete:
             asyncio.run(lower_rest(session, session.local_runner()))
@@ -65,10 +58,7 @@ def run_flow(session: Session) -> ZooOutcome:
 
 
 def _import_prefect(session: Session) -> tuple[Callable[[Session], Any], EmbeddedServer | None] | None:
-    """What runs a session as a flow, and a server that has been started where none is configured; None if that fails.
-
-    Takes seconds.
-    """
+    """Imports the flow, and starts a server if none is configured, which takes seconds; returns None if that fails."""
     _share_malloc_arenas()
     if not _log.isEnabledFor(logging.INFO):
         quiet_console()
@@ -90,21 +80,21 @@ def _import_prefect(session: Session) -> tuple[Callable[[Session], Any], Embedde
         session.prefect.lose(error)
         return None
     finally:
-        gc.freeze()  # what was imported stays: the collector need not look at it again
+        gc.freeze()  # modules stay: the collector can skip them
         if collecting:
             gc.enable()
 
 
 def _share_malloc_arenas() -> None:
-    """Has Prefect's dozens of threads share two pools of memory: with one for each, a tenth of it lies idle."""
+    """Lets Prefect's dozens of threads share two malloc arenas: with one for each, a tenth of memory is idle."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # not glibc
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+            ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX of malloc.h
 
 
 @contextmanager
 def _connected(session: Session, server: EmbeddedServer | None) -> Iterator[None]:
-    """While the context is open, a flow that is started finds the server; a signal that ends it ends the session."""
+    """Connects flows to the server; a signal that ends the flow ends the session, too."""
     from prefect.exceptions import TerminationSignal  # noqa: PLC0415 - slow, and imported by now
 
     with ExitStack() as stack:

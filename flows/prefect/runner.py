@@ -1,15 +1,14 @@
-"""Stages as Prefect tasks. What goes into a task is a value, so that any of Prefect's task runners can run it."""
+"""Stages as Prefect tasks. Tasks take values only, so that any of Prefect's task runners can run them."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import itertools
 import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any, Self
 from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -41,16 +41,14 @@ from ...tasks.results.tables import format_size
 from ..run.progress import Throttle, samples_done
 from ..run.session import Session, stage_memory
 
-LIMITS_FOR = 30.0
-"""Seconds for which the concurrency limits that the server has are taken for known."""
-
-_TAG_LIMIT = "tag:stage:"  # what Prefect puts before the name of a tag that has a limit
+_LIMITS_FOR = 30.0  # seconds until the server's concurrency limits are read again
+_TAG_LIMIT = "tag:stage:"  # Prefect's prefix of limits on tags of stages
 _PAGE = 200
 
 
 @dataclass(frozen=True)
 class Site:
-    """What stage tasks share, as a value: each process that runs them opens it for itself."""
+    """What stage tasks share, as a value: each process that runs them opens its own executor for it."""
 
     store: str
     jobs: int
@@ -75,13 +73,13 @@ def runner_of(run: str) -> PrefectRunner | None:
 
 def _executor(site: Site) -> Executor:
     """This process's executor for runs of other processes, opened at the first call; its workers end with it."""
-    place = replace(site, run="", refresh=""), os.getpid()
+    key = replace(site, run="", refresh=""), os.getpid()
     with _opening:
-        if place not in _executors:
+        if key not in _executors:
             workers = Workers(jobs=site.jobs, memory=site.memory, address=site.server)
             atexit.register(workers.stop)
-            _executors[place] = Executor(open_store(site.store), workers)
-        executor = copy(_executors[place])
+            _executors[key] = Executor(open_store(site.store), workers)
+        executor = copy(_executors[key])
         executor.refresh = site.refresh
         return executor
 
@@ -91,20 +89,18 @@ def _worth_retrying(task: Any, run: TaskRun, state: State[Any]) -> bool:
     del task, run
     try:
         state.result()
-    except StoreError as error:
+    except Exception as error:  # noqa: BLE001 - for anything else, trying again does not help
         return isinstance(error, StoreUnusable)
-    except Exception:  # noqa: BLE001 - whatever it is, trying again does not help
-        return False
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """What the task of a stage is given.
+    """The input of a stage's task.
 
     Attributes:
-        key: the call's, as the driver has it.
-        code: a field of the key that the machine decides, as are `versions`.
+        key: the call's key on the driver.
+        code: a field of the key that depends on the machine, as do `versions`.
         found: whether the driver's ledger had the result.
     """
 
@@ -115,15 +111,8 @@ class TaskWork:
     versions: Mapping[str, str]
     found: bool
 
-    def encode(self) -> bytes:
-        return _WORK.dump_json(self)
-
-    @classmethod
-    def decode(cls, content: bytes) -> TaskWork:
-        return _WORK.validate_json(content)
-
     def check(self, here: StageKey) -> None:
-        """Raises StageFailed where this process, which has another key for the call, would do something else."""
+        """Raises StageFailed if this process has another key for the call, so that it would do something else."""
         if here.digest() == self.key:
             return
         differing = [
@@ -148,7 +137,7 @@ def run_stage_call(title: str, work: bytes) -> Any:
 
     Args:
         title: name of the run.
-        work: a `TaskWork`. Bytes, since Prefect and Dask look into everything else.
+        work: an encoded `TaskWork`, since Prefect and Dask inspect every type but bytes.
 
     Returns:
         A state whose result is an encoded `Done`; if the driver has that already, just True.
@@ -157,17 +146,17 @@ def run_stage_call(title: str, work: bytes) -> Any:
         StageFailed: this process's code or toolchain is not the driver's.
     """
     del title
-    asked = TaskWork.decode(work)
-    call, site = asked.call, asked.site
+    task_work = _WORK.validate_json(work)
+    call, site = task_work.call, task_work.site
     add_tags(f"stage:{call.stage.name}", f"model:{call.model}", *(f"recipe:{recipe}" for recipe in call.recipes))
-    if asked.found:
-        return Completed(name="Cached", message=f"found by stage key {asked.key}", data=True)
-    if (site.run, os.getpid()) in _runs and not runner_of(site.run):
-        return Cancelled(message="the run has ended")
+    if task_work.found:
+        return Completed(name="Cached", message=f"found by stage key {task_work.key}", data=True)
     runner = runner_of(site.run)
+    if not runner and (site.run, os.getpid()) in _runs:
+        return Cancelled(message="the run has ended")
     executor = runner.session.executor if runner else _executor(site)
     try:
-        asked.check(executor.key(call))
+        task_work.check(executor.key(call))
         done = executor.run(call, runner.session.progress if runner else Observer(), _log_sometimes())
     except StoreUnusable:
         raise  # it may be back: Prefect tries again
@@ -178,13 +167,13 @@ def run_stage_call(title: str, work: bytes) -> Any:
     if done.cached:
         return Completed(name="Cached", message=f"found by stage key {done.key.digest()}", data=done.encode())
     local = executor.store.local
-    made = sum(blob.size for blob in {blob for ref in done.roles.values() for blob in local.objects_of(ref)})
-    took = f"ran {done.seconds:.1f} s, peak memory {format_size(done.peak_memory)}, outputs {format_size(made)}"
-    return Completed(message=printable(f"{took}; {done.reason}") if done.reason else took, data=done.encode())
+    size = sum(blob.size for blob in {blob for ref in done.roles.values() for blob in local.objects_of(ref)})
+    message = f"ran {done.seconds:.1f} s, peak memory {format_size(done.peak_memory)}, outputs {format_size(size)}"
+    return Completed(message=printable(f"{message}; {done.reason}") if done.reason else message, data=done.encode())
 
 
 def _failed(error: PteforgeError) -> State[Any]:
-    """A failed state with one line of message; all of it, and the end of the process's log, are in the run's log."""
+    """A failed state with one line of message; the rest, and the end of the stage's log, go to the run's log."""
     message = first_line(error)
     logged = [str(error)] if str(error) != message else []
     if isinstance(error, StageError) and error.log_tail:
@@ -208,14 +197,13 @@ stage_task = task(
 
 
 class PrefectRunner(SharingRunner):
-    """Submits stages to the task runner of the flow that is running, or of a cluster, as many as can run at once.
+    """Submits stages to the task runner of the current flow, or of a cluster, as many as can run at once.
 
-    Those that are found, or cost less than sending them, stay with the flow. As a context manager it is known by its
-    run's id, so that tasks in this process use its session's executor.
+    Cached stages, and those that cost less than sending them, stay with the flow. While its context is open, tasks in
+    this process find it by its run's id, and use its session's executor.
     """
 
     def __init__(self, session: Session, cluster: Any = None) -> None:
-        """Takes the task runner of the cluster that is to run stages, if there is one."""
         super().__init__(session.executor)
         self.session = session
         flow_run = FlowRunContext.get()
@@ -227,7 +215,7 @@ class PrefectRunner(SharingRunner):
         memory, workers = stage_memory(session.run_config), session.workers
         refresh = session.executor.refresh
         self._site = Site(session.store.url, workers.jobs, memory, session.id, refresh, workers.address)
-        self._turns = DepthFirst(session.submitted_at_once)
+        self._slots = DepthFirst(session.submitted_at_once)
         self._limits = _StageLimits()
         # how the task that made an artifact ended, for the edges of the graph in the UI
         self._makers: dict[ArtifactRef, State[Any]] = {}
@@ -244,16 +232,16 @@ class PrefectRunner(SharingRunner):
         # The transaction of the model's task is async: a failing sync task cannot roll it back. It would also keep all
         # that belongs to each stage's task until the model is done.
         Transaction.__var__.set(None)  # type: ignore[arg-type]  # what its own `get` has for none
-        async with nullcontext() if self.session.executor.awaited(call) else self._turns.turn(call.model):
+        async with nullcontext() if self.session.executor.awaited(call) else self._slots.turn(call.model):
             if not self.session.prefect.lost:
-                with self.session.prefect.optional():  # if it was our failure after all, it comes again
+                with self.session.prefect.optional():  # a failure of ours happens again below
                     found = await asyncio.to_thread(self.engine.find, call)  # so that hits wait for no limit
                     future, here = await self._submit(call, found)
                     try:
                         await _ended(future)
                         result = await asyncio.to_thread(future.result)
                     except PteforgeError as error:
-                        if not here:  # else the task has told the session itself
+                        if not here:  # else the task has reported it
                             self.session.progress.failed(call, error)
                         raise
                     done = found or Done.decode(result)
@@ -266,7 +254,7 @@ class PrefectRunner(SharingRunner):
     async def _submit(self, call: StageCall, found: Done | None) -> tuple[Any, bool]:
         """The future of the stage's task, and whether that runs in this process."""
         key = found.key if found else await asyncio.to_thread(self.engine.key, call)
-        work = TaskWork(call, self._site, key.digest(), key.code, key.versions, bool(found))
+        work = _WORK.dump_json(TaskWork(call, self._site, key.digest(), key.code, key.versions, bool(found)))
         tasks = self._flow_tasks if found or not call.stage.runs_isolated(call.params) else self._stage_tasks
         here = isinstance(tasks, ThreadPoolTaskRunner)
         if not found and not here:
@@ -274,17 +262,17 @@ class PrefectRunner(SharingRunner):
         names = [name for ref in call.inputs.values() for name in self._names(ref)]
         makers: dict[Any, Any] = {state.id: state for name in names if (state := self._makers.get(name))}
         limited = not found and await self._limits.cover(call.stage.name)
-        parameters = {"title": call.title, "work": work.encode()}
+        parameters = {"title": call.title, "work": work}
         return tasks.submit(_named(call.stage.name, limited=limited), parameters, wait_for=list(makers.values())), here
 
     def _remember(self, done: Done, state: State[Any]) -> None:
-        """Keeps how the task that made artifacts ended."""
+        """Keeps the end of the task that made artifacts."""
         ended = state.model_copy(update={"data": True})  # its result is kept nowhere else
         self._linked.clear()
         self._makers |= dict.fromkeys((name for ref in done.roles.values() for name in self._names(ref)), ended)
 
     def _publish_bound(self, call: StageCall) -> None:
-        """Makes programs that were bound to their weights here known to other machines: their manifests are new."""
+        """Publishes the manifests of programs that were bound to their weights here, for other machines."""
         for ref in call.inputs.values():
             if ref.composite and ref.kind.startswith("program/"):
                 self.store.publish(ArtifactRef(ref.kind, ref.root, ref.root.digest))
@@ -293,13 +281,13 @@ class PrefectRunner(SharingRunner):
         """An artifact, and the graph of a program: stages may take or make that instead."""
         yield ref
         if ref.composite and ref.kind.startswith("program/"):
-            with suppress(StoreError):  # whoever needs it says so
+            with suppress(StoreError):  # stages that need it raise this again
                 if graph := graph_of(ref, self.store):
                     yield graph
 
 
 class _StageLimits:
-    """The stages whose tag has a concurrency limit on the server; looked up again every half minute."""
+    """The stages whose tag has a concurrency limit on the server."""
 
     def __init__(self) -> None:
         self._stages: frozenset[str] = frozenset()
@@ -308,29 +296,26 @@ class _StageLimits:
 
     async def cover(self, stage: str) -> bool:
         async with self._reading:
-            if time.monotonic() - self._read > LIMITS_FOR:
-                self._stages = frozenset([name async for name in _limited_stages()])
+            if time.monotonic() - self._read > _LIMITS_FOR:
+                self._stages = await _limited_stages()
                 self._read = time.monotonic()
         return stage in self._stages
 
 
-async def _limited_stages() -> AsyncIterator[str]:
+async def _limited_stages() -> frozenset[str]:
+    limits: list[GlobalConcurrencyLimitResponse] = []
     async with get_client() as client:
-        for page in itertools.count():
-            limits = await client.read_global_concurrency_limits(limit=_PAGE, offset=page * _PAGE)
-            for limit in limits:
-                if limit.active and limit.name.startswith(_TAG_LIMIT):
-                    yield limit.name.removeprefix(_TAG_LIMIT)
-            if len(limits) < _PAGE:
-                return
+        while page := await client.read_global_concurrency_limits(limit=_PAGE, offset=len(limits)):
+            limits += page
+    names = (limit.name for limit in limits if limit.active)
+    return frozenset(name.removeprefix(_TAG_LIMIT) for name in names if name.startswith(_TAG_LIMIT))
 
 
 @cache
 def _named(stage: str, *, limited: bool) -> Any:
     """The task for a stage. With the tag from the start, it waits for a slot of the tag's concurrency limit.
 
-    Prefect asks for a slot whether there is a limit or not, in a transaction that other writers to its database hold up
-    for seconds.
+    Prefect asks for a slot even without a limit, in a transaction that other writers to its database delay for seconds.
     """
     return stage_task.with_options(name=stage, tags=[f"stage:{stage}"] if limited else [])
 
@@ -365,9 +350,8 @@ def _log_sometimes() -> Progressed:
 def add_tags(*tags: str) -> None:
     """Tags the current task run from now on.
 
-    Before a run starts, Prefect asks its server for limits on the tags the run has, with a client of its own for each
-    set of tags: with model and recipe among them, one for each stage call. Limits on stages (``stage:compile``) are
-    what people need.
+    Before a run starts, Prefect asks its server for limits on the run's tags, with a new client for each set of tags:
+    with model and recipe among them, one for each stage call. People only need limits on stages (``stage:compile``).
     """
     if context := TaskRunContext.get():
         context.task_run.tags.extend(tag for tag in tags if tag not in context.task_run.tags)

@@ -1,4 +1,4 @@
-"""What a Prefect server keeps and does: the block of a store, schedules that get runs, and workers that take them.
+"""The parts of a Prefect server that pteforge uses: the block of a store, schedules, and workers.
 
 Register the block once: ``prefect block register -m pteforge``. It has the URL and the signing key of a store, in place
 of each machine's environment.
@@ -42,7 +42,7 @@ class PteforgeStore(Block):
 
 
 def open_block(name: str) -> str:
-    """The URL of the store that a block names. Its signing key is this process's, and its children's, from now on.
+    """The URL of a block's store; sets its signing key for this process and its children.
 
     Raises InputError if the server does not have the block, or does not answer.
     """
@@ -55,9 +55,9 @@ def open_block(name: str) -> str:
             "`prefect block register -m pteforge`, then make it in the UI"
         ) from error
     except Exception as error:
+        problem = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
-            f"the block pteforge-store/{name} cannot be read from Prefect's server "
-            f"({type(error).__name__}: {first_line(error)}); check PREFECT_API_URL"
+            f"the block pteforge-store/{name} cannot be read ({problem}); check PREFECT_API_URL"
         ) from error
     if block.signing_key:
         os.environ[KEY_VARIABLE] = block.signing_key.get_secret_value()
@@ -71,7 +71,7 @@ _PAGE = 200
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: a name, what was found, and whether it is well."""
+    """The result of looking at a part of the server."""
 
     name: str
     found: str
@@ -97,17 +97,12 @@ def check_server() -> list[Check]:
     """Looks at the configured server, and at its deployments of zoos; raises PteforgeError if it does not answer."""
     with get_client(sync_client=True) as client:
         if problem := client.api_healthcheck():
-            raise PteforgeError(
-                f"Prefect's server does not answer at {client.api_url}: {problem}; check PREFECT_API_URL"
-            )
-        return [_versions(client), *_deployments(client)]
-
-
-def _versions(client: SyncPrefectClient) -> Check:
-    version = client.api_version()
-    same = version.split(".")[:2] == prefect.__version__.split(".")[:2]
-    advice = "" if same else f"; this machine has {prefect.__version__}, install the same on both"
-    return Check("server", f"{client.api_url}, Prefect {version}{advice}", same)
+            raise PteforgeError(f"no Prefect server answers at {client.api_url}: {problem}; check PREFECT_API_URL")
+        version = client.api_version()
+        same = version.split(".")[:2] == prefect.__version__.split(".")[:2]
+        advice = "" if same else f"; this machine has {prefect.__version__}, install the same on both"
+        server = Check("server", f"{client.api_url}, Prefect {version}{advice}", same)
+        return [server, *_deployments(client)]
 
 
 def _deployments(client: SyncPrefectClient) -> Iterator[Check]:
@@ -135,7 +130,7 @@ def _deployments(client: SyncPrefectClient) -> Iterator[Check]:
 
 
 def _paused(deployment: DeploymentResponse) -> str:
-    """What keeps a deployment from being scheduled by the will of somebody, and how to end that; empty if nothing."""
+    """Says that somebody has paused a deployment or its schedule, and how to resume it; empty if not."""
     if deployment.paused:
         return f"it is paused; prefect api POST /deployments/{deployment.id}/resume_deployment"
     resume = f"prefect deployment schedule resume export-zoo/{deployment.name}"
@@ -144,20 +139,21 @@ def _paused(deployment: DeploymentResponse) -> str:
 
 
 def _pool(client: SyncPrefectClient, name: str) -> Check:
+    what = f"work pool {name}"
     try:
         pool = client.read_work_pool(name)
     except ObjectNotFound:
-        return Check(f"work pool {name}", f"does not exist; make it with: prefect work-pool create {name}", well=False)
+        return Check(what, f"does not exist; make it with: prefect work-pool create {name}", well=False)
     if pool.is_paused:
-        return Check(f"work pool {name}", f"is paused; prefect work-pool resume {name}", well=False)
+        return Check(what, f"is paused; prefect work-pool resume {name}", well=False)
     for queue in client.read_work_queues(name):
         if queue.is_paused:
-            found = f"its queue is paused; prefect work-queue resume {queue.name} --pool {name}"
-            return Check(f"work pool {name}", found, well=False)
+            resume = f"prefect work-queue resume {queue.name} --pool {name}"
+            return Check(what, f"its queue is paused; {resume}", well=False)
     online = [worker.name for worker in client.read_workers_for_work_pool(name) if worker.status.value == "ONLINE"]
     limit = "" if pool.concurrency_limit is None else f", at most {pool.concurrency_limit} runs at once"
     workers = ", ".join(sorted(online)) or f"none; start one with: prefect worker start --pool {name}"
-    return Check(f"work pool {name}", f"workers online: {workers}{limit}", well=bool(online))
+    return Check(what, f"workers online: {workers}{limit}", well=bool(online))
 
 
 def _scheduled(client: SyncPrefectClient, deployment: DeploymentResponse) -> FlowRun | None:
@@ -167,7 +163,7 @@ def _scheduled(client: SyncPrefectClient, deployment: DeploymentResponse) -> Flo
 
 
 def _late(client: SyncPrefectClient, deployment: DeploymentResponse) -> int:
-    """How many of a deployment's runs should have started long ago, and wait for a worker."""
+    """How many of a deployment's runs are late, and wait for a worker."""
     runs = _waiting(client, deployment, {"expected_start_time": {"before_": datetime.now(UTC) - _LATE}})
     return sum(run.state is not None and run.state.name != "AwaitingConcurrencySlot" for run in runs)
 

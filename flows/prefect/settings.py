@@ -48,16 +48,12 @@ _EMBEDDED = {
 
 
 _SEND_LIMIT = 5.0  # seconds
-_OURS = "pteforge."  # what entry points of our flows begin with
-
-_QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL"}
-"""Prefect logs to its server; the terminal shows our own progress."""
 
 
 def quiet_console() -> None:
     """Keeps Prefect's log off the terminal, unless the user has set a level. Call before Prefect is imported."""
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
+    for name in ("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "PREFECT_LOGGING_INTERNAL_LEVEL"):
+        os.environ.setdefault(name, "CRITICAL")
 
 
 def server_configured() -> bool:
@@ -66,13 +62,13 @@ def server_configured() -> bool:
 
 
 def refresh_configured() -> bool:
-    """Whether Prefect's setting asks to run again what is cached; does not import Prefect."""
-    asked = _configured("PREFECT_TASKS_REFRESH_CACHE", "tasks", "refresh_cache")
-    return asked.lower() in ("true", "1", "t", "yes", "y", "on")
+    """Whether Prefect's setting asks to run cached stages again; does not import Prefect."""
+    setting = _configured("PREFECT_TASKS_REFRESH_CACHE", "tasks", "refresh_cache")
+    return setting.lower() in ("true", "1", "t", "yes", "y", "on")
 
 
 def open_configured(request: ExportRequest, **options: Any) -> AbstractContextManager[Session]:
-    """Opens a session; the store may be a Prefect block's name, and Prefect's setting also asks for `refresh`."""
+    """Opens a session with what Prefect has configured: a store's block, and `refresh`."""
     from ..run.session import open_session  # noqa: PLC0415 - slow import, and commands need the other settings
 
     request = request.model_copy(update={"refresh": request.refresh or refresh_configured()})
@@ -91,7 +87,7 @@ def store_url(store: str | None) -> str | None:
 
 
 def _configured(variable: str, *path: str) -> str:
-    """A setting from the places that Prefect reads, in its order; empty where it is in none."""
+    """A setting from the sources that Prefect reads, in its order; empty if none has it."""
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
     profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml")))
     active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
@@ -142,8 +138,8 @@ def local_run(server: str | None) -> Iterator[None]:
     """Settings for flows that we start ourselves; `server` is the URL of an API, None for the configured one.
 
     The heartbeat is off, since its thread delays the end of each flow by about a second. Deployed flows keep it:
-    Prefect detects dead runs by it. A lost server is given up after a quarter of a minute, not a minute, by each of
-    those who wait for it, unless the user has set that.
+    Prefect detects dead runs by it. Unless the user has set the number of retries, clients give up a lost server after
+    a quarter of a minute instead of a minute.
     """
     from prefect.settings import (  # noqa: PLC0415 - slow import
         PREFECT_API_SSL_CERT_FILE,
@@ -173,7 +169,7 @@ def local_run(server: str | None) -> Iterator[None]:
 def _one_certificate() -> str:
     """A file in Prefect's home with one certificate, for connections that need none.
 
-    Prefect's clients, of which each task has some, read all certificates even for ``http://``, which takes 25 ms.
+    Each task has several of Prefect's clients, which read all certificates even for ``http://``: 25 ms each.
     """
     import certifi  # noqa: PLC0415 - slow import
     from prefect.settings import PREFECT_HOME  # noqa: PLC0415 - as above
@@ -187,15 +183,15 @@ def _one_certificate() -> str:
 
 
 def redact_workspaces() -> None:
-    """Removes the environment, with its secrets, from the files that Prefect's process workers keep of their runs.
+    """Removes the environment, with its secrets, from the files that Prefect's process workers keep of our flows' runs.
 
-    A worker writes the environment of each run to a temporary folder, for hooks, and leaves it there if it is killed.
-    Our flows have no hooks. What other workers have left of our flows is redacted, too.
+    A worker writes the environment of each run to a temporary folder, for hooks, which our flows do not have, and
+    leaves it there if it is killed.
     """
     for path in Path(tempfile.gettempdir()).glob("prefect-workspace-attempt-*/workspace.json"):
         with suppress(OSError, ValueError, AttributeError):  # another user's, or gone
             manifest = json.loads(path.read_bytes())
-            if manifest.get("environment") and str(manifest.get("runtime_entrypoint")).startswith(_OURS):
+            if manifest.get("environment") and str(manifest.get("runtime_entrypoint")).startswith("pteforge."):
                 content = json.dumps(manifest | {"environment": {}, "hook_command": None}).encode()
                 replace_file(path, content, path.parent)
 

@@ -1,4 +1,4 @@
-"""The Prefect flows: a zoo, and models of it; how runs of a deployment take turns, and how they end."""
+"""The Prefect flows for a zoo and for models of it; how runs of a deployment take turns, and how they end."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ _CANCEL_LOOK = 10.0  # seconds between looks at whether the run is cancelled
 _ENDING = 10.0  # seconds for a cancelled run to end
 
 
-def _asked(body: Callable[..., Any]) -> Callable[..., Any]:
+def _takes_request(body: Callable[..., Any]) -> Callable[..., Any]:
     """Gives the body of a flow a parameter for each field of a request, which Prefect describes in its form."""
-    described = "\n".join(f"    {name}: {describe(name)}" for name in ExportRequest.model_fields)
-    body.__doc__ = f"{inspect.getdoc(body)}\n\nArgs:\n{described}"
+    arguments = "\n".join(f"    {name}: {describe(name)}" for name in ExportRequest.model_fields)
+    body.__doc__ = f"{inspect.getdoc(body)}\n\nArgs:\n{arguments}"
     body.__dict__["__signature__"] = inspect.signature(ExportRequest)
     return body
 
 
-@_asked
-async def _export_zoo(**asked: Any) -> Any:
+@_takes_request
+async def _export_zoo(**fields: Any) -> Any:
     """Lowers a zoo: every model with every recipe, each file verified against eager on the ExecuTorch runtime.
 
     Models and recipes that fail do not keep others from being made.
@@ -82,27 +82,28 @@ async def _export_zoo(**asked: Any) -> Any:
         ZooFailed: files were not made. Prefect's retries apply, and go on from what is cached, unless all failures are
             due to the user's input.
         InputError: the zoo or an argument cannot be used. Prefect's retries do not apply.
-        ReleaseHeldBack: the files are worse than the present release by more than the gates allow. Nor do they here.
+        ReleaseHeldBack: the files are worse than the current release by more than the gates allow. Prefect's retries
+            do not apply.
     """
-    return await _run(asked)
+    return await _run(fields)
 
 
-@_asked
-async def _export_model(**asked: Any) -> Any:
+@_takes_request
+async def _export_model(**fields: Any) -> Any:
     """Lowers models of a zoo, and verifies the files, for a run of `export_zoo`, which publishes them."""
-    return await _run(asked, part=True)
+    return await _run(fields, part=True)
 
 
 def export_opened(session: Session) -> Any:
-    """The flow `export-zoo` for the run of a session that is open, without the retries of deployed runs."""
+    """Runs the flow `export-zoo` for an open session, without the retries of deployed runs."""
     opened: Any = export_zoo.with_options(retries=0, validate_parameters=False)
     opened.fn = _Export(session, opened=True)
     return opened(**session.request.parameters(), return_state=True)
 
 
-async def _run(asked: Mapping[str, Any], *, part: bool = False) -> Any:
+async def _run(fields: Mapping[str, Any], *, part: bool = False) -> Any:
     """The body of both flows, until the run is cancelled. `part`: another run publishes the files."""
-    run, cancelled = asyncio.create_task(_lower(asked, part=part)), asyncio.create_task(_cancelled())
+    run, cancelled = asyncio.create_task(_lower(fields, part=part)), asyncio.create_task(_cancelled())
     try:
         await asyncio.wait((run, cancelled), return_when=asyncio.FIRST_COMPLETED)
         if run.done() or cancelled.exception():  # Prefect's handler of signals raises in whatever is running
@@ -135,15 +136,15 @@ def _cancelled_state() -> State[Any]:
 async def _cancelled() -> State[Any]:
     """Returns the state `Cancelled`, which it has reported, when the run has been cancelling for two looks.
 
-    Normally a worker ends the run before. Prefect's does not any more once its server was away for half a minute: it
-    gives up listening for cancellations, and only its log says so.
+    Normally a worker ends the run first. Prefect's gives up listening for cancellations, with nothing but a line in its
+    log, once its server was away for half a minute.
     """
     state, looks = _cancelled_state(), 0
     while True:
         await asyncio.sleep(_CANCEL_LOOK)
         looks = looks + 1 if await _is_cancelling() else 0
         if looks >= 2:
-            with suppress(Exception):  # Prefect's: its server may be away; the next look tries again
+            with suppress(Exception):  # Prefect's server may be away: the next look tries again
                 async with get_client() as client:
                     await client.set_flow_run_state(UUID(flow_run.id), state, force=True)
                 return state
@@ -166,14 +167,14 @@ def _end_cancelled(run: UUID) -> None:
             client.set_flow_run_state(run, _cancelled_state(), force=True)
 
 
-async def _lower(asked: Mapping[str, Any], *, part: bool) -> Any:
+async def _lower(fields: Mapping[str, Any], *, part: bool) -> Any:
     async with AsyncExitStack() as stack:
         stack.push_async_exit(_refuse_to_retry)
         stack.push_async_exit(wait_for_server)
         redact_workspaces()
         if os.environ.get(VARIABLE) == "json":
             log_json()
-        session = await _open(stack, ExportRequest(**asked), part=part)
+        session = await _open(stack, ExportRequest(**fields), part=part)
         if part:
             start_workers(session)  # its imports take seconds
         else:
@@ -188,14 +189,14 @@ async def _lower(asked: Mapping[str, Any], *, part: bool) -> Any:
 
 
 async def _open(stack: AsyncExitStack, request: ExportRequest, *, part: bool) -> Session:
-    """Opens the session. A store that is away is waited for, if the run of the zoo or an earlier attempt had it."""
+    """Opens the session; waits for a store that is away if the run of the zoo or an earlier attempt had it."""
     from ...artifacts.remote_files import longest_outage  # noqa: PLC0415 - imports fsspec
 
     deadline = time.monotonic() + (longest_outage() if part or flow_run.run_count > 1 else 0.0)
     whole = next((tag.removeprefix(PART_OF) for tag in flow_run.tags if tag.startswith(PART_OF)), "") if part else None
     while True:
         try:
-            # by an id that Prefect's retries have, too, so that `refresh` goes on from what the first attempt made
+            # the id is the same in Prefect's retries, so that `refresh` goes on from the first attempt's results
             return stack.enter_context(open_configured(request, id=UUID(flow_run.id).hex, part_of=whole))
         except StoreAway as error:
             if time.monotonic() > deadline:
@@ -209,14 +210,14 @@ class _Export:
     """Lowers the models of a session that have no outcome, publishes the files, and shows the outcome.
 
     For a session that the command line has opened, this is the body of the flow, with the parameters of a request for
-    Prefect to record. Other processes, to which Prefect sends the flow along with each task, do not get the session.
+    Prefect to record. Prefect sends the flow along with each task to other processes, without the session.
     """
 
     session: Session | None
     opened: bool = False
     __signature__: ClassVar = inspect.signature(ExportRequest)
 
-    async def __call__(self, **_asked: Any) -> Any:
+    async def __call__(self, **_fields: Any) -> Any:
         session, slots = self.session, asyncio.Semaphore(_MODELS_AT_ONCE)
         assert session  # noqa: S101 - other processes only run tasks
 
@@ -228,7 +229,7 @@ class _Export:
 
         await _tag_run(session)
         async with AsyncExitStack() as stack:
-            # The session traces models and stages itself. Prefect does its flow runs, and joins those of a pool.
+            # The session traces models and stages itself. Prefect traces its flow runs, and joins those of a pool.
             stack.enter_context(temporary_settings({PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY: False}))
             stack.enter_context(prompt_termination(session) if self.opened else nullcontext())
             await stack.enter_async_context(progress_shown(session))
@@ -273,9 +274,9 @@ class _Export:
 
 
 async def _lower_model(name: str, run: str) -> Any:
-    """One model: awaited in the flow's own loop and never submitted; its stages are.
+    """Lowers one model in the flow's own loop; only its stages are submitted.
 
-    Ends in `Cached` where no stage had to run, in `NotApplicable` where no recipe that is asked for applies to it.
+    Ends in `Cached` if no stage had to run, in `NotApplicable` if no requested recipe applies to it.
     """
     add_tags(f"model:{name}")
     runner = runner_of(run)
@@ -314,7 +315,7 @@ def _workers_stopped_on_abort(session: Session) -> Iterator[None]:
 
 @contextmanager
 def _sync_client(session: Session) -> Iterator[None]:
-    """A client for the flow's sync tasks; a server that does not answer it is lost."""
+    """A client for the flow's sync tasks; if the server does not answer it, Prefect is lost."""
     with ExitStack() as stack:
         with session.prefect.optional():
             stack.enter_context(SyncClientContext.get_or_create())
@@ -331,7 +332,7 @@ async def _tag_run(session: Session) -> None:
 
 
 async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: Any) -> None:
-    """Takes the flow run's retries away where trying again cannot help: bad input, a release that is held back."""
+    """Removes the flow run's retries where trying again cannot help: bad input, a release that is held back."""
     in_vain = isinstance(error, ReleaseHeldBack) or (isinstance(error, ZooFailed) and error.bad_input)
     if not (in_vain or is_bad_input(error)):
         return
@@ -343,15 +344,15 @@ async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: 
 
 def _run_name() -> str:
     """The zoo file and the selection, such as ``export zoo.yaml resnet*``."""
-    given = flow_run.parameters  # which may be none that a run can have
-    chosen = [shortened(joined(given.get(name, "*")).split(",")) for name in ("models", "recipes")]
-    return printable(" ".join(["export", Path(given["zoo"]).name, *(globs for globs in chosen if globs != "*")]))
+    parameters = flow_run.parameters  # not validated yet
+    selected = [shortened(joined(parameters.get(name, "*")).split(",")) for name in ("models", "recipes")]
+    return printable(" ".join(["export", Path(parameters["zoo"]).name, *(globs for globs in selected if globs != "*")]))
 
 
 def _never(_task: Any, _run: Any, _state: Any) -> bool:
-    """No retry of a model's task: its stages have their own.
+    """Never retries a model's task: its stages have their own retries.
 
-    Without any retries, Prefect 3.9 logs each failed state once more, with the traceback of no exception.
+    With `retries=0`, Prefect 3.9 logs each failed state twice, the second time with an empty traceback.
     """
     return False
 
@@ -364,10 +365,10 @@ def turn_lease(deployment: str) -> Digest:
 async def take_turn(session: Session, stack: AsyncExitStack) -> None:
     """Holds the deployment's lease until `stack` is closed, so that runs of a deployment follow each other.
 
-    A run that finds another one at work gives its worker back, and is scheduled again two minutes later. Prefect's own
-    limit for deployments is not used: it ends the run that has the only slot when its server is restarted or away, and
-    if that run dies meanwhile, the slot stays taken. A run that loses this lease continues: publishing is idempotent.
-    The lease is held until the server can be told how the run has ended.
+    A run that finds another one at work frees its worker, and is scheduled again two minutes later. Prefect's own limit
+    for deployments is not used: it ends the run that has the only slot when its server restarts or is away, and if that
+    run dies meanwhile, the slot stays taken. A run that loses this lease continues: publishing is idempotent. The lease
+    is held until the end of the run can be reported to the server.
     """
     context = FlowRunContext.get()
     run = context and context.flow_run
@@ -387,7 +388,7 @@ async def take_turn(session: Session, stack: AsyncExitStack) -> None:
 
 
 async def _report_lost_runs(session: Session, run: FlowRun) -> None:
-    """Ends runs of the deployment whose process is gone, maybe with its machine: a live one would hold the lease."""
+    """Ends runs of the deployment whose process is gone: a live one would hold the lease."""
     running = {"state": {"type": {"any_": [StateType.RUNNING]}}, "deployment_id": {"any_": [run.deployment_id]}}
     problem = "its process is gone, maybe with its machine; the next run has taken its turn"
     with session.prefect.optional():
@@ -415,9 +416,9 @@ async def _come_back_later(session: Session, run: FlowRun) -> None:
 
 
 async def wait_for_server(_type: Any, error: BaseException | None, _traceback: Any) -> None:
-    """Returns when Prefect's server answers, unless the run was ended from outside: Prefect reports its end only once.
+    """Waits until Prefect's server answers, unless the run was ended from outside.
 
-    Until then the run would count as running, and in the end as crashed, although its files are made.
+    Prefect reports the end of a run only once: without a server, the run would count as running, and later as crashed.
     """
     if error is not None and not isinstance(error, Exception):
         return
