@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...configs.zoo import PublishConfig
     from ..releases.difference import FileDifference
     from ..releases.releases import Releases
-    from ..reports.snapshot import Change, Value
+    from ..reports.snapshot import Difference, Value
 
 
 _SIDE = (
@@ -143,9 +143,9 @@ def _size(file: FileDifference) -> str:
     return format_size(result.size) if result else ""
 
 
-def _rows(changes: Sequence[Change]) -> Iterator[tuple[str, str, str, str, str]]:
+def _rows(changes: Sequence[Difference]) -> Iterator[tuple[str, str, str, str, str]]:
     """Area (in its first row only), name, before, after, and change in percent."""
-    by_area: defaultdict[str, list[Change]] = defaultdict(list)
+    by_area: defaultdict[str, list[Difference]] = defaultdict(list)
     for change in changes:
         by_area[change.area].append(change)
     for area, of_area in by_area.items():
@@ -155,7 +155,7 @@ def _rows(changes: Sequence[Change]) -> Iterator[tuple[str, str, str, str, str]]
             yield "", f"and {more} more (--json shows all)", "", "", ""
 
 
-def _format(change: Change) -> tuple[str, str]:
+def _format(change: Difference) -> tuple[str, str]:
     """Short texts; longer digests and all decimals where the values would look alike."""
     before, after = _text(change.before, exact=False), _text(change.after, exact=False)
     if before != after:
@@ -181,7 +181,7 @@ def _text(value: Value | None, *, exact: bool) -> str:
     return str(value)
 
 
-def _percent(change: Change) -> str:
+def _percent(change: Difference) -> str:
     """Relative change of a size or a count."""
     from ..reports.snapshot import Content, Size
 

@@ -30,19 +30,21 @@ _SELDOM = {
 _ANSWERS_WITHIN = 10.0  # seconds for a cluster to accept a connection
 
 
-def check_place(session: Session) -> None:
+def check_machines(session: Session) -> None:
     """Checks that stages can run where they are to; raises InputError if not. Does not import Prefect."""
-    place = session.run_config
-    if place.on == "local" or session.progress.complete:
+    config = session.run_config
+    if config.on == "local" or session.progress.complete:
         return
-    if place.on == "pool":
+    if config.on == "pool":
         if not server_configured():
             raise InputError("runs on a work pool need a Prefect server; start one, and set PREFECT_API_URL")
         return
-    if find_spec(f"prefect_{place.on}") is None:
-        raise InputError(f'running on {place.on} needs a package; install it with: pip install "pteforge[{place.on}]"')
-    if place.address and place.address != "auto":
-        _check_address(place.on, place.address)
+    if find_spec(f"prefect_{config.on}") is None:
+        raise InputError(
+            f'running on {config.on} needs a package; install it with: pip install "pteforge[{config.on}]"'
+        )
+    if config.address and config.address != "auto":
+        _check_address(config.on, config.address)
 
 
 def _check_address(on: str, address: str) -> None:
@@ -73,20 +75,20 @@ def _is_here(host: str) -> bool:
 @contextmanager
 def cluster_of(session: Session) -> Iterator[Any]:
     """Yields the task runner of the session's cluster; None without one, or if it does not start."""
-    place = session.run_config
-    if place.on not in ("dask", "ray"):
+    config = session.run_config
+    if config.on not in ("dask", "ray"):
         yield None
         return
     with ExitStack() as stack:
-        if not place.address:
+        if not config.address:
             stack.enter_context(_settings_as_they_are())
         try:
-            runner = stack.enter_context(_task_runner(place, session.submitted_at_once))
-            if place.on == "dask":
+            runner = stack.enter_context(_task_runner(config, session.submitted_at_once))
+            if config.on == "dask":
                 _ = runner.client  # starts the cluster, or connects to it
         except Exception as error:  # noqa: BLE001 - Dask's or Ray's, whatever it is
             problem = f"{type(error).__name__}: {first_line(error)}"
-            _log.warning("%s failed to start, stages run on this machine: %s", place.on.capitalize(), problem)
+            _log.warning("%s failed to start, stages run on this machine: %s", config.on.capitalize(), problem)
             runner = None
         yield runner
 
@@ -106,21 +108,21 @@ def _settings_as_they_are() -> AbstractContextManager[Any]:
     return Settings(profile=context.profile, settings=context.settings)
 
 
-def _task_runner(place: RunConfig, at_once: int) -> Any:
+def _task_runner(config: RunConfig, at_once: int) -> Any:
     """Prefect's task runner. Dask's processes together take `at_once` stages, mostly waiting; Ray's take one each."""
-    if place.on == "dask":
+    if config.on == "dask":
         import dask  # noqa: PLC0415 - an extra, and slow
         from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415 - as above
 
-        if place.address:
-            return DaskTaskRunner(address=place.address)
+        if config.address:
+            return DaskTaskRunner(address=config.address)
         dask.config.set(_SELDOM)
-        threads = at_once // (place.processes or 1)
-        cluster = {"n_workers": place.processes, "threads_per_worker": threads, "dashboard_address": None}
+        threads = at_once // (config.processes or 1)
+        cluster = {"n_workers": config.processes, "threads_per_worker": threads, "dashboard_address": None}
         return DaskTaskRunner(cluster_kwargs=cluster)
     from prefect_ray.task_runners import RayTaskRunner  # noqa: PLC0415 - as above
 
-    if place.address:
-        return RayTaskRunner(address=place.address)
+    if config.address:
+        return RayTaskRunner(address=config.address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else it reports each cluster to its makers
-    return RayTaskRunner(init_kwargs={"num_cpus": place.processes, "include_dashboard": False, "log_to_driver": False})
+    return RayTaskRunner(init_kwargs={"num_cpus": config.processes, "include_dashboard": False, "log_to_driver": False})

@@ -20,7 +20,7 @@ from ..run.interrupt import prompt_interrupt
 from ..run.outcome import ZooOutcome
 from ..run.session import Session, check_names, start_workers
 from ..run.zoo import lower_rest
-from .machines import check_place
+from .machines import check_machines
 from .settings import local_run, quiet_console, send_what_is_queued, server_configured, set_embedded_defaults
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run_flow(session: Session) -> ZooOutcome:
         KeyboardInterrupt: at Ctrl-C; all worker processes have ended.
     """
     with prompt_interrupt(session):
-        check_place(session)
+        check_machines(session)
         check_space(session)
         start_workers(session)  # its imports take seconds: let them overlap with Prefect's
         prefect = _import_prefect(session)

@@ -42,7 +42,7 @@ from ..run.request import ExportRequest, describe, joined
 from ..run.session import Session, check_names, start_workers
 from ..run.telemetry import tracer_provider
 from ..run.zoo import find_models, lower_one, lower_rest
-from .machines import check_place, cluster_of
+from .machines import check_machines, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
 from .pool import PART_OF, lower_in_pool, shortened, unreported
 from .runner import PrefectRunner, add_tags, runner_of
@@ -182,7 +182,7 @@ async def _lower(fields: Mapping[str, Any], *, part: bool) -> Any:
         metrics = None if part else os.environ.get("PTEFORGE_METRICS")
         await asyncio.to_thread(stack.enter_context, session.recording.open(Path(metrics) if metrics else None))
         await asyncio.to_thread(find_models, session)
-        check_place(session)
+        check_machines(session)
         await asyncio.to_thread(check_space, session)
         await asyncio.to_thread(check_names, session)
         return await _Export(session)()

@@ -23,7 +23,7 @@ from ...tasks.lowering.model import PlannedModel
 from ...tasks.results.delivered import NO_PROVENANCE, Delivered, columns_of
 from ..reports.comparison import compared, read_delivered
 from ..reports.figures_text import markdown, markdown_table
-from .records import Content, Manifest, ReleasedFile, ReleasedModel, files_of
+from .records import FileContent, Manifest, ReleasedFile, ReleasedModel, files_of
 
 _RUN = ("id", "started", "host", "version", "commit", "zoo_digest")
 _CARD = "README.md"
@@ -41,7 +41,7 @@ class ReleaseContents:
     zoo: str
     run: Mapping[str, str]
     models: Mapping[str, ReleasedModel]
-    sources: Mapping[Content, Path | bytes]
+    sources: Mapping[FileContent, Path | bytes]
 
     @property
     def files(self) -> Iterator[tuple[str, ReleasedFile]]:
@@ -58,7 +58,7 @@ def read_contents(zoo: str, results: ResultFiles, runs: Iterable[RunRecord]) -> 
     }
     run = _find_run(files, runs)
     zoo = run.zoo if run else zoo
-    models, sources = {}, dict[Content, Path | bytes]()
+    models, sources = {}, dict[FileContent, Path | bytes]()
     for model, recipes in files.items():
         for recipe, released in recipes.items():
             path = results[model][recipe]
@@ -67,7 +67,7 @@ def read_contents(zoo: str, results: ResultFiles, runs: Iterable[RunRecord]) -> 
         sources |= {content: path for path, content in assets.items()}
         named = {path.name: content for path, content in assets.items()}
         text = write_card(zoo, model, recipes, named).encode()
-        card = Content(digest_bytes(text), len(text))
+        card = FileContent(digest_bytes(text), len(text))
         sources[card] = text
         models[model] = ReleasedModel(card, recipes, named)
     origin = {name: getattr(run, name) for name in _RUN} if run else {"host": platform.node(), "version": __version__}
@@ -122,7 +122,7 @@ def merge_results(folders: Sequence[ResultFiles]) -> ResultFiles:
     return merged
 
 
-def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets: Mapping[str, Content]) -> str:
+def write_card(zoo: str, model: str, recipes: Mapping[str, ReleasedFile], assets: Mapping[str, FileContent]) -> str:
     """A model card in Markdown, without the release, so that equal files have equal cards."""
     names = [*columns_of(released.result for released in recipes.values())]
     cells = (_cells(recipe, released.result, names) for recipe, released in recipes.items())
@@ -159,7 +159,7 @@ def show_release(files: HubFiles, manifest: Manifest) -> None:
 
     Keeps a card that somebody else wrote.
     """
-    names: dict[str, Content] = {}
+    names: dict[str, FileContent] = {}
     for model, released in manifest.models.items():
         names |= {f"{model}/{name}": content for name, content in released.assets.items()}
     for name, file in manifest.files:
@@ -222,7 +222,7 @@ def _head(file: ReleasedFile) -> Iterator[tuple[str, str]]:
         yield "pipeline_tag", fitting[0]
 
 
-def _listed(name: str, content: Content) -> str:
+def _listed(name: str, content: FileContent) -> str:
     return f"- `{name}`: {content.size} bytes, SHA-256 `{content.sha256}`"
 
 
@@ -247,9 +247,9 @@ def _read_file(path: Path) -> ReleasedFile:
     return ReleasedFile(files["pte"], files.get("ptd"), compared(read_delivered(path)), provenance)
 
 
-def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping[str, Path]) -> dict[Path, Content]:
+def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping[str, Path]) -> dict[Path, FileContent]:
     """The assets of a model, which are those of all its files; raises InputError if there are two of one name."""
-    contents: dict[str, tuple[Path, Content]] = {}
+    contents: dict[str, tuple[Path, FileContent]] = {}
     for recipe, released in recipes.items():
         for name, digest in released.result.assets.items():
             path = paths[recipe].with_name(name)
@@ -259,9 +259,9 @@ def _read_assets(model: str, recipes: Mapping[str, ReleasedFile], paths: Mapping
     return dict(contents.values())
 
 
-def _content(path: Path, digest: Digest) -> Content:
+def _content(path: Path, digest: Digest) -> FileContent:
     with convert_os_errors(InputError, f"cannot read {path}", "run `pteforge export` again"):
-        content = Content(digest_file(path), path.stat().st_size)
+        content = FileContent(digest_file(path), path.stat().st_size)
     if content.sha256 != digest:
         raise InputError(f"{path} was changed after it was verified: its SHA-256 is not {digest}")
     return content

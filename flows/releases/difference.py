@@ -15,7 +15,7 @@ from ...artifacts.store import Store
 from ...errors import InputError, ObjectDamaged, ObjectMissing
 from ...tasks.results.delivered import Delivered, delivered_by
 from ..reports.comparison import Limit, compared, regressions, weight_files
-from ..reports.snapshot import CONTENTS, PROVENANCE, Change, Facts, Snapshot, changes
+from ..reports.snapshot import CONTENTS, PROVENANCE, Difference, Facts, Snapshot, changes
 from .publish import ResultsFolder
 from .records import ReleasedFile, names_release
 
@@ -93,7 +93,7 @@ class FileDifference:
     name: str
     before: Delivered | None
     after: Delivered | None
-    changes: tuple[Change, ...] = ()  # facts that differ, by area; none if `status` is ``added`` or ``removed``
+    changes: tuple[Difference, ...] = ()  # facts that differ, by area; none if `status` is ``added`` or ``removed``
     notes: tuple[str, ...] = ()  # what could not be compared and why, or why the file does not exist
     regressions: tuple[str, ...] = ()  # a sentence for each limit that is exceeded
 

@@ -47,7 +47,7 @@ def names_release(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Content(Record):
+class FileContent(Record):
     """A file by its SHA-256, and its size in bytes."""
 
     sha256: Digest
@@ -58,8 +58,8 @@ class Content(Record):
 class ReleasedFile(Record):
     """A `.pte`, its `.ptd` if it has one, its figures to compare, and the provenance from `pteforge export`."""
 
-    file: Content
-    data: Content | None
+    file: FileContent
+    data: FileContent | None
     figures: Mapping[str, Any]
     provenance: Mapping[str, Any]
 
@@ -73,7 +73,7 @@ class ReleasedFile(Record):
             raise ReleaseDamaged(f"the provenance of a file cannot be understood: {error}") from error
 
     @property
-    def contents(self) -> tuple[Content, ...]:
+    def contents(self) -> tuple[FileContent, ...]:
         return (self.file, self.data) if self.data else (self.file,)
 
     @property
@@ -85,9 +85,9 @@ class ReleasedFile(Record):
 class ReleasedModel(Record):
     """A model's files by recipe, its card in Markdown, and its assets by name."""
 
-    card: Content
+    card: FileContent
     recipes: Mapping[_Name, ReleasedFile]
-    assets: Mapping[_Name, Content] = field(default_factory=dict)
+    assets: Mapping[_Name, FileContent] = field(default_factory=dict)
 
 
 def files_of(models: Mapping[str, ReleasedModel]) -> Iterator[tuple[str, ReleasedFile]]:
@@ -122,7 +122,7 @@ class Manifest(Record):
         return files_of(self.models)
 
     @property
-    def contents(self) -> Iterator[Content]:
+    def contents(self) -> Iterator[FileContent]:
         """All contents of the release; one may come several times."""
         for model in self.models.values():
             yield model.card

@@ -37,7 +37,7 @@ from .contents import ReleaseContents, show_release
 from .records import (
     VERSION,
     Channel,
-    Content,
+    FileContent,
     Manifest,
     Published,
     ReleasedFile,
@@ -365,7 +365,7 @@ class Releases:
             self._files.delete(f"files/{sha256}")
         return tuple(old)
 
-    def _fetch(self, parts: Mapping[Path, Content]) -> None:
+    def _fetch(self, parts: Mapping[Path, FileContent]) -> None:
         """Downloads files that are not there yet, and gives them their names when all are complete."""
         folder = next(iter(parts)).parent
         with convert_os_errors(InputError, f"cannot write to {folder}", "choose another folder"), ExitStack() as stack:
@@ -379,7 +379,7 @@ class Releases:
             for path, part in staged.items():
                 part.replace(path)
 
-    def _download(self, content: Content, file: BinaryIO, name: str) -> None:
+    def _download(self, content: FileContent, file: BinaryIO, name: str) -> None:
         digest = hashlib.sha256()
         try:
             for block in self._files.blocks(f"files/{content.sha256}", content.size):

@@ -234,7 +234,8 @@ def _worse(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
                 (f"{100 * number:.3g} %" if is_ratio else f"{number:.3g} {now.unit}".rstrip())
                 for number in (loss, limit.most)
             )
-            yield f"{words.format(lost_by, name=name)}, from {was.text} to {now.text}; at most {most} is allowed"
+            change = words if math.isfinite(loss) else words.replace(" by {}", "")  # outputs were exact
+            yield f"{change.format(lost_by, name=name)}, from {was.text} to {now.text}; at most {most} is allowed"
 
 
 def _delegation(before: Delivered, after: Delivered) -> Iterator[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...tasks.results.costs import MemoryUse
     from ...tasks.results.delivered import Delivered
     from ...tasks.results.figures import Proof
-    from ...tasks.results.numerics import Ladder
+    from ...tasks.results.numerics import Rungs
     from ...tasks.results.tables import Table as Columns
 
 _RUNGS = ("exported", "transformed", "quantized", "edge", "payload")
@@ -128,7 +128,7 @@ def table_of(shown: Columns) -> Table:
     return table
 
 
-def ladders_table(ladders: Iterable[tuple[str, Ladder]]) -> Table:
+def ladders_table(ladders: Iterable[tuple[str, Rungs]]) -> Table:
     """SQNR by rung, one row per file, method and path to a payload."""
     rows: list[tuple[str, dict[str, str]]] = []
     for file, ladder in ladders:

@@ -208,7 +208,7 @@ def _tensor(tensor: TensorSpec) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Record):
+class Difference(Record):
     """A fact that differs between two files; None on the side that does not have it."""
 
     area: str
@@ -217,17 +217,17 @@ class Change(Record):
     after: Value | None
 
 
-def changes(before: Facts, after: Facts) -> tuple[Change, ...]:
+def changes(before: Facts, after: Facts) -> tuple[Difference, ...]:
     """All facts that differ, by area. Parts that only one side has are left out."""
     distinct = dict.fromkeys(_changes(before, after))
     return tuple(sorted(distinct, key=lambda change: AREAS.index(change.area)))
 
 
-def _changes(before: Facts, after: Facts) -> Iterator[Change]:
+def _changes(before: Facts, after: Facts) -> Iterator[Difference]:
     for item in dict.fromkeys((*before.named, *after.named)):
         old, new = before.named.get(item), after.named.get(item)
         if old != new:
-            yield Change(*item, old, new)
+            yield Difference(*item, old, new)
     for item in dict.fromkeys((*before.unnamed, *after.unnamed)):
         yield from _unnamed_changes(item, before.unnamed.get(item, ()), after.unnamed.get(item, ()))
     for name, part in before.parts.items():
@@ -235,7 +235,7 @@ def _changes(before: Facts, after: Facts) -> Iterator[Change]:
             yield from _changes(part, after.parts[name])
 
 
-def _unnamed_changes(item: Item, before: Sequence[Content], after: Sequence[Content]) -> Iterator[Change]:
+def _unnamed_changes(item: Item, before: Sequence[Content], after: Sequence[Content]) -> Iterator[Difference]:
     """Pairs the contents that differ, in order; numbers them if there are several."""
     gone, come = _without(before, after), _without(after, before)
     several = max(len(before), len(after)) > 1
@@ -243,7 +243,7 @@ def _unnamed_changes(item: Item, before: Sequence[Content], after: Sequence[Cont
         old, new = gone[index : index + 1], come[index : index + 1]
         position, _ = (old or new)[0]
         name = f"{item.name} #{position + 1}" if several else item.name
-        yield Change(item.area, name, old[0][1] if old else None, new[0][1] if new else None)
+        yield Difference(item.area, name, old[0][1] if old else None, new[0][1] if new else None)
 
 
 def _without(contents: Sequence[Content], others: Sequence[Content]) -> list[tuple[int, Content]]:

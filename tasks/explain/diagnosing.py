@@ -34,7 +34,7 @@ from ..export.method import Shapes, dynamic_shapes_of, export_method, export_siz
 from ..export.sizes import asked_sizes
 from ..programs.weights import weights_on_use
 from ..results.causes import known_causes
-from ..results.diagnosis import Attempt, Cause, Diagnosis, Mode, without_advice
+from ..results.diagnosis import Cause, Diagnosis, Mode, Trace, without_advice
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with_shapes
@@ -84,7 +84,7 @@ def diagnose_method(
     """
     methods = tuple(model.definition.methods)
     if model.program is not None:  # it is exported already
-        return Diagnosis(name, methods, strict, (Attempt(strict=False), Attempt(strict=True)))
+        return Diagnosis(name, methods, strict, (Trace(strict=False), Trace(strict=True)))
     method = model.definition.methods[name]
     run_eager(method.module, (method.example_inputs[0], {}), f"its own example inputs of method {name!r}")
     frames = Frames(folders)
@@ -159,8 +159,8 @@ class Frames:
         self._folders = [*folders, *(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))]
         self._library = Path(sysconfig.get_path("stdlib"))
 
-    def attempt(self, strict: bool, error: Exception | None) -> Attempt:
-        return Attempt(strict, self.message(error), *self.of_error(error)) if error else Attempt(strict)
+    def attempt(self, strict: bool, error: Exception | None) -> Trace:
+        return Trace(strict, self.message(error), *self.of_error(error)) if error else Trace(strict)
 
     def message(self, error: Exception) -> str:
         """Type and message of what torch raised, with the fixes that it suggests, and files relative to the folders."""
@@ -214,7 +214,7 @@ def _error(outcome: ExportedProgram | Exception) -> Exception | None:
     return outcome if isinstance(outcome, Exception) else None
 
 
-def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Cause]:
+def _modes(attempts: Sequence[Trace], *, strict: bool) -> Iterator[Cause]:
     """Whether the other mode is a way out."""
     asked, other = attempts[strict], attempts[not strict]
     if asked.exported or not other.exported:
@@ -224,11 +224,11 @@ def _modes(attempts: Sequence[Attempt], *, strict: bool) -> Iterator[Cause]:
     yield Cause("mode", problem, (f"set `strict: {str(not strict).lower()}` for the model",), only=asked.mode)
 
 
-def _explained(attempt: Attempt, causes: Sequence[Cause]) -> bool:
+def _explained(attempt: Trace, causes: Sequence[Cause]) -> bool:
     return attempt.exported or any(cause.kind != "mode" and cause.only in (None, attempt.mode) for cause in causes)
 
 
-def _known(attempts: Sequence[Attempt]) -> Iterator[Cause]:
+def _known(attempts: Sequence[Trace]) -> Iterator[Cause]:
     """Known causes of errors that nothing else explains."""
     causes = [(attempt, cause) for attempt in attempts for cause in known_causes("export", attempt.problem)]
     for attempt, cause in causes:
@@ -250,7 +250,7 @@ def _distinct(causes: Iterable[Cause]) -> Iterator[Cause]:
 def _drafted(
     drafted: ExportedProgram,
     error: Exception | None,
-    attempt: Attempt,
+    attempt: Trace,
     only: Mode | None,
     frames: Frames,
     fixes: Sequence[str],

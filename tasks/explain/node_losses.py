@@ -14,7 +14,7 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch.fx import Graph, Node
 
 from ...errors import VerificationFailed
-from ..programs.graphs import Origin, calls_of, module_path
+from ..programs.graphs import NodeOrigin, calls_of, module_path
 from ..results.figures import Case, worst_of
 from ..results.numerics import NodeLoss
 from ..verify.compare import compare
@@ -40,7 +40,7 @@ class Comparison:
         self._after.run(flat, self._compare(expected, self._passed_on))
         self._after.run(flat, self._compare(expected, self._own, corrected=True))
 
-    def losses(self, origins: Mapping[str, Origin]) -> tuple[NodeLoss, ...]:
+    def losses(self, origins: Mapping[str, NodeOrigin]) -> tuple[NodeLoss, ...]:
         """One for each operator, those that lose most first."""
         losses: dict[str, NodeLoss] = {}
         for match in self._matches.values():
@@ -77,9 +77,9 @@ class Comparison:
 
         return watch
 
-    def _loss(self, match: Match, origins: Mapping[str, Origin]) -> NodeLoss:
+    def _loss(self, match: Match, origins: Mapping[str, NodeOrigin]) -> NodeLoss:
         name = match.after.name
-        origin = origins.get(match.sources[0], Origin())
+        origin = origins.get(match.sources[0], NodeOrigin())
         problem = self._problems.get(name, "")
         return NodeLoss(
             node=match.computing.name,

@@ -76,7 +76,7 @@ def decibels(worst: Worst) -> float:
 
 
 @dataclass
-class Bench:
+class PartLowering:
     """Lowers parts, each to a file of one method."""
 
     scratch: Path
@@ -214,14 +214,14 @@ def _compared(outputs: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]
 
 
 @dataclass
-class Search:
+class SmallestParts:
     """The smallest parts of a program that lose quality if they are lowered as a backend does."""
 
     program: ExportedProgram
     backend: Backend
     inputs: Sequence[Sequence[Any]]  # flat
     least_db: float  # what the program's outputs must reach
-    bench: Bench
+    bench: PartLowering
     _measured: dict[tuple[str, ...], Measured] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -300,7 +300,7 @@ class PayloadSearch:
 
     program: ExportedProgram  # of the method, in the edge dialect, partitioned
     inputs: Sequence[Sequence[Any]]  # flat
-    bench: Bench
+    bench: PartLowering
     least_db: float  # SQNR that the method's outputs must reach, against those of the program in torch
     drop_db: float  # parts also lose that are at most this much better than the payload
 
@@ -321,7 +321,7 @@ class PayloadSearch:
         searched = not any(loss.loses for loss in losses) and (together is None or decibels(together) >= self.least_db)
         outside: tuple[LosingPart, ...] = ()
         if searched:
-            outside = Search(self.program, Backend(), self.inputs, self.least_db, self.bench).find()
+            outside = SmallestParts(self.program, Backend(), self.inputs, self.least_db, self.bench).find()
         losses.sort(
             key=lambda loss: decibels(loss.passed_on) if loss.passed_on else -math.inf if loss.loses else math.inf
         )
@@ -340,7 +340,7 @@ class PayloadSearch:
         else:
             if measured.loses(self.least_db):
                 least = max(self.least_db, decibels(measured.own) + self.drop_db) if measured.own else self.least_db
-                search = Search(part, backend, [call.inputs for call in calls], least, self.bench)
+                search = SmallestParts(part, backend, [call.inputs for call in calls], least, self.bench)
                 operators = tuple(map(_operator, calls_of(part.graph)))
                 parts = search.find() or (LosingPart(operators, measured.own, measured.passed_on, measured.problem),)
         count, loses = sum(1 for _ in calls_of(part.graph)), measured.loses(self.least_db)

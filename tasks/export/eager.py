@@ -31,7 +31,7 @@ from ..usercode.inputs import (
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module, copy_modules, for_inference
 from ..verify.compare import compare_all
-from .state import Change, changes, is_of_trace, is_same, left_by_traces
+from .state import StateChange, changes, is_of_trace, is_same, left_by_traces
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -191,7 +191,7 @@ def _returns_same(one: Flat, other: Flat) -> bool:
     return len(one[1]) == len(other[1]) and all(map(is_same, one[1], other[1]))
 
 
-def _kept_elsewhere(name: str, changed: Sequence[Change]) -> str:
+def _kept_elsewhere(name: str, changed: Sequence[StateChange]) -> str:
     """Names the state that a method keeps and its program does not, found by what calls change."""
     names = dict.fromkeys(change.name for change in changed if not change.is_buffer)
     kept = ", ".join([*names][:_NAMED]) + (", ..." if len(names) > _NAMED else "")

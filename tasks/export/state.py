@@ -15,14 +15,14 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 
-class Change(NamedTuple):
+class StateChange(NamedTuple):
     """A part of a module that has another value after calls."""
 
     name: str
     is_buffer: bool
 
 
-def changes(before: torch.nn.Module, after: torch.nn.Module) -> list[Change]:
+def changes(before: torch.nn.Module, after: torch.nn.Module) -> list[StateChange]:
     """What differs between a module and a copy of it, parameters aside."""
     old, new = _values(before), _values(after)
     keys = (key for key in {**old, **new} if key not in old or key not in new or not is_same(old[key], new[key]))
@@ -33,11 +33,11 @@ _OF_TORCH = frozenset(vars(torch.nn.Module()))
 _VALUES = (int, float, complex, str, bytes, bytearray, set, frozenset, torch.Tensor, torch.dtype, type(None))
 
 
-def _values(module: torch.nn.Module) -> dict[tuple[Change, tuple[Any, ...]], Any]:
+def _values(module: torch.nn.Module) -> dict[tuple[StateChange, tuple[Any, ...]], Any]:
     """Values of buffers and attributes, also those inside containers and plain objects, by where they are."""
-    values: dict[tuple[Change, tuple[Any, ...]], Any] = {}
+    values: dict[tuple[StateChange, tuple[Any, ...]], Any] = {}
     seen = set[int]()
-    ahead: list[tuple[Change, tuple[Any, ...], Any]] = [(Change("", is_buffer=False), (), module)]
+    ahead: list[tuple[StateChange, tuple[Any, ...], Any]] = [(StateChange("", is_buffer=False), (), module)]
     while ahead:
         part, inside, value = ahead.pop()
         if isinstance(value, _VALUES) or hasattr(value, "__array__"):
@@ -56,7 +56,7 @@ def _values(module: torch.nn.Module) -> dict[tuple[Change, tuple[Any, ...]], Any
     return values
 
 
-def _parts(name: str, value: Any) -> list[tuple[Change, Any]]:
+def _parts(name: str, value: Any) -> list[tuple[StateChange, Any]]:
     """Attributes of a module or a plain object, with a module's buffers and submodules."""
     prefix, parts, buffers = f"{name}." if name else "", dict(getattr(value, "__dict__", {})), dict[str, Any]()
     if isinstance(value, torch.nn.Module):
@@ -64,8 +64,8 @@ def _parts(name: str, value: Any) -> list[tuple[Change, Any]]:
         parts = {} if isinstance(value, GraphModule) else parts
         parts = {key: part for key, part in parts.items() if key not in _OF_TORCH} | modules
     return [
-        *((Change(prefix + key, is_buffer=False), part) for key, part in parts.items()),
-        *((Change(prefix + key, is_buffer=True), part) for key, part in buffers.items()),
+        *((StateChange(prefix + key, is_buffer=False), part) for key, part in parts.items()),
+        *((StateChange(prefix + key, is_buffer=True), part) for key, part in buffers.items()),
     ]
 
 

@@ -11,7 +11,7 @@ from ..engine.runner import NotCached, Runner
 from ..explain.stages.bisect import Bisect
 from ..explain.stages.bisect_payload import BisectPayload
 from ..results.delivered import Failure
-from ..results.numerics import Ladder, LosingPart, Loss, NodeLosses, PayloadLosses, Rung, clipped_db, find_loss
+from ..results.numerics import LosingPart, Loss, NodeLosses, PayloadLosses, Rung, Rungs, clipped_db, find_loss
 from ..results.tables import Table, format_error, format_sqnr, in_html, rungs_of
 from ..verify.stages.ladder import RungParams
 from .graph import lower_to_ladder
@@ -27,7 +27,7 @@ class Bisection:
     """Where a recipe loses quality. `pteforge bisect` prints its text; a notebook shows tables."""
 
     name: str  # ``MODEL/RECIPE``
-    ladder: Ladder
+    ladder: Rungs
     loss: Loss | None  # the first rung that loses quality, if any
     nodes: NodeLosses | None = None  # losses of that rung's operators; None if they cannot be compared
     payload: PayloadLosses | None = None  # losses within the payload, if it is that rung
@@ -123,7 +123,7 @@ async def bisect(runner: Runner, model: PlannedModel, drop_db: float) -> Bisecti
     if isinstance(climbed, Exception):
         raise Failure.of(model_run.step_of(climbed), climbed).error(model.name) from climbed
     run = model_run.recipes[recipe.name]
-    ladder = Ladder(Rung.found(run.read_json(climbed.outputs.numerics)))
+    ladder = Rungs(Rung.found(run.read_json(climbed.outputs.numerics)))
     loss = find_loss(ladder, recipe.bounds, drop_db)
     bisection = Bisection(f"{model.name}/{recipe.name}", ladder, loss, not_made=run.problems())
     if loss is None:

@@ -34,7 +34,7 @@ from ..file.stages.serialize import Serialize
 from ..quantize.stages.calibration import Calibration
 from ..quantize.stages.quantize import Quantize
 from ..quantize.stages.source_transform import SourceTransform
-from ..results.accuracy import Attempt, FoundLayers, Scores, next_count
+from ..results.accuracy import FoundLayers, ScoredFile, Scores, next_count
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
@@ -154,7 +154,7 @@ async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
     recipe, gate = run.plan, run.plan.gate
     if recipe.search is None or gate is None:
         return recipe
-    attempts: list[Attempt] = []
+    attempts: list[ScoredFile] = []
     ranked: tuple[str, ...] = ()
     while len(attempts) < recipe.search.budget and (count := next_count(attempts, len(ranked))) is not None:
         attempt = run.attempt(recipe.without(ranked[:count]))
@@ -164,7 +164,7 @@ async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
             return recipe  # planned for a store that does not have them
         scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
         judged = judge(bounds, scores["scores"], scores.get("baseline"))
-        attempts.append(Attempt(count, judged.worst, passes=not judged.misses()))
+        attempts.append(ScoredFile(count, judged.worst, passes=not judged.misses()))
         if not (ranked or attempts[-1].passes):
             ranked = await quality.rank(attempt, exports, made.prepared)
     passing = [scored.layers for scored in attempts if scored.passes]

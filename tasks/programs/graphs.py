@@ -272,20 +272,20 @@ _TORCH = re.compile(r"[/\\]torch[/\\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class NodeOrigin:
     """The module and the line that an operator comes from."""
 
     module: str = ""  # path of the module that calls it, empty for the model itself
     line: str = ""  # ``file.py:12 in forward``, the innermost line that is not torch's own; empty where it is not known
 
 
-def origin_of(node: Node) -> Origin:
+def origin_of(node: Node) -> NodeOrigin:
     """Returns the origin of a node of an exported program."""
     frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not _TORCH.search(frame[0])]
     if not frames:
-        return Origin(module_path(node))
+        return NodeOrigin(module_path(node))
     file, line, function = frames[-1]
-    return Origin(module_path(node), f"{PurePath(file).name}:{line} in {function}")
+    return NodeOrigin(module_path(node), f"{PurePath(file).name}:{line} in {function}")
 
 
 def module_path(node: Node) -> str:

@@ -78,7 +78,7 @@ class AccuracyReport(Finding):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt(Record):
+class ScoredFile(Record):
     """A file that was made and scored."""
 
     layers: int  # how many of the ranked layers are in floating point
@@ -95,7 +95,7 @@ class FoundLayers(Finding):
     layers: tuple[str, ...]  # module names, those that lose most first
     exclude: tuple[str, ...]  # the recipe's own patterns, and then the layers
     ranked: int  # how many layers lose something by quantization
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[ScoredFile, ...]
     float_size: int  # bytes of the exported programs, of which nearly all are weights
 
     @property
@@ -115,7 +115,7 @@ class FoundLayers(Finding):
             yield Fact("quantization", note=note)
 
 
-def next_count(attempts: Sequence[Attempt], ranked: int) -> int | None:
+def next_count(attempts: Sequence[ScoredFile], ranked: int) -> int | None:
     """The number of layers to leave out next; None if the search is over.
 
     That is 0, 1, and then twice as many until a file passes; then the middle between the most that do not pass and the

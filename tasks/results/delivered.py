@@ -22,7 +22,7 @@ from ...formats.contract import Contract
 from .diagnosis import Cause
 from .figures import WHOLE_FILE, Figures, Proof, Worst
 from .finding import AREAS, Fact, Finding, Findings, Value, from_json, to_json
-from .numerics import Ladder, Rung
+from .numerics import Rung, Rungs
 from .tables import fat_cost, format_size
 
 Status = Literal["made", "cached", "failed", "not applicable"]
@@ -215,10 +215,10 @@ class Delivered(Record):
         return self.get(Figures)
 
     @property
-    def ladder(self) -> Ladder | None:
+    def ladder(self) -> Rungs | None:
         """How far each program on the way to the file is from eager, if that was measured."""
         rungs = self.every(Rung)
-        return Ladder(rungs) if rungs else None
+        return Rungs(rungs) if rungs else None
 
     @property
     def name(self) -> str:

@@ -53,7 +53,7 @@ class Cause(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt(Record):
+class Trace(Record):
     """One call of torch.export."""
 
     strict: bool
@@ -77,12 +77,12 @@ class Diagnosis(Record):
     method: str
     methods: tuple[str, ...]  # all of the model's, in order
     strict: bool  # the model's setting
-    attempts: tuple[Attempt, ...]  # without strict mode, and with it
+    attempts: tuple[Trace, ...]  # without strict mode, and with it
     findings: tuple[Cause, ...] = ()
     draft: str = ""  # why torch.export.draft_export failed; empty if it did not
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self) -> Trace:
         """The one with the model's setting."""
         return next(attempt for attempt in self.attempts if attempt.strict == self.strict)
 

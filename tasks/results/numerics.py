@@ -41,7 +41,7 @@ class Rung(Finding):
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class Rungs:
     """The rungs of a recipe, in the order of lowering."""
 
     rungs: tuple[Rung, ...]
@@ -192,7 +192,7 @@ class Loss:
     reason: str  # the bounds or the drop, in words
 
 
-def find_loss(ladder: Ladder, bounds: VerifyBounds, drop_db: float = DROP_DB) -> Loss | None:
+def find_loss(ladder: Rungs, bounds: VerifyBounds, drop_db: float = DROP_DB) -> Loss | None:
     """The first rung that loses quality, if any: the first one outside the verification bounds.
 
     If all are inside, it is the first one whose SQNR is more than `drop_db` below that of the rung before.
@@ -210,7 +210,7 @@ def find_loss(ladder: Ladder, bounds: VerifyBounds, drop_db: float = DROP_DB) ->
     return None
 
 
-def _before(ladder: Ladder, rung: Rung) -> Rung | None:
+def _before(ladder: Rungs, rung: Rung) -> Rung | None:
     before = ladder.before(rung)
     while before and not before.figures:
         before = ladder.before(before)

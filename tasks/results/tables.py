@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .figures import Worst
-    from .numerics import Ladder
+    from .numerics import Rungs
 
 FIGURES = ("max abs error", "relative", "SQNR", "top-1")
 _DEAR = 1.5  # times its largest payload, from which on a fat file costs more than it may be worth
@@ -54,7 +54,7 @@ def in_html(part: Table | str) -> str:
     return f"<p style='white-space: pre-wrap'>{html.escape(part)}</p>"
 
 
-def rungs_of(ladder: Ladder) -> Table:
+def rungs_of(ladder: Rungs) -> Table:
     """All figures of a ladder, one row per rung and method."""
     several = len({rung.method for rung in ladder.rungs}) > 1
     rows: list[tuple[str, ...]] = []

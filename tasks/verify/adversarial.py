@@ -318,7 +318,7 @@ class _Hit:
 
 
 @dataclass
-class Search:
+class WorstInputs:
     """A search over the inputs of a file's methods. The order is always the same; time decides where it ends."""
 
     payloads: Mapping[str, Loadable]  # that can run here, by name

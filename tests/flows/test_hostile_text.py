@@ -25,7 +25,7 @@ from pteforge.flows.prefect.pages import _diagnosis, _summary
 from pteforge.flows.run.examine import ModelDiagnosis
 from pteforge.flows.run.outcome import ModelOutcome, ZooOutcome
 from pteforge.tasks.results.delivered import Delivered, Failure
-from pteforge.tasks.results.diagnosis import Attempt, Cause, Diagnosis
+from pteforge.tasks.results.diagnosis import Cause, Diagnosis, Trace
 from pteforge.tests.flows.conftest import open_run
 
 HOSTILE = "x[/b]y\x1b]0;title\x07\x1b[2J\u202eevil\u2066\u200b\x9b\rz"
@@ -211,7 +211,7 @@ def test_prefects_page(lowered, workers):
 def test_findings(capfd):
     """Lines of a model's code, and messages of torch about it, are text wherever findings are shown."""
     finding = Cause("known cause", HOSTILE, (HOSTILE,), where=HOSTILE, code=HOSTILE)
-    attempts = Attempt(strict=False, problem=HOSTILE), Attempt(strict=True)
+    attempts = Trace(strict=False, problem=HOSTILE), Trace(strict=True)
     diagnosis = Diagnosis(HOSTILE, (HOSTILE,), False, attempts, (finding, replace(finding, only="strict")))
     failure = Failure(HOSTILE, HOSTILE, HOSTILE, bad_input=False, findings=(finding,))
     outcome = ModelOutcome(HOSTILE, (Delivered(HOSTILE, HOSTILE, "failed", failure=failure),))

@@ -19,7 +19,7 @@ from pteforge.tasks.backend.stages.edge import Edge
 from pteforge.tasks.engine.runner import StageCall, StageId
 from pteforge.tasks.results.delivered import Delivered, Failure
 from pteforge.tasks.results.figures import Case, Figures, Searched, Worst
-from pteforge.tasks.results.numerics import Ladder, Rung
+from pteforge.tasks.results.numerics import Rung, Rungs
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tasks.results.tables import rungs_of
 from rich.console import Console
@@ -237,8 +237,8 @@ def rung(name, ratio, specializations=(), method="forward", top1=None):
     return Rung(name, specializations, method, Worst(3, 0.5, 0.25, ratio, top1))
 
 
-PLAIN = Ladder((rung("exported", None), rung("quantized", 34.25, top1=0.875), rung("payload", 33.0, top1=0.75)))
-FAT = Ladder(
+PLAIN = Rungs((rung("exported", None), rung("quantized", 34.25, top1=0.875), rung("payload", 33.0, top1=0.75)))
+FAT = Rungs(
     (
         rung("exported", None),
         rung("exported", None, method="encode"),

@@ -15,7 +15,7 @@ from typing import Any
 
 from ....errors import Location, SourceError
 from .code import imported_module, parsed
-from .search import FoundModule, ModuleSearch, Origin
+from .search import FoundModule, ModuleOrigin, ModuleSearch
 
 
 def find_builder(builder: str, search: ModuleSearch) -> Path:
@@ -27,10 +27,10 @@ def find_builder(builder: str, search: ModuleSearch) -> Path:
     if found is None:
         raise SourceError(f"builder {builder!r}: {_missing_module(module, search)}")
     if found.path is None:
-        what = "part of Python" if found.origin is Origin.STDLIB else "a folder without __init__.py"
+        what = "part of Python" if found.origin is ModuleOrigin.STDLIB else "a folder without __init__.py"
         raise SourceError(f"builder {builder!r}: {module} is {what} and binds no names")
     below = any(found.path.is_relative_to(folder) for folder in search.python_path)
-    if below and found.origin is Origin.LOCAL and (hides := _loaded_before(module.partition(".")[0])):
+    if below and found.origin is ModuleOrigin.LOCAL and (hides := _loaded_before(module.partition(".")[0])):
         raise SourceError(
             f"builder {builder!r}: {found.path} is never imported, since {hides} has the same name; rename it"
         )

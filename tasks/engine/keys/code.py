@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from ....artifacts.digest import Digest, digest_bytes, digest_json
 from .loaded import source
-from .search import FoundModule, ModuleSearch, Origin
+from .search import FoundModule, ModuleOrigin, ModuleSearch
 
 PTEFORGE = __name__.partition(".")[0]  # the top-level package that this code is part of
 
@@ -118,7 +118,7 @@ def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = (
     def is_local(found: FoundModule) -> bool:
         if found.top == PTEFORGE:
             return root == PTEFORGE and found.path is not None and not only_carries(found.name, module)
-        return found.origin is Origin.LOCAL
+        return found.origin is ModuleOrigin.LOCAL
 
     closure = walk_imports([module, *watched], search, Scope(is_local, idle_parents=frozenset({PTEFORGE} & {root})))
     if root != PTEFORGE:
@@ -156,10 +156,10 @@ def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Cl
                 # `from package import name` may mean a submodule or anything else bound there.
                 unresolved.update([name] if required else [])
                 break
-            if found.origin is Origin.NAMESPACE:
+            if found.origin is ModuleOrigin.NAMESPACE:
                 continue
             if not scope.follow(found):
-                outside.update([top] if found.origin is not Origin.STDLIB else [])
+                outside.update([top] if found.origin is not ModuleOrigin.STDLIB else [])
                 break
             if prefix in modules or (prefix != name and top in scope.idle_parents):
                 continue

@@ -25,7 +25,7 @@ from weakref import WeakSet
 from ....artifacts.digest import Digest, digest_bytes, digest_file, digest_json
 from ....artifacts.records import Record
 from .code import JSON
-from .search import SITE_FOLDERS, ModuleSearch, Origin
+from .search import SITE_FOLDERS, ModuleOrigin, ModuleSearch
 
 ALL_VARIABLES = "os.environ"  # stands for all environment variables in `Observed.unwatched`
 
@@ -132,7 +132,7 @@ class Recorder:
         self._pythons = tuple(prefix for prefix in pythons if not any(root.startswith(prefix) for root in self._roots))
         self._not_reported = (*pythons, *_prefixes([_PACKAGE]), *_system_folders())
         self._search = ModuleSearch(tuple(python_path))
-        self._origins: dict[str, Origin] = {}  # by file name of code
+        self._origins: dict[str, ModuleOrigin] = {}  # by file name of code
         self._finding = threading.local()  # `origin`: whether this thread is looking for an origin
         self._files: dict[str, _Seen | None] = {}  # by path, as they were when they were first read
         self._folders: set[str] = set()
@@ -264,25 +264,25 @@ class Recorder:
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way takes ten times as long
         while frame:
             origin = self._origin(frame)
-            if origin is Origin.LOCAL:
+            if origin is ModuleOrigin.LOCAL:
                 return frame
-            if not anywhere and (origin is Origin.INSTALLED or frame.f_code.co_filename == _IMPORT_SYSTEM):
+            if not anywhere and (origin is ModuleOrigin.INSTALLED or frame.f_code.co_filename == _IMPORT_SYSTEM):
                 return None
             frame = frame.f_back
         return None
 
-    def _origin(self, frame: FrameType) -> Origin:
+    def _origin(self, frame: FrameType) -> ModuleOrigin:
         """Whose code a frame runs; this module's counts as the standard library's, the rest of ours as installed."""
         name = frame.f_code.co_filename
         if name not in self._origins:
             top = str(frame.f_globals.get("__name__")).partition(".")[0]
             ours = name.startswith(f"{_PACKAGE}{os.sep}") and not name.startswith(self._roots)
             if name == __file__ or name.startswith("<"):
-                self._origins[name] = Origin.STDLIB
+                self._origins[name] = ModuleOrigin.STDLIB
             else:
                 self._finding.origin = True  # reads lists of installed files, which the user's code did not ask for
                 try:
-                    self._origins[name] = Origin.INSTALLED if ours else self._search.origin_of(Path(name), top)
+                    self._origins[name] = ModuleOrigin.INSTALLED if ours else self._search.origin_of(Path(name), top)
                 finally:
                     self._finding.origin = False
         return self._origins[name]

@@ -27,7 +27,7 @@ _STDLIB = tuple(
 )
 
 
-class Origin(Enum):
+class ModuleOrigin(Enum):
     """Whose code a module is."""
 
     LOCAL = "local"  # the user's: its content counts
@@ -41,7 +41,7 @@ class FoundModule:
     """An importable module."""
 
     name: str  # dotted
-    origin: Origin
+    origin: ModuleOrigin
     path: Path | None  # its file; None for namespace packages and for modules built into Python
     locations: tuple[str, ...] | None  # folders of its submodules; None for a module that is not a package
 
@@ -76,14 +76,18 @@ class ModuleSearch:
             self._found[dotted] = self._find(dotted)
         return self._found[dotted]
 
-    def origin_of(self, path: Path, top: str) -> Origin:
+    def origin_of(self, path: Path, top: str) -> ModuleOrigin:
         for folder in self.python_path:
             if folder.name not in SITE_FOLDERS and path.is_relative_to(folder):
-                return Origin.LOCAL if SITE_FOLDERS.isdisjoint(path.relative_to(folder).parts) else Origin.INSTALLED
+                return (
+                    ModuleOrigin.LOCAL
+                    if SITE_FOLDERS.isdisjoint(path.relative_to(folder).parts)
+                    else ModuleOrigin.INSTALLED
+                )
         if not SITE_FOLDERS.isdisjoint(path.parts):
             # A file that was put there by hand has no version, so its content has to count.
-            return Origin.INSTALLED if distributions_of(top) else Origin.LOCAL
-        return Origin.STDLIB if any(path.is_relative_to(folder) for folder in _STDLIB) else Origin.LOCAL
+            return ModuleOrigin.INSTALLED if distributions_of(top) else ModuleOrigin.LOCAL
+        return ModuleOrigin.STDLIB if any(path.is_relative_to(folder) for folder in _STDLIB) else ModuleOrigin.LOCAL
 
     def entries(self) -> list[str]:
         environment = sys.path if self.sys_path is None else self.sys_path
@@ -96,7 +100,7 @@ class ModuleSearch:
             if leaf in sys.builtin_module_names or FrozenImporter.find_spec(leaf):
                 spec = FrozenImporter.find_spec(leaf)
                 locations = spec.submodule_search_locations if spec else None
-                return FoundModule(dotted, Origin.STDLIB, None, None if locations is None else tuple(locations))
+                return FoundModule(dotted, ModuleOrigin.STDLIB, None, None if locations is None else tuple(locations))
             return self._from_spec(dotted, _spec(dotted, leaf, self.entries(), top=True))
         package = self.find(parent)
         if package is None or package.locations is None or not leaf:
@@ -109,7 +113,7 @@ class ModuleSearch:
         # Listed now: a namespace's locations look at sys.path again each time they are read.
         locations = None if spec.submodule_search_locations is None else tuple(spec.submodule_search_locations)
         if spec.origin is None or not spec.has_location:
-            return None if locations is None else FoundModule(dotted, Origin.NAMESPACE, None, locations)
+            return None if locations is None else FoundModule(dotted, ModuleOrigin.NAMESPACE, None, locations)
         path = Path(spec.origin)
         return FoundModule(dotted, self.origin_of(path, dotted.partition(".")[0]), path, locations)
 

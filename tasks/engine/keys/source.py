@@ -18,7 +18,7 @@ from ..stage import CallableParams, Params
 from .code import JSON, PTEFORGE, file_digest, module_closure, read_module
 from .inputs import input_fields, is_input, numbered
 from .loaded import module_file
-from .search import ModuleSearch, Origin, distribution_versions
+from .search import ModuleOrigin, ModuleSearch, distribution_versions
 
 if TYPE_CHECKING:
     from ..runner import StageCall
@@ -86,7 +86,7 @@ def observed_modules(
     observed = set()
     for name, path in loaded_files(before):
         top = name.partition(".")[0]
-        if top != PTEFORGE and search.origin_of(path, top) is Origin.LOCAL:
+        if top != PTEFORGE and search.origin_of(path, top) is ModuleOrigin.LOCAL:
             located = search.locate(name)
             observed.add(name if located and located.resolve() == path.resolve() else str(path))
     return tuple(sorted(observed))
@@ -100,7 +100,9 @@ def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> t
     search = ModuleSearch(python_path)
     tops = {(name.partition(".")[0], path) for name, path in loaded_files(before)}
     loaded_before = {name.partition(".")[0] for name in before}
-    return tuple(sorted({top for top, path in tops if search.origin_of(path, top) is Origin.INSTALLED} - loaded_before))
+    return tuple(
+        sorted({top for top, path in tops if search.origin_of(path, top) is ModuleOrigin.INSTALLED} - loaded_before)
+    )
 
 
 def loaded_files(before: Container[str]) -> Iterator[tuple[str, Path]]:

@@ -43,7 +43,7 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
         from ...targets.find import find_target
         from ...usercode.inputs import stored_cases
         from ...verify.running import ExpectedCall, Loadable
-        from ..payload_search import Bench, PayloadSearch
+        from ..payload_search import PartLowering, PayloadSearch
 
         find_target(params.target.name, params.target.options).partitioners()  # its imports register the backends
         path, data = write_delivered(inputs.payload, inputs.data, work)
@@ -52,7 +52,7 @@ class BisectPayload(stage.Stage, name="bisect_payload"):
         search = PayloadSearch(
             load_program(inputs.program, work.store),
             [case.inputs for case in cases[: params.inputs]],
-            Bench(work.scratch, params.lowerings),
+            PartLowering(work.scratch, params.lowerings),
             params.least_db,
             params.drop_db,
         )

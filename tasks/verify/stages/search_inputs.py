@@ -38,7 +38,7 @@ class SearchInputs(stage.Stage, name="search_inputs"):
         """Runs every payload whose backends this machine's runtime has."""
         from ...programs.program import load_program
         from ...programs.values import load_value, save_value
-        from ..adversarial import Box, Judge, Search
+        from ..adversarial import Box, Judge, WorstInputs
         from ..running import Loadable, StoredProgram, runnable_payloads
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
@@ -58,6 +58,6 @@ class SearchInputs(stage.Stage, name="search_inputs"):
             judge = judges[method] = Judge(method, reference, params.bounds, stored.get("rounding", ""))
             exported = load_program(inputs.exported[method], work.store)
             boxes[method] = Box(signatures[method], exported, stored, judge)
-        searched, found = Search(payloads, boxes, judges, params.asked, work.progressed).run()
+        searched, found = WorstInputs(payloads, boxes, judges, params.asked, work.progressed).run()
         kept = found and save_value(found._asdict(), kind="examples/found", store=work.store)
         return SearchInputs.Outputs(searched=work.store.put_json("finding", searched.to_json()), inputs=kept)

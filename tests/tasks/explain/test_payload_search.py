@@ -13,7 +13,7 @@ from pteforge.configs.recipe import CompileOptions
 from pteforge.tasks.backend import emission
 from pteforge.tasks.backend.delegates import link_delegates, preprocess_all
 from pteforge.tasks.backend.exir import to_edge_program, to_partitioned_program
-from pteforge.tasks.explain.payload_search import Bench, PayloadSearch, copy_program
+from pteforge.tasks.explain.payload_search import PartLowering, PayloadSearch, copy_program
 from pteforge.tasks.quantize import pt2e
 from pteforge.tasks.targets import TargetParams
 from pteforge.tasks.targets.find import find_target
@@ -44,7 +44,7 @@ def search(tmp_path):
             return outputs
 
         limits = {"least_db": 84, "drop_db": 6} | bounds
-        return PayloadSearch(program, [[x]], Bench(tmp_path, lowerings), **limits).losses(run_payload)
+        return PayloadSearch(program, [[x]], PartLowering(tmp_path, lowerings), **limits).losses(run_payload)
 
     return run
 

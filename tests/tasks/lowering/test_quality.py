@@ -5,14 +5,14 @@ import math
 
 import pytest
 from pteforge.configs.verification import VerifyBounds
-from pteforge.tasks.results.accuracy import Attempt, FoundLayers, next_count, rank_layers
+from pteforge.tasks.results.accuracy import FoundLayers, ScoredFile, next_count, rank_layers
 from pteforge.tasks.results.figures import Worst
-from pteforge.tasks.results.numerics import Ladder, NodeLoss, NodeLosses, Rung, find_loss
+from pteforge.tasks.results.numerics import NodeLoss, NodeLosses, Rung, Rungs, find_loss
 
 
 def ladder(**decibels):
     """A ladder of one method; None: the rung could not be run, 0: it equals eager."""
-    return Ladder(tuple(rung(name, ratio) for name, ratio in decibels.items()))
+    return Rungs(tuple(rung(name, ratio) for name, ratio in decibels.items()))
 
 
 def rung(name, ratio, specializations=(), method="forward"):
@@ -58,7 +58,7 @@ def test_reasons():
     assert find_loss(ladder(exported=0, quantized=34.0), LOOSE, drop_db=60) is None
 
 
-FAT = Ladder(
+FAT = Rungs(
     (
         rung("exported", 0),
         rung("exported", 0, method="encode"),
@@ -88,7 +88,7 @@ def test_ways():
 def test_json_round_trip():
     """Ladders and nodes survive JSON, as they are stored; None and text among them."""
     rungs = json.loads(json.dumps([rung.to_json() for rung in FAT.rungs]))
-    assert Ladder(Rung.found(rungs)) == FAT
+    assert Rungs(Rung.found(rungs)) == FAT
     worst = Worst(2, 0.5, 0.25, None, 0.75)
     nodes = NodeLosses(
         (
@@ -108,7 +108,7 @@ def search(needed, ranked):
     attempts = []
     while (count := next_count(attempts, ranked)) is not None:
         assert count not in [attempt.layers for attempt in attempts]
-        attempts.append(Attempt(count, 0.5, count >= needed))
+        attempts.append(ScoredFile(count, 0.5, count >= needed))
     return attempts
 
 

@@ -11,7 +11,7 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
-from pteforge.tasks.results.accuracy import AccuracyReport, Attempt, FoundLayers, Score, Scores
+from pteforge.tasks.results.accuracy import AccuracyReport, FoundLayers, Score, ScoredFile, Scores
 from pteforge.tasks.results.costs import MemoryUse, TimeShare, Timing
 from pteforge.tasks.results.delegation import NOT_TAKEN, MethodWork, OutsideCalls, format_share
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
@@ -52,7 +52,7 @@ MADE = Delivered(
         MemoryUse("", "forward", (100, 20), "board", "example", "1x8", 10, 2, 16, 4, 30, 20),
         Rung("edge", ("xnnpack",), "forward", WORST),
         Quantization({"int8": 10}, 10, 8, (LeftWeight("w", ("aten.mm",), 2, "because"),), "forward"),
-        FoundLayers(("head",), ("head",), 3, (Attempt(1, 0.75, passes=True),), 4000),
+        FoundLayers(("head",), ("head",), 3, (ScoredFile(1, 0.75, passes=True),), 4000),
         Searched(20.0, 214, 3, 1, Case("forward", "searched [3, 17], one-hot", 0, 1e-3, 1e-4, 61.2)),
         Timing("", "forward", "host", "cpu", 0.1, 0.1, 0.01, 0.02, 9, 5, (TimeShare("aten::mm.out", 0.5, 1),)),
     ),

@@ -177,11 +177,11 @@ def test_separate_exports(graphs):
 def test_origin(graphs):
     """A node knows the path of its module, and the line of the model's own code, not of torch's."""
     import networks
-    from pteforge.tasks.programs.graphs import Origin, origin_of
+    from pteforge.tasks.programs.graphs import NodeOrigin, origin_of
 
     before, _ = graphs(networks.Square(), 3, 3)
     (linear,) = (node for node in before.nodes if node.name == "linear")
     code = Path(networks.__file__).read_text().splitlines()
     line = code.index("        return torch.nn.functional.gelu(self.square(values))") + 1
-    assert origin_of(linear) == Origin("square", f"networks.py:{line} in forward")
-    assert origin_of(next(iter(before.nodes))) == Origin()
+    assert origin_of(linear) == NodeOrigin("square", f"networks.py:{line} in forward")
+    assert origin_of(next(iter(before.nodes))) == NodeOrigin()

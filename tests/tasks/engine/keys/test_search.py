@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from pteforge.tasks.engine.keys.search import ModuleSearch, Origin
+from pteforge.tasks.engine.keys.search import ModuleOrigin, ModuleSearch
 
 EDITABLE = """
 import json, os, site, sys, zipfile
@@ -28,10 +28,10 @@ print(json.dumps([one and [one.origin.value, str(one.path)] for one in found] + 
 @pytest.mark.parametrize(
     ("name", "origin"),
     [
-        *((name, Origin.STDLIB) for name in ("sys", "os", "json", "json.decoder", "math")),
-        *((name, Origin.INSTALLED) for name in ("yaml", "_pytest.config", "numpy.linalg")),
-        *((name, Origin.INSTALLED) for name in ("torch.nn.functional", "google.protobuf")),
-        ("google", Origin.NAMESPACE),
+        *((name, ModuleOrigin.STDLIB) for name in ("sys", "os", "json", "json.decoder", "math")),
+        *((name, ModuleOrigin.INSTALLED) for name in ("yaml", "_pytest.config", "numpy.linalg")),
+        *((name, ModuleOrigin.INSTALLED) for name in ("torch.nn.functional", "google.protobuf")),
+        ("google", ModuleOrigin.NAMESPACE),
     ],
 )
 def test_modules_of_the_environment(name, origin):
@@ -58,19 +58,19 @@ def test_python_path_comes_first_and_in_order(write_tree, tmp_path):
     paths = {"yaml": "one/yaml.py", "a": "one/a.py", "pkg": "two/pkg/__init__.py", "pkg.b": "two/pkg/b.py"}
     found = {name: search.find(name) for name in paths}
     assert {name: module.path.relative_to(tmp_path).as_posix() for name, module in found.items()} == paths
-    assert {module.origin for module in found.values()} == {Origin.LOCAL}
+    assert {module.origin for module in found.values()} == {ModuleOrigin.LOCAL}
     assert (found["pkg"].package, found["pkg.b"].package, found["a"].package) == ("pkg", "pkg", "")
 
 
 @pytest.mark.parametrize(
     ("file", "folders", "name", "origin"),
     [
-        ("sys.py", ["."], "sys", Origin.STDLIB),  # modules that Python loads at its start cannot be replaced
-        ("os.py", ["."], "os", Origin.STDLIB),
-        ("venv/lib/site-packages/yaml/__init__.py", [".", "venv/lib/site-packages"], "yaml", Origin.INSTALLED),
+        ("sys.py", ["."], "sys", ModuleOrigin.STDLIB),  # modules that Python loads at its start cannot be replaced
+        ("os.py", ["."], "os", ModuleOrigin.STDLIB),
+        ("venv/lib/site-packages/yaml/__init__.py", [".", "venv/lib/site-packages"], "yaml", ModuleOrigin.INSTALLED),
         # A file that somebody put there by hand has no version, so its content has to count.
-        ("site-packages/handmade_module.py", ["site-packages"], "handmade_module", Origin.LOCAL),
-        ("site-packages/acme/zoo/yaml.py", ["site-packages/acme/zoo"], "yaml", Origin.LOCAL),
+        ("site-packages/handmade_module.py", ["site-packages"], "handmade_module", ModuleOrigin.LOCAL),
+        ("site-packages/acme/zoo/yaml.py", ["site-packages/acme/zoo"], "yaml", ModuleOrigin.LOCAL),
     ],
 )
 def test_origins_within_the_search_path(write_tree, file, folders, name, origin):
