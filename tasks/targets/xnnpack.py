@@ -80,6 +80,9 @@ class XnnpackQuantizerOptions(Scales):
     """Options of XNNPACK's quantizer: symmetric int8.
 
     Attributes:
+        per_channel: weights have a scale for each output channel instead of one for all.
+        dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
+            convolutions in one and two dimensions that have several input channels in a group.
         rules: other options for some modules or operators. Those of modules by name come first, then those by type.
         only_rules: leave everything that no rule names in floating point.
     """
