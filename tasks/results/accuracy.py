@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from ...artifacts.records import Record
 from .finding import Fact, Finding
-from .numerics import NodeLosses
 
 if TYPE_CHECKING:
     from .delivered import Delivered
+    from .numerics import NodeLosses
 
 FOUND = ".found.yaml"  # ending of the name of a recipe that a search has found
 
