@@ -2,8 +2,7 @@
 
 import pytest
 from pteforge.tasks.backend.stages.edge import Edge
-from pteforge.tasks.results.numerics import Ladder as Rungs
-from pteforge.tasks.results.numerics import Rung
+from pteforge.tasks.results.numerics import Rung, Rungs
 from pteforge.tasks.verify.stages.ladder import Ladder, RungParams
 from pteforge.tests.lowering import recipe
 
