@@ -217,13 +217,13 @@ def _packet(node: Node) -> Any:
 
 
 def _is_quantizable(node: Node) -> bool:
-    """Whether a node is float32, or no tensor.
+    """Whether a node is float32 or float16, or no tensor.
 
-    Upstream takes integers, too ("histogram_cpu" not implemented for 'Long'), also with numbers, and other floating
-    point ("Expecting input to have dtype torch.float32").
+    Upstream takes integers, too ("histogram_cpu" not implemented for 'Long'), also with numbers, and float64
+    ("Expecting input to have dtype torch.float32").
     """
     value = node.meta.get("val")
-    return not isinstance(value, torch.Tensor) or value.dtype is torch.float32
+    return not isinstance(value, torch.Tensor) or value.dtype in (torch.float32, torch.float16)
 
 
 def _biases(model: GraphModule) -> Iterator[tuple[Node, Node, torch.Tensor]]:
