@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
@@ -172,7 +173,7 @@ _AnyParams = Params  # within `Stage`, the name means the stage's own
 class Stage:
     """One step of the lowering: pure, so that its outputs can be found again by key.
 
-    A subclass is one file in the folder `stages` of a room of `tasks`, and has a name of its own
+    A subclass is one file in a folder `stages` below `tasks`, and has a name of its own
     (``class Edge(Stage, name="edge")``), the nested classes `Params`, `Inputs` and `Outputs`, and a body that reads its
     inputs and its params and nothing else.
     """
@@ -220,12 +221,14 @@ class Stage:
         raise NotImplementedError
 
 
-_ROOMS = Path(__file__).parents[1]
+_TASKS = Path(__file__).parents[1]
 
 
+@cache
 def find_stage(name: str) -> type[Stage]:
     """The stage of a name: the class in its module; ImportError where there is none."""
-    room = next((path.parents[1].name for path in _ROOMS.glob(f"*/stages/{name}.py")), "engine")
-    module = importlib.import_module(f"..{room}.stages.{name}", __package__)
+    # "engine" has no stages, so importing from there says that there is no such module.
+    folder = next((path.parents[1].name for path in _TASKS.glob(f"*/stages/{name}.py")), "engine")
+    module = importlib.import_module(f"..{folder}.stages.{name}", __package__)
     classes = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Stage))
     return next(stage for stage in classes if getattr(stage, "name", "") == name)

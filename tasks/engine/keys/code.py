@@ -25,7 +25,7 @@ CARRIERS = (
 )
 """Modules and packages below pteforge that only pass values between users, stages and the store, or show results.
 
-An asterisk stands for one room. Their code is no part of any key; the values that they pass on are: a stage's params,
+An asterisk stands for one name. Their code is no part of any key; the values that they pass on are: a stage's params,
 and the digests of its inputs. `tests/tasks/engine/keys/test_carriers.py` guards the bytes that they write for stages
 (canonical JSON, manifests, refs, params as JSON) with literal bytes. A stage's own module counts; other stages, which
 it may import for their params, do not.
