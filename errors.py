@@ -5,6 +5,7 @@ PteforgeError
 |   +-- ConfigError             a YAML file, a --set or a field of one; names file, line, column, field
 |   +-- SourceError             a model's source: builder, example inputs, .pt2 file
 |   +-- TargetError             unknown target, unavailable target, unusable option or operator
+|   +-- ToolchainError          the installed torch or ExecuTorch lacks what is needed
 |   +-- FileFormatError         bytes that are not the expected file format (.pte, .pt2)
 |   +-- NoPayloadFits           no payload of a fat file can run on this machine
 +-- StoreError              the store or the ledger
@@ -119,6 +120,10 @@ class SourceError(InputError):
 
 class TargetError(InputError):
     """A target, one of its options, or an operator named in a recipe is unknown or not available here."""
+
+
+class ToolchainError(InputError):
+    """The installed torch or ExecuTorch lacks something that is needed."""
 
 
 class FileFormatError(InputError):

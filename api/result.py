@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from executorch.devtools.backend_debug import get_delegation_info
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from ..artifacts.files import replace_file
 from ..artifacts.local_store import LocalStore
@@ -44,6 +43,7 @@ from ..tasks.results.figures import Figures
 from ..tasks.results.numerics import DROP_DB
 from ..tasks.results.quantization import Quantization
 from ..tasks.results.tables import Table, in_html
+from ..tasks.upstream.compat import pytree
 from ..tasks.verify.stages.verify import Verify
 from .source import LiveSource
 

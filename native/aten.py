@@ -10,7 +10,6 @@ import torch
 from executorch.exir.backend.utils import tag_constant_data
 from executorch.exir.sym_util import eval_upper_bound
 from executorch.exir.tensor import TensorSpec as ExirTensorSpec
-from torch._export.verifier import Verifier
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import GraphModule, Node
@@ -18,6 +17,7 @@ from torch.fx import GraphModule, Node
 from ..errors import PteforgeError
 from ..formats.pte.contents import InstructionCounts, Method, TensorSpec, ValueSpec
 from ..tasks.programs.graphs import inline_scalar, scalar_constant
+from ..tasks.upstream.compat import Verifier
 from .support import branch_nodes, inner_module, unwrapped
 
 _CONSTANT = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}

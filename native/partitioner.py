@@ -7,7 +7,6 @@ from typing import final
 
 import torch
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
-from executorch.exir.graph_module import get_control_flow_submodules
 from pydantic import ValidationError
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -19,6 +18,7 @@ from ..errors import TargetError
 from ..tasks.backend.delegates import find_backend
 from ..tasks.backend.exir import KeptOperators
 from ..tasks.programs.graphs import find_operators
+from ..tasks.upstream.compat import get_control_flow_submodules
 from .aten import tag_constants
 from .backend import NfatBackend
 from .settings import Settings, resolve, to_compile_specs

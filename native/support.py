@@ -7,16 +7,15 @@ from collections.abc import Collection, Iterator
 
 import torch
 from executorch.exir.delegate import executorch_call_delegate
-from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.runtime import Runtime
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.passes.operator_support import OperatorSupportBase
-from torch.utils import _pytree as pytree
 
 from ..formats.pte.reader import read_pte
 from ..tasks.programs.graphs import graph_modules, scalar_constant
+from ..tasks.upstream.compat import EdgeOpOverload, pytree
 
 NON_CORE_OPERATORS = ("aten.linear.default", "aten.matmul.default", "aten.scaled_dot_product_attention.default")
 """Operators outside core ATen that are kept whole for specializations. The fallback decomposes them."""

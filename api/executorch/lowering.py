@@ -6,17 +6,16 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.export import LoweringRecipe, StageType
-from torch._ops import OpOverload
 
 from ...configs.base import TARGET_SEPARATOR
 from ...configs.recipe import EdgeManagerPass, EdgeOptions, EdgePass, MethodOptions, Specialization
 from ...errors import ConfigError
 from ...tasks.targets.find import find_target, find_target_class, target_names
 from ...tasks.targets.vulkan import VulkanOptions
+from ...tasks.upstream.compat import ALL_PARTITIONER_CONFIGS, OpOverload
 
 _FIELD = "lowering_recipe.partitioners"
 _PASSES = "lowering_recipe.edge_transform_passes"
@@ -206,9 +205,8 @@ def operator_name(given: Any, field: str) -> str:
 
 
 def _coreml(given: Any, field: str) -> Specialization:
-    from executorch.backends.apple.coreml.compiler import CoreMLBackend  # noqa: PLC0415 - needs coremltools
-
     from ...tasks.targets.coreml import CoreMlOptions  # noqa: PLC0415 - as above
+    from ...tasks.upstream.compat import CoreMLBackend  # noqa: PLC0415 - needs coremltools
 
     specs = given.delegation_spec.compile_specs
     if unknown := sorted({spec.key for spec in specs} - _COREML_SPECS):

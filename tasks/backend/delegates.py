@@ -12,8 +12,6 @@ from fnmatch import fnmatchcase
 
 import torch
 from executorch.exir import ExecutorchProgramManager
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
-from executorch.exir._serialize.data_serializer import DataPayload
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule
@@ -30,6 +28,7 @@ from ..engine.stage import Workspace
 from ..programs.delegates import DelegateResult, keep_named_data, named_data_stored
 from ..programs.graphs import SHARED, lowered_modules
 from ..programs.payload import save_data_file
+from ..upstream.compat import DataPayload, NamedDataStoreOutput
 from ..upstream.exir import declared_bounds
 from .exir import split_compile_specs
 

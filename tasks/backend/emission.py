@@ -14,19 +14,14 @@ from types import MappingProxyType
 import torch
 from executorch.devtools.etrecord import generate_etrecord
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig
-from executorch.exir._serialize._serialize import serialize_for_executorch
 from executorch.exir.delegate import executorch_call_delegate
-from executorch.exir.dialects._ops import ops
-from executorch.exir.graph_module import get_control_flow_submodules
 from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
 from executorch.exir.pass_manager import PassType
 from executorch.exir.passes import MemoryPlanningPass, ToOutVarPass
 from executorch.exir.passes.propagate_device_config import PropagateDeviceConfig
 from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass, HintBasedSymShapeEvalPass
-from executorch.exir.print_program import _stacktrace_to_framelist
 from executorch.exir.program import ExecutorchProgramManager
 from executorch.exir.schema import DelegateCall, FrameList, Instruction, KernelCall, Operator
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -35,6 +30,13 @@ from ...configs.recipe import CompileOptions
 from ..engine.stage import Workspace
 from ..programs.graphs import find_edge_operators, graph_modules, inline_scalar, origin_of, scalar_constant
 from ..programs.program import load_program
+from ..upstream.compat import (
+    OpOverload,
+    _stacktrace_to_framelist,
+    exir_ops,
+    get_control_flow_submodules,
+    serialize_for_executorch,
+)
 from ..upstream.exir import declared_bounds
 from ..upstream.exir_emission import constants_once, constants_viewed, copy_results_of_cond, floor_remainders
 from . import kernels  # noqa: F401 - the forms of quantized operators that files name
@@ -276,7 +278,7 @@ def _inline_scalars(module: GraphModule) -> None:
     for branch in branches:
         for node in branch.graph.find_nodes(op="get_attr"):
             if (value := scalar_constant(branch, node)) is not None:
-                inline_scalar(node, value, ops.edge.aten.full.default)
+                inline_scalar(node, value, exir_ops.edge.aten.full.default)
 
 
 def _sources(module: GraphModule) -> dict[str, list[dict[str, str]]]:

@@ -12,8 +12,6 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.pass_base import ExportedProgramPassBase
 from executorch.exir.pass_manager import ExportedProgramPassManager, PassType
-from executorch.exir.program import _program
-from executorch.exir.program._fake_program import get_fake_program
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -22,10 +20,11 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...errors import StoreError, first_line
 from ..programs.binding import REFUSED, is_graph
-from ..programs.graphs import affine_calls, decompose_affine, exclude_from_partitions, find_operators
+from ..programs.graphs import affine_calls, decompose_affine, find_operators
 from ..programs.program import load_graph, load_program, save_graph, save_program
-from ..upstream.exir import declared_bounds, no_idle_decompositions, take_numbers_as_tensors
-from ..upstream.torch_lowering import WeightRead, no_weight_reads
+from ..programs.weight_reads import WeightRead, no_weight_reads
+from ..upstream.compat import edge_manager_module, get_fake_program
+from ..upstream.exir import declared_bounds, exclude_from_partitions, no_idle_decompositions, take_numbers_as_tensors
 from .stages.edge import Edge
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
@@ -54,7 +53,7 @@ def to_edge_program(
     """
     take_numbers_as_tensors(program)
     with no_idle_decompositions():
-        manager = _program._gen_edge_manager_for_partitioners(  # noqa: SLF001 - see the module's docstring
+        manager = edge_manager_module._gen_edge_manager_for_partitioners(  # noqa: SLF001 - see the module's docstring
             {_METHOD: [_Keeping(own, partitioners[after:]) for after, own in enumerate(partitioners, start=1)]},
             {_METHOD: program},
             config,
@@ -127,7 +126,7 @@ class _Keeping(WrappedPartitioner):
         kept = dict.fromkeys(operators)
         for partitioner in self._later:
             theirs, check = partitioner.ops_to_not_decompose(ep)
-            theirs = _program._remove_invalid_ops_for_not_decompose(theirs)  # noqa: SLF001 - as above
+            theirs = edge_manager_module._remove_invalid_ops_for_not_decompose(theirs)  # noqa: SLF001 - as above
             nodes = (node for node in ep.graph.nodes if node.op == "call_function" and node.target in theirs)
             kept |= dict.fromkeys(node.target for node in nodes if check is None or check(node))
         return list(kept), None
@@ -146,9 +145,9 @@ def check_preserved_operators_found_delegates(
     for partitioner in partitioners:
         operators, supported = partitioner.ops_to_not_decompose(program)
         if supported is not None:
-            operators = _program._remove_invalid_ops_for_not_decompose(operators)  # noqa: SLF001 - as above
+            operators = edge_manager_module._remove_invalid_ops_for_not_decompose(operators)  # noqa: SLF001 - as above
         kept |= set(operators)
-        _program._sanity_check_graph_for_non_decomp_ops(  # noqa: SLF001 - as above
+        edge_manager_module._sanity_check_graph_for_non_decomp_ops(  # noqa: SLF001 - as above
             _METHOD, program, kept, supported, partitioner_name=type(partitioner).__name__, generate_error=True
         )
     if config._check_ir_validity:  # noqa: SLF001 - exir gives this public option a private name

@@ -7,17 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from executorch.exir import schema
-from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program, _program_to_flatbuffer
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
-from executorch.exir._serialize._program import (
-    PTEFile,
-    _ExtendedHeader,
-    _insert_flatbuffer_header,
-    serialize_pte_binary,
-)
-from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
-from executorch.exir._serialize.padding import aligned_size, pad_to
-from executorch.exir.emit._emitter import _Emitter
 from executorch.extension.flat_tensor.serialize.serialize import FlatTensorConfig, FlatTensorSerializer
 
 from ...artifacts.files import new_file
@@ -27,7 +16,21 @@ from ...formats.pte.buckets import BUCKETS
 from ...formats.pte.contents import METADATA_PREFIX, SIZES, Method, PteFile, TensorSpec, ValueSpec
 from ...formats.pte.metadata import MetadataValue, constant_method, encode_value, metadata_of, returning_methods
 from ...formats.pte.reader import map_file, read_pte
-from ..programs.delegates import ViewedData
+from ..upstream.compat import (
+    DataEntry,
+    DataPayload,
+    NamedDataStoreOutput,
+    PTEFile,
+    _Emitter,
+    _ExtendedHeader,
+    _flatbuffer_to_program,
+    _insert_flatbuffer_header,
+    _program_to_flatbuffer,
+    aligned_size,
+    pad_to,
+    serialize_pte_binary,
+)
+from ..upstream.exir_emission import ViewedData
 
 
 def named_blobs(packed: PackedContainer) -> NamedDataStoreOutput:

@@ -11,8 +11,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ..programs.graphs import KEPT, calls_of, graph_modules, lowered_modules
+from ..programs.graphs import calls_of, graph_modules, lowered_modules
 from ..results.delegation import NOT_TAKEN
+from ..upstream.exir import KEPT
 
 _PRODUCTS = re.compile(r"\b(addmm|baddbmm|mm|bmm|matmul|linear\w*)\b")
 

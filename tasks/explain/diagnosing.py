@@ -18,14 +18,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import torch
-from torch import _guards
-from torch._dynamo import explain, reset
-from torch._dynamo.exc import Unsupported
-from torch._logging._internal import DTRACE_ENV_VAR
-from torch._logging.structured import INTERN_TABLE
-from torch.export import Dim, ExportedProgram, _draft_export
-from torch.export._draft_export import CaptureStructuredTrace, DraftExportReport, FailureReport, FailureType
-from torch.utils import _pytree as pytree
+from torch.export import Dim, ExportedProgram
 
 from ...configs.model import MethodDefinition
 from ...errors import SourceError
@@ -35,6 +28,20 @@ from ..export.sizes import asked_sizes
 from ..programs.weights import weights_on_use
 from ..results.causes import known_causes
 from ..results.diagnosis import Cause, Diagnosis, Mode, Trace, without_advice
+from ..upstream.compat import (
+    DTRACE_ENV_VAR,
+    INTERN_TABLE,
+    CaptureStructuredTrace,
+    DraftExportReport,
+    FailureReport,
+    FailureType,
+    Unsupported,
+    draft_export,
+    dynamo_explain,
+    dynamo_reset,
+    guards,
+    pytree,
+)
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with_shapes
@@ -96,7 +103,7 @@ def diagnose_method(
         fixes = () if recurrent else _fixes(errors, name, method, shapes)
         attempts = tuple(frames.attempt(mode, error) for mode, error in errors.items())
         causes = list(_modes(attempts, strict=strict))
-        with mock.patch.object(torch.export, "export", _draft_export.draft_export):  # for just what `export` is given
+        with mock.patch.object(torch.export, "export", draft_export.draft_export):  # for just what `export` is given
             drafted = _exported(name, method, shapes, strict=False, drafted=True)
         if isinstance(drafted, ExportedProgram):
             only: Mode | None = "non-strict" if attempts[True].exported else None
@@ -118,7 +125,7 @@ def _exported(
     name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, drafted: bool = False
 ) -> ExportedProgram | Exception:
     """A program, or what torch raised, or the SourceError that says what is wrong with it."""
-    reset()
+    dynamo_reset()
     try:
         if drafted:
             return export_method(name, method, shapes, strict=strict)
@@ -141,9 +148,9 @@ def _quiet(scratch: Path) -> Iterator[None]:
     with (
         contextlib.ExitStack() as stack,
         mock.patch.dict(os.environ, {DTRACE_ENV_VAR: str(scratch)}),
-        mock.patch.object(_draft_export, "CaptureStructuredTrace", capture),
-        mock.patch.object(_draft_export.log, "disabled", new=True),
-        mock.patch.object(_guards.log, "disabled", new=True),  # strict mode logs the guards that do not hold
+        mock.patch.object(draft_export, "CaptureStructuredTrace", capture),
+        mock.patch.object(draft_export.log, "disabled", new=True),
+        mock.patch.object(guards.log, "disabled", new=True),  # strict mode logs the guards that do not hold
         torch.no_grad(),
         weights_on_use(),
     ):
@@ -402,9 +409,9 @@ def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) ->
     """Lines that strict mode cannot trace: that of the error, and those that `explain` finds after it."""
     yield _graph_break(str(error), *frames.of_error(error))
     with contextlib.suppress(Exception):  # `explain` goes on after breaks, in code that may not be prepared for it
-        reset()
+        dynamo_reset()
         module = copy_module(method.module)
-        for reason in explain(module)(*method.example_inputs[0]).break_reasons:
+        for reason in dynamo_explain(module)(*method.example_inputs[0]).break_reasons:
             if reason.graph_break:
                 yield _graph_break(reason.reason, *frames.of_stack(_summaries(reason.user_stack)))
 

@@ -10,13 +10,13 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch.fx import Graph, Node
 
 from ...errors import VerificationFailed
 from ..programs.graphs import NodeOrigin, calls_of, module_path
 from ..results.figures import Case, worst_of
 from ..results.numerics import NodeLoss
+from ..upstream.compat import EdgeOpOverload
 from ..verify.compare import compare
 from ..verify.running import StoredProgram
 

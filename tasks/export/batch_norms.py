@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from executorch.backends.transforms.utils import delete_constant_placeholder, get_param_tensor, set_param_tensor
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
+
+from ..upstream.compat import (
+    delete_constant_placeholder,
+    get_param_tensor,
+    is_non_overlapping_and_dense_or_false,
+)
+from ..upstream.torch_export import set_constant
 
 _ATEN = torch.ops.aten
 _TRANSPOSED = (_ATEN.conv_transpose1d, _ATEN.conv_transpose2d, _ATEN.conv_transpose3d)
@@ -96,7 +101,7 @@ def _fold(program: ExportedProgram, foldable: FoldableNorm) -> None:
         else:
             folded = fuse_conv_bn_weights(*tensors, transpose=_is_transposed(layer))
     for node, tensor in zip((of_layer["weight"], foldable.bias), folded, strict=True):
-        set_param_tensor(program, node, tensor.detach())
+        set_constant(program, node, tensor.detach())
     output = norm if norm.target is _NORMS[0] else next(iter(norm.users))
     layer.args = (*layer.args[:2], foldable.bias, *layer.args[3:])
     output.replace_all_uses_with(layer)

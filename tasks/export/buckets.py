@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.dynamic_shapes import _DerivedDim
-from torch.utils import _pytree as pytree
 
 from ...configs.base import did_you_mean
 from ...configs.model import MethodDefinition, ModelDefinition
 from ...errors import SourceError, VerificationFailed
 from ...formats.pte.buckets import Bucket
+from ..upstream.compat import _DerivedDim, pytree
 from ..usercode.inputs import fit_sizes
 from ..usercode.model_source import by_name
 from .eager import agrees_with_eager, run_eager, written_buffers

@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from ...configs.model import ModelDefinition
 from ...configs.verification import VerifyBounds
 from ...errors import SourceError, first_line
 from ..programs.weights import weights_on_use
 from ..results.figures import disagreements, violations
+from ..upstream.compat import OpOverload, pytree
 from ..usercode.inputs import (
     DRAWS,
     StoredCase,

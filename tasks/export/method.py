@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from executorch.exir.tensor import layout_enum, scalar_type_enum
 from torch.export import Dim, ExportedProgram
-from torch.utils import _pytree as pytree
 
 from ...artifacts.digest import Digest, digest_bytes
 from ...configs.model import MethodDefinition, ModelDefinition
 from ...errors import SourceError
 from ..programs.weights import content_of
+from ..upstream.compat import pytree
 from ..upstream.torch_export import comparable_strides, uncompared_masks
 from ..usercode.inputs import check_bounded, check_fits
 from ..usercode.model_source import BuiltModel, by_name

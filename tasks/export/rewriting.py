@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own abbreviation
-from executorch.backends.transforms.utils import (
-    create_constant_placeholder,
-    delete_constant_placeholder,
-    get_param_tensor,
-)
 from torch import Tensor
-from torch._decomp import _core_aten_decompositions_post_autograd
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from ..programs.weights import content_of
+from ..upstream.compat import (
+    _core_aten_decompositions_post_autograd,
+    create_constant_placeholder,
+    delete_constant_placeholder,
+    get_param_tensor,
+    pytree,
+)
 from ..upstream.torch_export import inline, traced
 from .batch_norms import WITH_WEIGHTS, is_constant
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.export.dynamic_shapes import (
+
+from ...errors import SourceError
+from ..upstream.compat import (
+    UserError,
+    ValueRanges,
     _combine_args,
     _DerivedDim,
     _DimHint,
     _DimHintType,
     _StaticDim,
     _tree_map_with_path,
+    pytree,
 )
-from torch.utils import _pytree as pytree
-from torch.utils._sympy.value_ranges import ValueRanges
-
-from ...errors import SourceError
 from ..usercode.inputs import drawn_sizes, example_sizes, input_shapes, size_bounds
 
 

@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
+
+from ..upstream.compat import FakeTensor, pytree
 
 
 class StateChange(NamedTuple):

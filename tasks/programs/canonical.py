@@ -10,22 +10,25 @@ from typing import Any
 
 import sympy
 import torch
-from executorch.exir._serialize._cord import FileBackedData
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
-from executorch.exir.dialects.backend._ops import BackendOpOverload
-from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.tensor import TensorSpec
-from torch._export.verifier import Verifier
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, ExportGraphSignature
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...artifacts.digest import Digest, digest_bytes, digest_json
 from ...errors import PteforgeError, StoreError
+from ..upstream.compat import (
+    BackendOpOverload,
+    EdgeOpOverload,
+    FakeTensor,
+    FileBackedData,
+    HigherOrderOperator,
+    NamedDataStoreOutput,
+    OpOverload,
+    Verifier,
+    is_traceable_wrapper_subclass,
+)
 from .pickler import lasting_operator, verifier_options
 from .storages import StorageTable
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from io import BufferedIOBase
 from typing import Any
 from unittest.mock import patch
 
-from executorch.exir._serialize._cord import FileBackedData
-from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
-from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.scalar_type import ScalarType
 from executorch.exir.tensor_layout import TensorLayout
 
@@ -20,7 +15,8 @@ from ...artifacts.digest import Digest
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import StoreError
-from .storages import map_storage
+from ..upstream.compat import DataEntry, FileBackedData, NamedDataStore, NamedDataStoreOutput
+from .storages import map_storage, stored_file
 from .values import TreeDecoder, TreeEncoder
 
 _FORMAT = 1
@@ -47,37 +43,6 @@ class Delegates:
     methods: Mapping[str, tuple[DelegateResult, ...]] = field(default_factory=dict)
 
 
-class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped here
-    """Bytes that are written from where they are, such as a mapped file, without a copy; the view has format "B"."""
-
-    def __init__(self, content: memoryview) -> None:
-        self.owner: object = None  # keeps the bytes alive, if the view does not
-        self._content = content
-        self._sha256: bytes | None = None
-        self._finalizer = None  # upstream's `close` looks at it
-
-    def __len__(self) -> int:
-        return len(self._content)
-
-    def __deepcopy__(self, memo: object) -> ViewedData:
-        return self
-
-    def prefix(self, size: int) -> bytes:
-        """The first bytes, as upstream's."""
-        return bytes(self._content[:size])
-
-    def sha256(self) -> bytes:
-        if self._sha256 is None:
-            self._sha256 = sha256(self._content).digest()
-        return self._sha256
-
-    def to_bytes(self) -> bytes:
-        return bytes(self._content)
-
-    def write_to_file(self, outfile: BufferedIOBase) -> None:
-        outfile.write(self._content)
-
-
 _LEAST = 1 << 16  # bytes; smaller buffers stay in memory until their backend returns
 
 
@@ -102,9 +67,9 @@ def keep_named_data(output: NamedDataStoreOutput, store: LocalStore) -> NamedDat
     return replace(output, buffers=[stored_buffer(buffer, store) for buffer in output.buffers])
 
 
-def stored_buffer(buffer: bytes | FileBackedData, store: LocalStore) -> FileBackedData:
+def stored_buffer(buffer: bytes | FileBackedData, store: LocalStore) -> bytes | FileBackedData:
     """The same bytes as a file of the store."""
-    return _stored(_blob_of(buffer, store), store)
+    return stored_file(_blob_of(buffer, store), store)
 
 
 def _blob_of(buffer: bytes | FileBackedData, store: LocalStore) -> BlobRef:
@@ -170,10 +135,6 @@ def _layout(layout: TensorLayout | None) -> Any:
     return None if layout is None else [int(layout.scalar_type), list(layout.sizes), [int(n) for n in layout.dim_order]]
 
 
-def _stored(blob: BlobRef, store: LocalStore) -> FileBackedData:
-    return FileBackedData(str(store.path(blob)), sha256=bytes.fromhex(blob.digest))
-
-
 class _Decoder:
     def __init__(self, store: LocalStore, manifest: ArtifactManifest, storages: list[int]) -> None:
         self._store = store
@@ -196,7 +157,7 @@ class _Decoder:
         return self._store.read(self._blobs[number])
 
     def _named_data(self, stored: Mapping[str, Any]) -> NamedDataStoreOutput:
-        buffers = [_stored(self._blobs[number], self._store) for number in stored["buffers"]]
+        buffers = [stored_file(self._blobs[number], self._store) for number in stored["buffers"]]
         external = {tag: _read_entries(entries) for tag, entries in stored["external"]}
         return NamedDataStoreOutput(buffers, _read_entries(stored["pte"]), external)
 

@@ -14,17 +14,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from executorch.backends.transforms.utils import delete_constant_placeholder, get_param_tensor, set_param_tensor
-from executorch.exir.dialects._ops import ops as edge_ops
-from executorch.exir.passes import _quant_patterns_and_replacements as _patterns  # noqa: F401 - registers operators
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torchao.quantization import quant_primitives as _registered  # noqa: F401 - torchao's operators
 
-from .weights import packed_by_rows
+from ..upstream.compat import (
+    delete_constant_placeholder,
+    exir_ops,
+    get_param_tensor,
+)
+from ..upstream.torch_export import set_constant
+from ..upstream.torchao import packed_by_rows
 
-_LOOKUPS = {torch.ops.aten.embedding.default, edge_ops.edge.aten.embedding.default}
-_EDGE_DEQUANTIZE = edge_ops.edge.torchao.dequantize_affine.default
+_LOOKUPS = {torch.ops.aten.embedding.default, exir_ops.edge.aten.embedding.default}
+_EDGE_DEQUANTIZE = exir_ops.edge.torchao.dequantize_affine.default
 _DEQUANTIZES = {torch.ops.torchao.dequantize_affine.default, _EDGE_DEQUANTIZE}
 
 
@@ -91,7 +94,7 @@ def _fuse(program: ExportedProgram, table: Node, nodes: Sequence[Node]) -> None:
 
 def _packed(program: ExportedProgram, table: Node, form: _Form) -> Any:
     """Packs a table where its weights have 4 or 2 bits; returns the operator for it."""
-    operators = edge_ops.edge.quantized_decomposed
+    operators = exir_ops.edge.quantized_decomposed
     bits = {(-8, 7): 4, (-2, 1): 2}.get((form.lowest, form.highest), 8)
     weights = get_param_tensor(program, table)
     if bits == 8 or weights.shape[1] * bits % 8:
@@ -115,5 +118,5 @@ def _zero_points(program: ExportedProgram, form: _Form) -> Node | None:
 
 
 def _replace(program: ExportedProgram, constant: Node, value: torch.Tensor) -> None:
-    set_param_tensor(program, constant, value)
+    set_constant(program, constant, value)
     constant.meta["val"] = constant.meta["val"].new_empty(value.shape, dtype=value.dtype)

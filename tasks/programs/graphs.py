@@ -10,15 +10,12 @@ from typing import Any
 
 import torch
 from executorch.exir.delegate import executorch_call_delegate
-from executorch.exir.dialects._ops import ops as exir_ops
-from executorch.exir.dialects.edge._ops import EdgeOpOverload
-from executorch.exir.graph_module import get_control_flow_submodules
 from executorch.exir.lowered_backend_module import LoweredBackendModule
-from torch._inductor.decomposition import decompositions
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from ...errors import SourceError, TargetError
+from ..upstream.compat import EdgeOpOverload, exir_ops, get_control_flow_submodules, inductor_decompositions
 from .embeddings import is_table
 
 
@@ -129,9 +126,6 @@ def inline_scalar(node: torch.fx.Node, constant: torch.Tensor, full: Any) -> Non
     node.graph.erase_node(node)
 
 
-KEPT = "pteforge.kept_on_cpu"  # key of `Node.meta` under which a partitioner says why it leaves a call to the CPU
-
-
 def lowered_modules(program: ExportedProgram) -> Iterator[tuple[torch.fx.GraphModule, str, LoweredBackendModule]]:
     """The program's lowered modules in graph order: the graph module that owns it, its attribute name, the module."""
     for owner in graph_modules(program.graph_module):
@@ -185,7 +179,7 @@ def decompose_affine(program: ExportedProgram, kept: Collection[Node] = ()) -> E
     for node in affine_calls(program):
         if node in kept or is_table(node):
             node.target = _AFFINE[node.target]
-    decomposed = program.run_decompositions({operator: decompositions[operator] for operator in _AFFINE})
+    decomposed = program.run_decompositions({operator: inductor_decompositions[operator] for operator in _AFFINE})
     for changed in (program, decomposed):
         for module in graph_modules(changed.graph_module):
             for node in calls_of(module.graph):
@@ -207,15 +201,6 @@ def check_no_affine(method: str, program: ExportedProgram) -> None:
 def state_names(program: ExportedProgram) -> set[str]:
     """Names of the buffers that a program in the edge dialect changes."""
     return set(program.graph_signature.buffers_to_mutate.values())
-
-
-def exclude_from_partitions(program: ExportedProgram, state: Collection[str]) -> None:
-    """Removes buffers that other methods change from a tagged program's partitions: delegates take them as inputs.
-
-    To partitioners, a buffer that a method only reads is a constant, though another method may change it.
-    """
-    for node in _placeholders(program, state):
-        node.meta.pop("delegation_tag", None)
 
 
 def _placeholders(program: ExportedProgram, names: Collection[str]) -> Iterator[Node]:

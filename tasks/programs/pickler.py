@@ -9,24 +9,30 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from executorch.exir._serialize._cord import FileBackedData
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
-from executorch.exir.dialects.backend._ops import BackendOpOverload
-from executorch.exir.dialects.edge._ops import EdgeOpOverload
-from executorch.exir.passes.replace_view_copy_with_view_pass import _ViewSpec
-from executorch.exir.program._program import transform_op_to_aten_op
-from torch._export.verifier import Verifier
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.traceback import NodeSource
-from torch.utils._pytree import LeafSpec, treespec_leaf
-from torch.utils._traceback import CapturedTraceback
 
+from ..upstream.compat import (
+    BackendOpOverload,
+    CapturedTraceback,
+    EdgeOpOverload,
+    FakeTensor,
+    FakeTensorMode,
+    FileBackedData,
+    HigherOrderOperator,
+    LeafSpec,
+    NamedDataStoreOutput,
+    OpOverload,
+    OpOverloadPacket,
+    Verifier,
+    _ViewSpec,
+    transform_op_to_aten_op,
+    treespec_leaf,
+)
 from . import restore
 from .storages import INLINE_STORAGE_LIMIT, BlobSink, is_plain, storage_bytes
 

@@ -10,15 +10,12 @@ from typing import Any, cast
 
 import torch
 from executorch.version import __version__ as executorch_version
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, decoding
 from ...errors import StoreError
+from ..upstream.compat import FakeTensor, FakeTensorMode, detect_fake_mode, is_traceable_wrapper_subclass, no_dispatch
 from .binding import WEIGHT, graph_kind, identity_of, with_weights
 from .canonical import program_form
 from .pickler import dump_stream, load_stream, plain_attributes

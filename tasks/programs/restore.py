@@ -8,18 +8,21 @@ from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
-from executorch.exir.dialects._ops import ops as exir_ops
-from executorch.exir.passes.replace_view_copy_with_view_pass import _ViewSpec
 from executorch.exir.verification.verifier import EXIRATenDialectVerifier, EXIREdgeDialectVerifier
-from torch._export.verifier import Verifier
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import NodeSource
-from torch.utils._mode_utils import no_dispatch
 
+from ..upstream.compat import (
+    FakeTensor,
+    FakeTensorMode,
+    NamedDataStoreOutput,
+    Verifier,
+    _ViewSpec,
+    exir_ops,
+    no_dispatch,
+)
 from .storages import copied_storage
 
 # Modules that register operators: imported when a stream names an operator that the process does not know yet.

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir._serialize._cord import FileBackedData
 
 from ...artifacts.digest import Digest, digest_bytes
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, BlobRef
 from ...errors import ObjectDamaged, ObjectMissing
+from ..upstream.compat import FileBackedData, is_missing
 from .binding import WEIGHT, Weight, weights_of
 from .weights import content_of, map_reference, reference_of
 
@@ -253,5 +253,12 @@ def _open(kind: str, blob: BlobRef, store: LocalStore) -> Any:
     if kind == _STORAGE:
         return map_storage(store.path(blob), blob.size)
     if kind == _BYTES:
+        return store.read(blob)
+    return stored_file(blob, store)
+
+
+def stored_file(blob: BlobRef, store: LocalStore) -> FileBackedData | bytes:
+    """An object as data of a file that is written; its bytes where ExecuTorch, before 1.5, takes no files."""
+    if is_missing(FileBackedData):
         return store.read(blob)
     return FileBackedData(str(store.path(blob)), sha256=bytes.fromhex(blob.digest))

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...artifacts.digest import digest_bytes, digest_json
 from ...artifacts.files import LocalFiles, write_errors
@@ -26,6 +25,7 @@ from ..programs.pickler import dump_stream, load_stream
 from ..programs.storages import AbsentWeights, BlobSink, StorageTable, open_externals, storage_bytes
 from ..programs.values import is_dense
 from ..programs.weights import TensorFiles, cast_of, rebuilt, reference_of
+from ..upstream.compat import is_traceable_wrapper_subclass
 
 
 @dataclass(kw_only=True)

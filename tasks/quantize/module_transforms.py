@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torchao.core.config import AOBaseConfig
 from torchao.quantization import (
     Int8DynamicActivationIntxWeightConfig,
@@ -34,6 +33,7 @@ from ...errors import SourceError, StoreError, TargetError
 from ..engine.stage import CallableParams
 from ..export.eager import as_traced
 from ..programs.weights import TensorFiles, cast_of, rebuilt
+from ..upstream.compat import pytree
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case

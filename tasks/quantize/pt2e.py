@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import ObserverOrFakeQuantize
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer, QuantizationAnnotation, Quantizer
@@ -27,6 +26,7 @@ from ..export.method import Shapes, export_method
 from ..export.sizes import dynamic_sizes, export_again, sizes_collection
 from ..targets import TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
+from ..upstream.compat import pytree
 from ..upstream.torch_export import whole_dynamic_quantization
 from ..usercode.recipe_functions import node_filter, run_graph_passes
 from .linear_layers import unroll_recurrent_layers, write_as_linear

@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -16,6 +15,7 @@ from ..engine.stage import CallableParams
 from ..export.eager import written_buffers
 from ..results.quantization import LeftWeight, Quantization
 from ..targets import TargetParams
+from ..upstream.compat import HigherOrderOperator
 from ..usercode.recipe_functions import node_filter
 from .linear_layers import SWAPS, TRANSPOSED
 from .pt2e import is_inside

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...errors import SourceError, StoreError
 from ..engine.stage import Progressed, no_progress
 from ..programs.values import count_values, save_values
+from ..upstream.compat import pytree
 from ..usercode.inputs import check_fits, own_tensors, with_progress
 from ..usercode.model_source import user_code_error
 

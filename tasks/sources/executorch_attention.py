@@ -13,11 +13,11 @@ from typing import Any, Self
 
 import torch
 from executorch.extension.llm.custom_ops import custom_ops as _registered  # noqa: F401 - the operators
-from torch.ao.quantization.fx import _decomposed as _also_registered  # noqa: F401 - those that quantize
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ...errors import SourceError
+from ..upstream.compat import decomposed_operators  # noqa: F401 - those that quantize
 from .huggingface import in_dtype
 from .text_generation import START, KvCache, LayerShape, Shapes, StaticCacheLayer, WindowCacheLayer
 

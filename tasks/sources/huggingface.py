@@ -18,6 +18,7 @@ import torch
 from ...configs.base import did_you_mean
 from ...configs.sources import is_folder
 from ...errors import SourceError, first_line
+from ..programs.weights import cast_on_use
 from ..upstream.torch_export import import_torchvision
 from ..upstream.transformers import weights_cast_on_use
 
@@ -455,7 +456,7 @@ def _load(
         settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": attention}
         try:
             if changes is None:
-                with weights_cast_on_use() if "gguf_file" not in repo else contextlib.nullcontext():
+                with weights_cast_on_use(cast_on_use) if "gguf_file" not in repo else contextlib.nullcontext():
                     model, loaded = auto.from_pretrained(**{**repo, **settings}, output_loading_info=True)
                 if "gguf_file" in repo and loaded["missing_keys"]:
                     raise _unread(repo, f"it finds no {min(loaded['missing_keys'])}")

@@ -143,8 +143,9 @@ _WITH_STATE = ("iOS18", "iOS26", "macOS15", "macOS26")  # systems on which Core 
 
 def _compile_specs(options: CoreMlOptions) -> list[CompileSpec]:
     import coremltools
-    from executorch.backends.apple.coreml.compiler import CoreMLBackend
     from executorch.backends.apple.coreml.compiler.coreml_preprocess import MULTIMETHOD_WEIGHT_SHARING_STRATEGY
+
+    from ..upstream.compat import CoreMLBackend
 
     oldest = options.minimum_deployment_target
     specs: list[CompileSpec] = CoreMLBackend.generate_compile_specs(

@@ -137,8 +137,7 @@ class WebGpu(Vulkan):
     Options: ClassVar[type[TargetOptions]] = WebGpuOptions
 
     def partitioners(self) -> Sequence[Partitioner]:
-        from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
-
+        from ..upstream.compat import WebGPUPartitioner
         from ..upstream.vulkan import LimitedWebGpuPartitioner
 
         return self._partitioners(LimitedWebGpuPartitioner if self.options.limits else WebGPUPartitioner)

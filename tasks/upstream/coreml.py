@@ -14,14 +14,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from executorch.exir.dialects._ops import ops
 from torch.fx import GraphModule, Node
+
+from .compat import exir_ops
 
 Layer = Callable[..., torch.Tensor]
 
 NORM = frozenset({torch.ops.aten.batch_norm.default})  # the operator of `torch.nn.functional.batch_norm`
 
-_PADS = (torch.ops.aten.pad.default, ops.edge.aten.pad.default)
+_PADS = (torch.ops.aten.pad.default, exir_ops.edge.aten.pad.default)
 
 
 @cache
@@ -32,9 +33,7 @@ def decompose_circular_padding() -> None:
     `_OperatorsSupportedForCoreMLBackend` (backends/apple/coreml/partition/coreml_partitioner.py) asks for the operator,
     and not for its mode. Delete once the partitioner looks at the mode, or coremltools knows it.
     """
-    from executorch.backends.apple.coreml.partition.coreml_partitioner import (  # noqa: PLC0415 - see above
-        _OperatorsSupportedForCoreMLBackend as Support,
-    )
+    from .compat import _OperatorsSupportedForCoreMLBackend as Support  # noqa: PLC0415 - see above
 
     supports = Support.should_override_support
 
@@ -53,7 +52,7 @@ def remove_coreml_temporary_files() -> None:
     coremltools 9.0 removes its copies of the model, weights included, in functions that run at exit (models/model.py),
     and stage processes end without running them. Delete once coremltools removes them as soon as a model is saved.
     """
-    from executorch.backends.apple.coreml.compiler import CoreMLBackend  # noqa: PLC0415 - see above
+    from .compat import CoreMLBackend  # noqa: PLC0415 - see above
 
     preprocess = CoreMLBackend.preprocess_multimethod
 
@@ -74,7 +73,7 @@ def prune_coreml_patterns() -> None:
     takes a minute of CPU time (backends/apple/coreml/quantizer/_coreml_quantizer_utils.py). Few of them have only
     operators that the program has. Delete once upstream traces on demand, or matches by operator.
     """
-    from executorch.backends.apple.coreml.quantizer.coreml_quantizer import CoreMLQuantizer  # noqa: PLC0415 - see above
+    from .compat import CoreMLQuantizer  # noqa: PLC0415 - see above
 
     annotate = CoreMLQuantizer.annotate
 
@@ -93,7 +92,7 @@ def prune_coreml_patterns() -> None:
 @contextmanager
 def _patterns_of(operators: set[Any]) -> Iterator[None]:
     """Patterns with other operators become None within this context, and nothing is annotated for those."""
-    from executorch.backends.apple.coreml.quantizer import _coreml_quantizer_utils as upstream  # noqa: PLC0415
+    from .compat import _coreml_quantizer_utils as upstream  # noqa: PLC0415
 
     def skips_none(annotate: Callable[..., Any]) -> Callable[..., Any]:
         return lambda model, pattern, *rest: [] if pattern is None else annotate(model, pattern, *rest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -17,34 +17,41 @@ from weakref import WeakKeyDictionary
 
 import sympy
 import torch
-from executorch.exir import lowered_backend_module
-from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
-from executorch.exir.backend.utils import WhyNoPartition
-from executorch.exir.dialects._ops import ops
-from executorch.exir.graph_module import contains_any_call_fn_target_op
-from executorch.exir.pass_base import ExportPass, NodeMetadata, ProxyValue, _ExportPassBase
-from executorch.exir.passes.const_prop_pass import ConstPropPass
-from executorch.exir.passes.dim_order_ops_registry import DimOrderOpsMap, MemoryFormatOpsMap
-from executorch.exir.passes.executorch_prim_ops_registry import _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS
-from executorch.exir.passes.legalize_portable_dim_order_pass import LegalizePortableDimOrderPass
-from executorch.exir.passes.memory_format_ops_pass import DimOrderOpsRevertPass, MemoryFormatOpsPass
-from executorch.exir.passes.normalize_transpose_pass import NormalizeTransposePass
-from executorch.exir.passes.remove_mixed_type_operators import RemoveMixedTypeOperators
-from executorch.exir.passes.replace_aten_with_edge_pass import OpReplacePass
-from executorch.exir.passes.replace_broken_ops_with_function_ops_pass import ReplaceBrokenOpsWithFunctionalOpsPass
-from executorch.exir.passes.scalar_to_tensor_pass import ScalarToTensorPass
-from executorch.exir.passes.sym_to_tensor_pass import SymToTensorPass
-from executorch.exir.tensor import dim_order_from_stride
-from executorch.exir.verification import verifier
-from executorch.exir.verification.arg_validator import EdgeOpArgValidator
-from torch._subclasses.fake_tensor import FakeTensor
+from executorch.exir.pass_base import ExportPass
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.pass_base import PassResult
 from torch.fx.passes.tools_common import legalize_graph
 from torch.fx.passes.utils.fuser_utils import validate_partition
-from torch.utils import _pytree as pytree
+
+from .compat import (
+    _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS,
+    ConstPropPass,
+    DimOrderOpsMap,
+    DimOrderOpsRevertPass,
+    EdgeOpArgValidator,
+    FakeTensor,
+    GroupBasedPartitioner,
+    LegalizePortableDimOrderPass,
+    MemoryFormatOpsMap,
+    MemoryFormatOpsPass,
+    NodeMetadata,
+    NormalizeTransposePass,
+    OpReplacePass,
+    ProxyValue,
+    RemoveMixedTypeOperators,
+    ReplaceBrokenOpsWithFunctionalOpsPass,
+    ScalarToTensorPass,
+    SymToTensorPass,
+    WhyNoPartition,
+    _ExportPassBase,
+    dim_order_from_stride,
+    edge_verifier,
+    exir_ops,
+    lowered_backend_module,
+    pytree,
+)
 
 _ATEN = torch.ops.aten
 
@@ -88,13 +95,18 @@ def no_idle_decompositions() -> AbstractContextManager[object]:
     trace = ExportedProgram.run_decompositions
 
     def run_decompositions(program: ExportedProgram, decomp_table: Any = None, **options: Any) -> ExportedProgram:
-        if decomp_table and not contains_any_call_fn_target_op(program.graph_module, decomp_table):
+        if decomp_table and not _calls_any(program, decomp_table):
             return program
         if decomp_table:
             _reshape_views(program)
         return trace(program, decomp_table, **options)
 
     return patch.object(ExportedProgram, "run_decompositions", run_decompositions)
+
+
+def _calls_any(program: ExportedProgram, operators: Collection[Any]) -> bool:
+    nodes = (node for module in _graph_modules(program) for node in module.graph.nodes if node.op == "call_function")
+    return any(getattr(node.target, "_op", node.target) in operators for node in nodes)
 
 
 def _reshape_views(program: ExportedProgram) -> None:
@@ -130,7 +142,7 @@ def declared_bounds() -> Iterator[None]:
     them. Delete once it does by itself.
     """
     refine = ShapeEnv._refine_ranges  # noqa: SLF001 - see above
-    operators = verifier._EXECUTORCH_SYM_OPS | _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS.keys()  # noqa: SLF001 - see above
+    operators = edge_verifier._EXECUTORCH_SYM_OPS | _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS.keys()  # noqa: SLF001 - see above
 
     def refine_ranges(env: ShapeEnv, expr: sympy.Basic) -> None:
         if not expr.free_symbols <= env.backed_var_to_val.keys():
@@ -138,7 +150,7 @@ def declared_bounds() -> Iterator[None]:
 
     with (
         patch.object(ShapeEnv, "_refine_ranges", refine_ranges),
-        patch.object(verifier, "_EXECUTORCH_SYM_OPS", operators),
+        patch.object(edge_verifier, "_EXECUTORCH_SYM_OPS", operators),
         _whole_lists(),
         _full_for_empty(),
         _numbers_of_one_type(),
@@ -180,11 +192,11 @@ def _full_for_empty() -> AbstractContextManager[object]:
     convert = MemoryFormatOpsPass.call_operator
 
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        if op is not ops.edge.aten.empty.memory_format or all(type(size) is int for size in args[0]):
+        if op is not exir_ops.edge.aten.empty.memory_format or all(type(size) is int for size in args[0]):
             return convert(self, op, args, kwargs, meta)
         options = {**kwargs, "dtype": meta["val"].dtype}
         options.pop("memory_format", None)
-        return ExportPass.call_operator(self, ops.edge.aten.full.default, (args[0], 0), options, meta)
+        return ExportPass.call_operator(self, exir_ops.edge.aten.full.default, (args[0], 0), options, meta)
 
     return patch.object(MemoryFormatOpsPass, "call_operator", call_operator)
 
@@ -242,7 +254,7 @@ def _one_layout() -> AbstractContextManager[object]:
 
 def _has_several_layouts(op: Any, args: Any, result: Any) -> bool:
     """Whether an operator takes or returns images in several layouts; convolutions may, and so may copies."""
-    if op is ops.edge.aten.convolution.default or _is_copy(op):
+    if op is exir_ops.edge.aten.convolution.default or _is_copy(op):
         return False
     leaves = pytree.tree_leaves((args, result))
     values = [leaf.data if isinstance(leaf, ProxyValue) else _of_node(leaf) for leaf in leaves]
@@ -532,3 +544,17 @@ def reasons_of_partitioners() -> Iterator[dict[str, str]]:
             operators = vulkan.VulkanSupportedOperators
             patches.enter_context(patch.object(operators, "log_skip", noting(operators.log_skip)))
         yield reasons
+
+
+KEPT = "pteforge.kept_on_cpu"  # key of `Node.meta` under which a partitioner says why it leaves a call to the CPU
+
+
+def exclude_from_partitions(program: ExportedProgram, state: Collection[str]) -> None:
+    """Removes buffers that other methods change from a tagged program's partitions: delegates take them as inputs.
+
+    To partitioners, a buffer that a method only reads is a constant, though another method may change it.
+    """
+    buffers = program.graph_signature.inputs_to_buffers
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and buffers.get(node.name) in state:
+            node.meta.pop("delegation_tag", None)

@@ -10,30 +10,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from hashlib import sha256
+from io import BufferedIOBase
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from executorch.exir._serialize import _program, _serialize
-from executorch.exir._serialize._cord import Cord, FileBackedData
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
-from executorch.exir._serialize._program import PTEFile
-from executorch.exir.dialects._ops import ops
-from executorch.exir.emit import _emitter
-from executorch.exir.emit._emitter import _Emitter
-from executorch.exir.schema import Buffer, DataSegment, NamedData, Program
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from ...artifacts.digest import Digest, digest_bytes
-from ..programs.delegates import ViewedData
+from .compat import (
+    Buffer,
+    Cord,
+    DataSegment,
+    FileBackedData,
+    NamedData,
+    NamedDataStoreOutput,
+    Program,
+    PTEFile,
+    _Emitter,
+    emitter,
+    executorch_serialization,
+    exir_ops,
+    is_missing,
+    pte_serialization,
+)
 
 _COND = torch.ops.higher_order.cond
 _CONTROL_FLOW = (_COND, torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)
-_CLONE = ops.edge.dim_order_ops._clone_dim_order.default  # noqa: SLF001 - the operator's name
-_VIEWS = (ops.edge.aten.view_copy.default,)  # which become views of the same memory
+_CLONE = exir_ops.edge.dim_order_ops._clone_dim_order.default  # noqa: SLF001 - the operator's name
+_VIEWS = (exir_ops.edge.aten.view_copy.default,)  # which become views of the same memory
 
 
 def copy_results_of_cond(program: ExportedProgram) -> None:
@@ -94,8 +102,8 @@ def floor_remainders(program: ExportedProgram) -> None:
 
 
 _DIVISIONS = {
-    ops.edge.aten.remainder.Tensor: (ops.edge.aten.div.Tensor_mode, ops.edge.aten.mul.Tensor),
-    ops.edge.aten.remainder.Scalar: (ops.edge.aten.div.Scalar_mode, ops.edge.aten.mul.Scalar),
+    exir_ops.edge.aten.remainder.Tensor: (exir_ops.edge.aten.div.Tensor_mode, exir_ops.edge.aten.mul.Tensor),
+    exir_ops.edge.aten.remainder.Scalar: (exir_ops.edge.aten.div.Scalar_mode, exir_ops.edge.aten.mul.Scalar),
 }
 """Operators of remainders to those that divide and multiply."""
 
@@ -124,7 +132,7 @@ def _floor_divide(graph: Graph, remainder: Node) -> None:
     with graph.inserting_before(remainder):
         quotient = graph.call_function(divide, (dividend, divisor), {"rounding_mode": "floor"})
         product = graph.call_function(multiply, (quotient, divisor))
-        left = graph.call_function(ops.edge.aten.sub.Tensor, (dividend, product))
+        left = graph.call_function(exir_ops.edge.aten.sub.Tensor, (dividend, product))
     for node in (quotient, product, left):
         node.meta |= remainder.meta
     remainder.replace_all_uses_with(left)
@@ -145,7 +153,7 @@ def constants_once() -> Iterator[None]:
     inside of the constants. Constants are then aligned as segments are, so that all data keeps its alignment. Delete
     once the serializer compares the two.
     """
-    with patch.object(_serialize, "serialize_pte_binary", _serialize_once):
+    with patch.object(executorch_serialization, "serialize_pte_binary", _serialize_once):
         yield
 
 
@@ -159,9 +167,12 @@ def _serialize_once(
         inside = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index in shared}
         apart = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index not in shared}
         pte_file = replace(pte_file, named_data=NamedDataStoreOutput(named.buffers, apart, {}))
-        wanted = (constant_tensor_alignment or _program.ALIGNMENT, *(entry.alignment for entry in inside.values()))
+        wanted = (
+            constant_tensor_alignment or pte_serialization.ALIGNMENT,
+            *(entry.alignment for entry in inside.values()),
+        )
         constant_tensor_alignment = max(segment_alignment, *wanted)  # powers of two
-    plain = _program._program_to_flatbuffer  # noqa: SLF001 - the only step between placing segments and writing them
+    plain = pte_serialization._program_to_flatbuffer  # noqa: SLF001 - the only step between placing segments and writing them
 
     def to_flatbuffer(program: Program, **others: Any) -> Any:
         segments: dict[int, int] = {}
@@ -175,8 +186,8 @@ def _serialize_once(
             program.named_data = [*(program.named_data or ()), NamedData(key, segments[constant])]
         return plain(program, **others)
 
-    with patch.object(_program, "_program_to_flatbuffer", to_flatbuffer) if shared else nullcontext():
-        return _program.serialize_pte_binary(
+    with patch.object(pte_serialization, "_program_to_flatbuffer", to_flatbuffer) if shared else nullcontext():
+        return pte_serialization.serialize_pte_binary(
             pte_file,
             segment_alignment=segment_alignment,
             constant_tensor_alignment=constant_tensor_alignment,
@@ -203,6 +214,37 @@ def _digest(buffer: bytes | FileBackedData) -> Digest:
     return Digest(buffer.sha256().hex()) if isinstance(buffer, FileBackedData) else digest_bytes(buffer)
 
 
+class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped here
+    """Bytes that are written from where they are, such as a mapped file, without a copy; the view has format "B"."""
+
+    def __init__(self, content: memoryview) -> None:
+        self.owner: object = None  # keeps the bytes alive, if the view does not
+        self._content = content
+        self._sha256: bytes | None = None
+        self._finalizer = None  # upstream's `close` looks at it
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __deepcopy__(self, memo: object) -> ViewedData:
+        return self
+
+    def prefix(self, size: int) -> bytes:
+        """The first bytes, as upstream's."""
+        return bytes(self._content[:size])
+
+    def sha256(self) -> bytes:
+        if self._sha256 is None:
+            self._sha256 = sha256(self._content).digest()
+        return self._sha256
+
+    def to_bytes(self) -> bytes:
+        return bytes(self._content)
+
+    def write_to_file(self, outfile: BufferedIOBase) -> None:
+        outfile.write(self._content)
+
+
 @contextmanager
 def constants_viewed() -> Iterator[None]:
     """Keeps the emitter from copying large constants into bytes, while the context is open.
@@ -210,7 +252,11 @@ def constants_viewed() -> Iterator[None]:
     `_tensor_spec_to_evalue` (exir/emit/_emitter.py) copies each constant outside of delegates, which is the whole model
     if nothing is delegated, and the serializer holds all of them until the file is written. Constants are mapped files,
     whose pages the kernel can drop. Delete once the emitter makes `FileBackedData`, or a view, of a storage.
+    ExecuTorch before 1.5 takes bytes only.
     """
+    if is_missing(FileBackedData):
+        yield
+        return
     save = _Emitter._save_new_const_tensor  # noqa: SLF001 - the only function that gets bytes and storage
 
     def content(array: Any) -> bytes | ViewedData:
@@ -226,8 +272,8 @@ def constants_viewed() -> Iterator[None]:
         return int(save(emitter, spec, data, *others))
 
     with (
-        patch.object(_emitter, "bytes", content, create=True),
-        patch.object(_emitter, "hashlib", SimpleNamespace(sha256=hashed)),
+        patch.object(emitter, "bytes", content, create=True),
+        patch.object(emitter, "hashlib", SimpleNamespace(sha256=hashed)),
         patch.object(_Emitter, "_save_new_const_tensor", saved),
     ):
         yield

@@ -96,7 +96,8 @@ class _DeferredPass(ModuleType):
     def unsafe_remove_auto_functionalized_pass(ep: Any) -> Any:
         """Calls upstream's function for graphs with `auto_functionalized`; for others, does all it would do."""
         import torch  # noqa: PLC0415 - what this module is about
-        from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2  # noqa: PLC0415
+
+        from .compat import auto_functionalized, auto_functionalized_v2  # noqa: PLC0415
 
         modules = [module for module in ep.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
         nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]

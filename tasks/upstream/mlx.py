@@ -76,7 +76,7 @@ def make_importable() -> None:
 def mlx_partitioner() -> Partitioner:
     """A partitioner for the edge stage, whose payloads do not depend on where the model's source is."""
     make_importable()
-    from executorch.backends.mlx.partitioner import MLXPartitioner  # noqa: PLC0415 - torch
+    from .compat import MLXPartitioner  # noqa: PLC0415 - torch
 
     _drop_stack_traces()
     partitioner = MLXPartitioner()
@@ -94,7 +94,7 @@ def _drop_stack_traces() -> None:
     (backends/mlx/preprocess.py). They mean nothing to a device, and stage keys leave them out. The program
     is preprocess's own copy. Delete once the digest leaves stack traces out.
     """
-    from executorch.backends.mlx.preprocess import MLXBackend  # noqa: PLC0415 - torch
+    from .compat import MLXBackend  # noqa: PLC0415 - torch
 
     preprocess = MLXBackend.preprocess
 

@@ -15,12 +15,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._ops import OpOverload
+from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import transformer
-from torch.utils import _pytree as pytree
-from torch.utils._sympy.functions import Min, MinMaxBase
+
+from .compat import Min, MinMaxBase, OpOverload, pytree
 
 
 def uncompared_masks() -> AbstractContextManager[object]:
@@ -117,6 +117,18 @@ def whole_dynamic_quantization() -> AbstractContextManager[object]:
 
 STEPS = "pteforge_steps"
 """Key of a node's metadata: linear layers with one value here are the steps of one layer, with one weight."""
+
+
+def set_constant(program: ExportedProgram, constant: Node, value: torch.Tensor) -> None:
+    """Gives a parameter, buffer or constant of a program another value, in place."""
+    signature, name = program.graph_signature, constant.name
+    if parameter := signature.inputs_to_parameters.get(name):
+        gradients = program.state_dict[parameter].requires_grad
+        program.state_dict[parameter] = torch.nn.Parameter(value, requires_grad=gradients)
+    elif (buffer := signature.inputs_to_buffers.get(name)) and buffer not in signature.non_persistent_buffers:
+        program.state_dict[buffer] = value
+    else:
+        program.constants[buffer or signature.inputs_to_lifted_tensor_constants[name]] = value
 
 
 def call_operator(graph: Graph, operator: OpOverload, *args: Any) -> Node:

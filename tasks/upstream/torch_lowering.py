@@ -1,4 +1,4 @@
-"""torch 2.13 while exported graphs are lowered: what it repeats for each trace, other symbols, and absent weights.
+"""torch 2.13 while exported graphs are lowered: what it repeats for each trace, and other symbols.
 
 Part of the keys of `edge`, `partition`, `preprocess` and `compile`.
 """
@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import _ops
-from torch._export import utils
-from torch._guards import detect_fake_mode
-from torch._ops import OpOverload
-from torch._prims_common import is_non_overlapping_and_dense_or_false
-from torch._subclasses.fake_tensor import _DISPATCH_META_HANDLERS, FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.graph_module import GraphModule
 from torch.fx.traceback import NodeSource
-from torch.utils._pytree import tree_leaves
 
-from ..programs.program import fake_on
-from ..programs.storages import AbsentWeights, storage_address
+from .compat import (
+    _PyTreeCodeGen,
+    detect_fake_mode,
+    export_utils,
+    torch_ops,
+)
 
 _recompile = GraphModule.recompile
 
@@ -133,20 +128,20 @@ def one_registry_scan() -> Iterator[None]:
     `OperatorBase.py_impl` (torch/_ops.py), which builds the types of its annotations at each call. Those of `typing`
     are cached, those of `collections.abc` are not. Delete once torch's annotations are not evaluated.
     """
-    scan, register = utils._collect_all_valid_cia_ops, _ops.OperatorBase.py_impl  # noqa: SLF001 - see above
-    last: tuple[Any, set[_ops.OperatorBase]] | None = None  # registrations, and the result of the scan
+    scan, register = export_utils._collect_all_valid_cia_ops, torch_ops.OperatorBase.py_impl  # noqa: SLF001 - see above
+    last: tuple[Any, set[torch_ops.OperatorBase]] | None = None  # registrations, and the result of the scan
 
-    def py_impl(operator: _ops.OperatorBase, key: Any) -> Any:
+    def py_impl(operator: torch_ops.OperatorBase, key: Any) -> Any:
         nonlocal last
         if last and key == _COMPOSITE and operator not in last[1]:
             last = None
         return register(operator, key)
 
-    def scan_once() -> set[_ops.OperatorBase]:
+    def scan_once() -> set[torch_ops.OperatorBase]:
         nonlocal last
         if last is None or last[0] != _registered():
-            utils._materialize_cpp_cia_ops()  # noqa: SLF001 - see above
-            with patch.object(utils, "_materialize_cpp_cia_ops", lambda: None):  # so that C++ is asked once
+            export_utils._materialize_cpp_cia_ops()  # noqa: SLF001 - see above
+            with patch.object(export_utils, "_materialize_cpp_cia_ops", lambda: None):  # so that C++ is asked once
                 operators = scan()
             last = _registered(), operators  # asked again: the scan itself creates namespaces
         return set(last[1])
@@ -154,8 +149,8 @@ def one_registry_scan() -> Iterator[None]:
     with ExitStack() as patches:
         for module in [module for module in list(sys.modules.values()) if vars(module).get(scan.__name__) is scan]:
             patches.enter_context(patch.object(module, scan.__name__, scan_once))
-        patches.enter_context(patch.object(_ops.OperatorBase, "py_impl", py_impl))
-        patches.enter_context(patch.object(_ops, "Callable", typing.Callable))
+        patches.enter_context(patch.object(torch_ops.OperatorBase, "py_impl", py_impl))
+        patches.enter_context(patch.object(torch_ops, "Callable", typing.Callable))
         yield
 
 
@@ -191,111 +186,3 @@ def no_pending_symbols(program: ExportedProgram) -> Iterator[None]:
         yield
     finally:
         pending[:] = kept
-
-
-_READERS = ("__array__", "data_ptr", "numpy", "tolist")  # methods that do not dispatch an operator
-_READING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-
-class WeightRead(BaseException):
-    """Code needs the bytes of a weight that is absent."""
-
-
-@contextmanager
-def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
-    """Raises WeightRead where code reads or writes absent weights, while the context is open.
-
-    Stages that run without weights (see `programs.binding`) have fake tensors in their place, which torch lets code
-    read: `item` returns a symbol, `data_ptr` zero. Code that needs the bytes must neither continue with something else
-    nor catch the error: `WeightRead` is no `Exception`. Code may compute with weights, as MLX's partitioner does to see
-    what it supports, but it cannot read the results. `copy.deepcopy` of a weight, by which exir's
-    duplicate_constant_node_pass copies constants, makes another fake weight with the same bytes; torch cannot copy fake
-    tensors. Tests of each target compare results with those made with weights; no part of this goes upstream.
-    """
-    dispatch, copy, address = FakeTensorMode.dispatch, FakeTensor.__deepcopy__, torch.UntypedStorage.data_ptr
-    guard = _Guard(absent)
-
-    def checked_dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _DISPATCH_META_HANDLERS or not guard.depends(args, kwargs):
-            return dispatch(mode, func, types, args, kwargs)
-        return guard.call(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
-
-    def checked_copy(tensor: Any, memo: dict[Any, Any]) -> Any:
-        return _copied(absent, tensor, memo) if guard.is_weight(tensor) else copy(tensor, memo)
-
-    def checked_address(storage: Any) -> int:
-        if absent.slot(storage) is not None:
-            raise WeightRead("the address of a weight was taken")
-        return int(address(storage))
-
-    with ExitStack() as patches:
-        patches.enter_context(patch.object(FakeTensorMode, "dispatch", checked_dispatch))
-        patches.enter_context(patch.object(FakeTensor, "__deepcopy__", checked_copy))
-        patches.enter_context(patch.object(torch.UntypedStorage, "data_ptr", checked_address))
-        for name in _READERS:
-            reader = guard.reader(name, getattr(FakeTensor, name))
-            patches.enter_context(patch.object(FakeTensor, name, reader))
-        yield
-
-
-@dataclass
-class _Guard:
-    """Follows values that are computed from absent weights."""
-
-    _absent: AbsentWeights
-    _computed: dict[int, torch.UntypedStorage] = field(default_factory=dict)
-
-    def is_weight(self, value: Any) -> bool:
-        return isinstance(value, FakeTensor) and self._absent.slot(value.untyped_storage()) is not None
-
-    def depends(self, *values: Any) -> bool:
-        """Whether a weight, or something computed from one, is among nested arguments."""
-        storages = [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor)]
-        return any(
-            storage_address(storage) in self._computed or self._absent.slot(storage) is not None for storage in storages
-        )
-
-    def call(self, func: Any, args: Any, kwargs: Any, dispatch: Callable[[], Any]) -> Any:
-        """Calls an operator on such arguments."""
-        if not isinstance(func, OpOverload) or not _READING.isdisjoint(func.tags):
-            raise WeightRead(f"{func} reads a weight")
-        if func._schema.is_mutable and any(map(self.is_weight, tree_leaves((args, kwargs)))):  # noqa: SLF001 - not public
-            raise WeightRead(f"{func} changes a weight")
-        try:
-            results = dispatch()
-        except Exception as error:
-            raise WeightRead(f"{func} fails on a weight that is absent: {error}") from error
-        for result in tree_leaves(results) if get_proxy_mode() is None else ():
-            if not isinstance(result, FakeTensor):
-                raise WeightRead(f"{func} reads a weight")
-            if not self.is_weight(result):
-                storage = result.untyped_storage()
-                self._computed[storage_address(storage)] = storage
-        return results
-
-    def reader(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of fake tensors that raises for these."""
-
-        def checked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.depends(tensor):
-                raise WeightRead(f"`{name}` reads a weight")
-            return method(tensor, *args, **kwargs)
-
-        return checked
-
-
-def _copied(absent: AbsentWeights, tensor: Any, memo: dict[Any, Any]) -> Any:
-    """Copies like torch does real tensors: a parameter's own bytes, and for other tensors the whole storage."""
-    if id(tensor) in memo:
-        return memo[id(tensor)]
-    storage = tensor.untyped_storage()
-    if isinstance(tensor, torch.nn.Parameter):
-        if not is_non_overlapping_and_dense_or_false(tensor) or tensor.nbytes != storage.nbytes():
-            raise WeightRead("a parameter that is part of a larger storage is copied")
-        copied = absent.add_copy(storage)
-    else:
-        storages = memo.setdefault("torch", {})  # where torch keeps them
-        copied = storages.get(storage_address(storage)) or absent.add_copy(storage)
-        storages[storage_address(storage)] = copied
-    memo[id(tensor)] = fake_on(copied, tensor, tensor.fake_mode)
-    return memo[id(tensor)]

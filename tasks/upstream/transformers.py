@@ -10,8 +10,6 @@ from unittest.mock import patch
 import torch
 from transformers import core_model_loading, masking_utils
 
-from ..programs.weights import cast_on_use
-
 
 def masks_of_indices() -> AbstractContextManager[object]:
     """Computes masks from broadcast indices while the context is open, without ``torch.vmap``.
@@ -27,8 +25,8 @@ def masks_of_indices() -> AbstractContextManager[object]:
     return patch.object(masking_utils, "_vmap_expansion_sdpa", expanded)
 
 
-def weights_cast_on_use() -> AbstractContextManager[object]:
-    """Leaves weights that are loaded in another dtype in the files of their checkpoint, while the context is open.
+def weights_cast_on_use(cast: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> AbstractContextManager[object]:
+    """Casts weights that are loaded in another dtype by `cast`, which may put it off, while the context is open.
 
     transformers copies each of them (`_materialize_copy`). Delete once it can put casts off. A version that has no such
     function copies them.
@@ -40,6 +38,6 @@ def weights_cast_on_use() -> AbstractContextManager[object]:
         loaded = part[...]
         if dtype in (None, loaded.dtype) or torch.device(device or "cpu").type != "cpu":
             return loaded if device is None and dtype is None else loaded.to(device=device, dtype=dtype)
-        return cast_on_use(loaded, dtype)
+        return cast(loaded, dtype)
 
     return patch.object(core_model_loading, "_materialize_copy", materialized)

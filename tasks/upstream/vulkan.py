@@ -16,27 +16,31 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from executorch.backends.transforms.fuse_view_copy import FuseViewCopyTransform
-from executorch.backends.vulkan._passes.squeeze_unsqueeze_inputs import SqueezeUnsqueezeInputs
-from executorch.backends.vulkan.op_registry import (
+from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+from executorch.exir.backend.partitioner import PartitionResult
+from executorch.exir.pass_base import ExportPass
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from .compat import (
+    ANY_TEXTURE,
+    FakeTensor,
+    FuseViewCopyTransform,
+    ProxyValue,
+    SqueezeUnsqueezeInputs,
+    VulkanBackend,
+    VulkanSupportedOperators,
+    WebGPUPartitioner,
+    apply_passes,
+    exir_ops,
+    fusable_patterns,
     get_op_features,
     is_reduce_node_supported_by_per_row_impl,
     pick_storage_for_reduce,
+    pytree,
+    unset_fake_temporarily,
 )
-from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner, VulkanSupportedOperators
-from executorch.backends.vulkan.patterns import fusable_patterns
-from executorch.backends.vulkan.utils import ANY_TEXTURE
-from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend, apply_passes
-from executorch.backends.webgpu.partitioner.partitioner import WebGPUPartitioner
-from executorch.exir.backend.partitioner import PartitionResult
-from executorch.exir.dialects._ops import ops
-from executorch.exir.pass_base import ExportPass, ProxyValue
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.export import ExportedProgram
-from torch.fx import Node
-from torch.utils import _pytree as pytree
-
-from ..programs.graphs import KEPT, exclude_from_partitions
+from .exir import KEPT, exclude_from_partitions
 
 
 @dataclass(frozen=True)
@@ -597,7 +601,7 @@ def _zeros(call: Callable[..., Any], x: Any) -> Any:
     return call(_ATEN.sub.Tensor, (parts, parts))
 
 
-_ATEN = ops.edge.aten
+_ATEN = exir_ops.edge.aten
 
 
 def _write_total(

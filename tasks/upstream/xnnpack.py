@@ -17,40 +17,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from executorch.backends.xnnpack.partition.config import (
-    ALL_PARTITIONER_CONFIGS,
-    AddmmConfig,
-    BatchNormConfig,
-    ConstantPadConfig,
-    ConvolutionConfig,
-    GeluConfig,
-    LinearConfig,
-    MaxDimConfig,
-    MMConfig,
-    PreluConfig,
-    ToDimOrderCopyConfig,
-    UnsqueezeCopyConfig,
-    UpsampleBilinear2dConfig,
-)
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.backends.xnnpack.quantizer import xnnpack_quantizer_utils
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils import (
-    QuantizationConfig,
-    is_relu_node,
-    propagate_annotation,
-)
-from executorch.backends.xnnpack.utils.quant_utils import (
-    IS_IMPLICIT_Q_DQ_TAG,
-    is_dequant,
-    is_dynamic_qdq,
-    is_quant,
-    is_tagged_as_implicit_q_dq,
-)
-from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from executorch.exir.backend.partitioner import PartitionResult
-from executorch.exir.dialects._ops import ops
-from executorch.exir.graph_module import get_control_flow_submodules
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
@@ -59,6 +28,33 @@ from torch.fx.passes.operator_support import create_op_support
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
+from .compat import (
+    ALL_PARTITIONER_CONFIGS,
+    IS_IMPLICIT_Q_DQ_TAG,
+    AddmmConfig,
+    BatchNormConfig,
+    ConstantPadConfig,
+    ConvolutionConfig,
+    GeluConfig,
+    GroupBasedPartitioner,
+    LinearConfig,
+    MaxDimConfig,
+    MMConfig,
+    PreluConfig,
+    QuantizationConfig,
+    ToDimOrderCopyConfig,
+    UnsqueezeCopyConfig,
+    UpsampleBilinear2dConfig,
+    exir_ops,
+    get_control_flow_submodules,
+    is_dequant,
+    is_dynamic_qdq,
+    is_quant,
+    is_relu_node,
+    is_tagged_as_implicit_q_dq,
+    propagate_annotation,
+    xnnpack_quantizer_utils,
+)
 from .torch_export import STEPS, call_operator
 from .xnnpack_passes import is_approximate
 
@@ -346,7 +342,7 @@ def _keep_scale(node: Node) -> bool:
 
 
 _TAG = "delegation_tag"
-_COPIES = (ops.edge.dim_order_ops._clone_dim_order.default, ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
+_COPIES = (exir_ops.edge.dim_order_ops._clone_dim_order.default, exir_ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
 
 
 def _has_one_dynamic_size(node: Node) -> bool:
@@ -387,10 +383,10 @@ def _is_constant(weight: Any) -> bool:
 
 _LAID_OUT = {
     *_COPIES,
-    ops.edge.dim_order_ops._to_dim_order_copy.default,  # noqa: SLF001 - the operator's name
-    ops.edge.aten._to_copy.default,  # noqa: SLF001 - as above
-    *(getattr(ops.edge.aten, name).default for name in ("t_copy", "permute_copy", "view_copy", "unsqueeze_copy")),
-    ops.edge.aten.transpose_copy.int,
+    exir_ops.edge.dim_order_ops._to_dim_order_copy.default,  # noqa: SLF001 - the operator's name
+    exir_ops.edge.aten._to_copy.default,  # noqa: SLF001 - as above
+    *(getattr(exir_ops.edge.aten, name).default for name in ("t_copy", "permute_copy", "view_copy", "unsqueeze_copy")),
+    exir_ops.edge.aten.transpose_copy.int,
 }
 
 
@@ -571,7 +567,7 @@ def _is_left(node: Node) -> bool:
     return (shared and not _result(node)) or any(other.meta.get(_TAG) != node.meta.get(_TAG) for other in around)
 
 
-_MOVING = {getattr(ops.edge.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d")}
+_MOVING = {getattr(exir_ops.edge.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d")}
 
 
 def _around(node: Node) -> list[Node]:

@@ -14,26 +14,28 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from executorch.backends.transforms.utils import create_constant_placeholder
-from executorch.backends.xnnpack._passes import XNNPACKPassManager
-from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import (
-    ChannelsLastTaggedReshapePass as _Pass,
-)
-from executorch.backends.xnnpack._passes.conv1d_unsqueeze_pass import Conv1dUnsqueezePass
-from executorch.backends.xnnpack._passes.convert_to_linear import ConvertToLinearPass
-from executorch.backends.xnnpack._passes.convert_to_sdpa import ConvertToSDPAPass
-from executorch.backends.xnnpack._passes.convert_to_upsample_bilinear2d import ConvertToUpsampleBilinear2d
-from executorch.backends.xnnpack._passes.fuse_batch_norm import FuseBatchNormPass
-from executorch.backends.xnnpack._passes.xnnpack_pass import XNNPACKPass
-from executorch.backends.xnnpack.operators.node_visitor import NodeVisitor
-from executorch.backends.xnnpack.partition.graphs import bilinear_2d, sdpa
-from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic_qdq
-from executorch.exir.dialects._ops import ops
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
-from ..programs.weights import packed_by_rows
+from .compat import ChannelsLastTaggedReshapePass as _Pass
+from .compat import (
+    Conv1dUnsqueezePass,
+    ConvertToLinearPass,
+    ConvertToSDPAPass,
+    ConvertToUpsampleBilinear2d,
+    FuseBatchNormPass,
+    NodeVisitor,
+    XNNPACKPass,
+    XNNPACKPassManager,
+    bilinear_2d,
+    create_constant_placeholder,
+    exir_ops,
+    is_dequant,
+    is_dynamic_qdq,
+    sdpa,
+)
+from .torchao import packed_by_rows
 
 
 def mend_xnnpack_passes() -> None:
@@ -92,7 +94,7 @@ def _insert_where_quantized(self: Any, graph: Graph, anchor: Node, q_params: Any
 
 
 _to_nhwc, _to_nchw = _Pass.input_to_nhwc, _Pass.input_to_nchw
-_COPY = ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
+_COPY = exir_ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
 
 
 def mend_dynamic_layouts() -> None:
@@ -196,7 +198,7 @@ _DYNAMIC = {
 
 
 _call = _Pass.call
-_CONVOLUTION, _LINEAR = ops.edge.aten.convolution.default, ops.edge.aten.linear.default
+_CONVOLUTION, _LINEAR = exir_ops.edge.aten.convolution.default, exir_ops.edge.aten.linear.default
 
 
 def separate_products() -> None:
@@ -308,15 +310,15 @@ def _is_channels_last(node: Node) -> bool:
 
 
 _STATIC = {
-    "memory_sensitive_ops_nchw": {*_usual_layout, ops.edge.aten._softmax.default},  # noqa: SLF001 - the operator's name
+    "memory_sensitive_ops_nchw": {*_usual_layout, exir_ops.edge.aten._softmax.default},  # noqa: SLF001 - the operator's name
     "insert_copy_q_dq": _insert_for_its_users,
     "is_nhwc_node": staticmethod(_is_channels_last),
     "is_nchw_node": staticmethod(lambda node: not _is_channels_last(node)),
 }
 
 
-_GELU, _SIGMOID = ops.edge.aten.gelu.default, ops.edge.aten.sigmoid.default
-_ADD, _MUL = ops.edge.aten.add.Tensor, ops.edge.aten.mul.Tensor
+_GELU, _SIGMOID = exir_ops.edge.aten.gelu.default, exir_ops.edge.aten.sigmoid.default
+_ADD, _MUL = exir_ops.edge.aten.add.Tensor, exir_ops.edge.aten.mul.Tensor
 _FACTOR = 2 * math.sqrt(2 / math.pi)
 _COEFFICIENTS = {"gelu_linear": _FACTOR, "gelu_cubic": _FACTOR * 0.044715}
 _init = XNNPACKPassManager.__init__
@@ -382,7 +384,7 @@ def _with_pass(manager: Any, *args: Any, **options: Any) -> None:
 
 # The operator that every pattern of bilinear upsampling has, and the one of scaled dot product attention, which finds
 # rows of the mask without a value.
-NEEDED_BY_BILINEAR, NEEDED_BY_SDPA = ops.edge.aten.upsample_bilinear2d.vec, ops.edge.aten.any.dim
+NEEDED_BY_BILINEAR, NEEDED_BY_SDPA = exir_ops.edge.aten.upsample_bilinear2d.vec, exir_ops.edge.aten.any.dim
 
 
 @cache

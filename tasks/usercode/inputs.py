@@ -11,11 +11,10 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...errors import SourceError
 from ..engine.stage import Progressed
+from ..upstream.compat import ValueRanges, pytree
 
 
 def own_tensors(inputs: Any) -> Any:

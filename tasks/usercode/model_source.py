@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 from torch.export import ExportedProgram, ShapesCollection
-from torch.utils import _pytree as pytree
 
 from ...artifacts.ref import ArtifactRef
 from ...configs.base import NAME_PATTERN, describe_errors
@@ -35,6 +34,7 @@ from ..engine.keys.inputs import Recorder, recording
 from ..engine.keys.source import loaded_files, observed_distributions, observed_modules
 from ..engine.stage import Workspace
 from ..programs.weights import builder_scope
+from ..upstream.compat import pytree
 from ..upstream.torch_export import import_torchvision, mapping_heard
 from .inputs import own_tensors
 

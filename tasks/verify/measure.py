@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from executorch.extension.pybindings.portable_lib import _load_for_executorch
 from executorch.runtime import Verification
 
 from ...errors import FileFormatError, PteforgeError, first_line
@@ -24,6 +23,7 @@ from ...formats.pte.reader import open_pte
 from ...formats.pte.tables import I32, U64, Flatbuffer, TableView
 from ..results.costs import MemoryUse, TimeShare, Timing, percentile
 from ..results.figures import WHOLE_FILE
+from ..upstream.compat import _load_for_executorch
 from .running import Loadable, load_libraries, missing_backends, runnable_payloads
 
 if TYPE_CHECKING:

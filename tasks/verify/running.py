@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from executorch.runtime import Program, Runtime, Verification
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
@@ -31,6 +30,7 @@ from ..backend import kernels  # noqa: F401 - those of quantized operators, too
 from ..programs.program import load_program
 from ..programs.weights import weights_on_use
 from ..results.figures import Case
+from ..upstream.compat import OpOverload
 from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases
 from .compare import compare_all
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from executorch.runtime import Method
-from torch.utils import _pytree as pytree
 
 from ...configs.model import ModelDefinition
 from ...errors import PteforgeError, SourceError
 from ...formats.pte.buckets import Bucket, fit_bucket
 from ..programs.weights import weights_on_use
+from ..upstream.compat import pytree
 from ..usercode.model_source import seed_everything, user_code_error
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from executorch.runtime import Runtime
-from torch.utils import _pytree as pytree
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
@@ -31,6 +30,7 @@ from ..results.figures import (
     violations,
     worst_of,
 )
+from ..upstream.compat import pytree
 from ..usercode.inputs import same_shapes, stored_cases
 from .adversarial import Found, Judge
 from .compare import compare_all, worst_parts

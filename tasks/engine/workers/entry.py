@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ...upstream.compat import FakeTensorMode
 
 _REMEMBERED_CALLS = 5000  # of two kilobytes each
 

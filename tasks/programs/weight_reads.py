@@ -1,0 +1,133 @@
+"""Code that reads fake tensors which stand for weights, in stages that run without them.
+
+Part of the keys of `edge`, `partition` and `preprocess`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from ..upstream.compat import (
+    _DISPATCH_META_HANDLERS,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    is_non_overlapping_and_dense_or_false,
+    tree_leaves,
+)
+from .program import fake_on
+from .storages import AbsentWeights, storage_address
+
+_READERS = ("__array__", "data_ptr", "numpy", "tolist")  # methods that do not dispatch an operator
+_READING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class WeightRead(BaseException):
+    """Code needs the bytes of a weight that is absent."""
+
+
+@contextmanager
+def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
+    """Raises WeightRead where code reads or writes absent weights, while the context is open.
+
+    Stages that run without weights (see `programs.binding`) have fake tensors in their place, which torch lets code
+    read: `item` returns a symbol, `data_ptr` zero. Code that needs the bytes must neither continue with something else
+    nor catch the error: `WeightRead` is no `Exception`. Code may compute with weights, as MLX's partitioner does to see
+    what it supports, but it cannot read the results. `copy.deepcopy` of a weight, by which exir's
+    duplicate_constant_node_pass copies constants, makes another fake weight with the same bytes; torch cannot copy fake
+    tensors. Tests of each target compare results with those made with weights; no part of this goes upstream.
+    """
+    dispatch, copy, address = FakeTensorMode.dispatch, FakeTensor.__deepcopy__, torch.UntypedStorage.data_ptr
+    guard = _Guard(absent)
+
+    def checked_dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DISPATCH_META_HANDLERS or not guard.depends(args, kwargs):
+            return dispatch(mode, func, types, args, kwargs)
+        return guard.call(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+
+    def checked_copy(tensor: Any, memo: dict[Any, Any]) -> Any:
+        return _copied(absent, tensor, memo) if guard.is_weight(tensor) else copy(tensor, memo)
+
+    def checked_address(storage: Any) -> int:
+        if absent.slot(storage) is not None:
+            raise WeightRead("the address of a weight was taken")
+        return int(address(storage))
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(FakeTensorMode, "dispatch", checked_dispatch))
+        patches.enter_context(patch.object(FakeTensor, "__deepcopy__", checked_copy))
+        patches.enter_context(patch.object(torch.UntypedStorage, "data_ptr", checked_address))
+        for name in _READERS:
+            reader = guard.reader(name, getattr(FakeTensor, name))
+            patches.enter_context(patch.object(FakeTensor, name, reader))
+        yield
+
+
+@dataclass
+class _Guard:
+    """Follows values that are computed from absent weights."""
+
+    _absent: AbsentWeights
+    _computed: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+
+    def is_weight(self, value: Any) -> bool:
+        return isinstance(value, FakeTensor) and self._absent.slot(value.untyped_storage()) is not None
+
+    def depends(self, *values: Any) -> bool:
+        """Whether a weight, or something computed from one, is among nested arguments."""
+        storages = [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor)]
+        return any(
+            storage_address(storage) in self._computed or self._absent.slot(storage) is not None for storage in storages
+        )
+
+    def call(self, func: Any, args: Any, kwargs: Any, dispatch: Callable[[], Any]) -> Any:
+        """Calls an operator on such arguments."""
+        if not isinstance(func, OpOverload) or not _READING.isdisjoint(func.tags):
+            raise WeightRead(f"{func} reads a weight")
+        if func._schema.is_mutable and any(map(self.is_weight, tree_leaves((args, kwargs)))):  # noqa: SLF001 - not public
+            raise WeightRead(f"{func} changes a weight")
+        try:
+            results = dispatch()
+        except Exception as error:
+            raise WeightRead(f"{func} fails on a weight that is absent: {error}") from error
+        for result in tree_leaves(results) if get_proxy_mode() is None else ():
+            if not isinstance(result, FakeTensor):
+                raise WeightRead(f"{func} reads a weight")
+            if not self.is_weight(result):
+                storage = result.untyped_storage()
+                self._computed[storage_address(storage)] = storage
+        return results
+
+    def reader(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of fake tensors that raises for these."""
+
+        def checked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.depends(tensor):
+                raise WeightRead(f"`{name}` reads a weight")
+            return method(tensor, *args, **kwargs)
+
+        return checked
+
+
+def _copied(absent: AbsentWeights, tensor: Any, memo: dict[Any, Any]) -> Any:
+    """Copies like torch does real tensors: a parameter's own bytes, and for other tensors the whole storage."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    storage = tensor.untyped_storage()
+    if isinstance(tensor, torch.nn.Parameter):
+        if not is_non_overlapping_and_dense_or_false(tensor) or tensor.nbytes != storage.nbytes():
+            raise WeightRead("a parameter that is part of a larger storage is copied")
+        copied = absent.add_copy(storage)
+    else:
+        storages = memo.setdefault("torch", {})  # where torch keeps them
+        copied = storages.get(storage_address(storage)) or absent.add_copy(storage)
+        storages[storage_address(storage)] = copied
+    memo[id(tensor)] = fake_on(copied, tensor, tensor.fake_mode)
+    return memo[id(tensor)]
