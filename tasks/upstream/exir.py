@@ -106,7 +106,7 @@ def no_idle_decompositions() -> AbstractContextManager[object]:
 
 def _calls_any(program: ExportedProgram, operators: Collection[Any]) -> bool:
     nodes = (node for module in _graph_modules(program) for node in module.graph.nodes if node.op == "call_function")
-    return any(getattr(node.target, "_op", node.target) in operators for node in nodes)
+    return any(node.target in operators for node in nodes)
 
 
 def _reshape_views(program: ExportedProgram) -> None:

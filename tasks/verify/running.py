@@ -70,9 +70,8 @@ class Loadable:
         """Loads it with all of ExecuTorch's checks; raises RuntimeError where one fails."""
         for module in open_pte(self.program).kernel_modules:
             importlib.import_module(module)
-        return Runtime.get().load_program(
-            self.program, verification=Verification.InternalConsistency, data_path=self.data
-        )
+        data = {"data_path": self.data} if self.data else {}  # ExecuTorch before 1.5 takes none
+        return Runtime.get().load_program(self.program, verification=Verification.InternalConsistency, **data)
 
     def run(self, calls: Sequence[ExpectedCall]) -> Iterator[Sequence[Any]]:
         """Runs like a `Runnable`."""
