@@ -30,13 +30,13 @@ from ..upstream.compat import (
     pad_to,
     serialize_pte_binary,
 )
-from ..upstream.exir_emission import ViewedData
+from ..upstream.exir_emission import viewed
 
 
 def named_blobs(packed: PackedContainer) -> NamedDataStoreOutput:
     """The blobs under their digests, aligned as the container says."""
     return NamedDataStoreOutput(
-        buffers=[ViewedData(blob) for blob in packed.blobs.values()],
+        buffers=[viewed(blob) for blob in packed.blobs.values()],
         pte_data={str(key): DataEntry(index, packed.alignment, None) for index, key in enumerate(packed.blobs)},
         external_data={},
     )

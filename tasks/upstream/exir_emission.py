@@ -245,6 +245,11 @@ class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped
         outfile.write(self._content)
 
 
+def viewed(content: memoryview) -> ViewedData | bytes:
+    """Data that is written from where it is; a copy where ExecuTorch, before 1.5, takes bytes only."""
+    return bytes(content) if is_missing(FileBackedData) else ViewedData(content)
+
+
 @contextmanager
 def constants_viewed() -> Iterator[None]:
     """Keeps the emitter from copying large constants into bytes, while the context is open.
@@ -261,7 +266,7 @@ def constants_viewed() -> Iterator[None]:
 
     def content(array: Any) -> bytes | ViewedData:
         view = memoryview(array).cast("B")
-        return ViewedData(view) if len(view) >= MIN_SHARED else bytes(view)
+        return viewed(view) if len(view) >= MIN_SHARED else bytes(view)
 
     def hashed(data: bytes | ViewedData) -> Any:
         return SimpleNamespace(hexdigest=data.sha256().hex) if isinstance(data, ViewedData) else sha256(data)

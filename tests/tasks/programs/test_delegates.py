@@ -1,12 +1,11 @@
 """Results of backends, without pickle."""
 
-import copy
 import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from executorch.exir._serialize._cord import Cord, FileBackedData
+from executorch.exir._serialize._cord import FileBackedData
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.tensor_layout import TensorLayout
@@ -16,7 +15,6 @@ from pteforge.errors import StoreError
 from pteforge.tasks.programs.delegates import (
     DelegateResult,
     Delegates,
-    ViewedData,
     keep_named_data,
     load_delegates,
     named_data_stored,
@@ -104,18 +102,3 @@ def test_named_data_is_stored_when_it_is_added(store):
     assert isinstance(named.buffers[-1], bytes)
     kept = keep_named_data(named.get_named_data_store_output(), store)
     assert [buffer.to_bytes() for buffer in kept.buffers] == [large, b"s", large + b"l", large * 2]
-
-
-def test_views_are_written_as_bytes_are(tmp_path: Path):
-    """A view is a piece of a file like the bytes that it is of, and copies of what holds it share it."""
-    content = bytes(range(256)) * 300
-    view = ViewedData(memoryview(content))
-    cord = Cord(b"first")
-    for piece in (view, copy.deepcopy(view)):
-        cord.append(piece)
-    with (tmp_path / "written").open("wb") as file:
-        cord.write_to_file(file)
-    assert (tmp_path / "written").read_bytes() == bytes(cord) == b"first" + content * 2
-    assert (len(view), view.prefix(300), view.to_bytes()) == (len(content), content[:300], content)
-    assert view.sha256().hex() == digest_bytes(content)
-    assert copy.deepcopy(view) is view

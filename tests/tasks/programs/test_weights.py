@@ -1,6 +1,5 @@
 """Weights that stay in files: casts that are computed when an operator reads them, and what the store refers to."""
 
-import inspect
 import itertools
 import subprocess
 import sys
@@ -8,8 +7,6 @@ import sys
 import pytest
 import torch
 import transformers
-from executorch.backends.xnnpack.operators.node_visitor import NodeVisitor
-from executorch.exir.passes import _quant_patterns_and_replacements as _patterns  # noqa: F401 - registers an operator
 from pteforge.artifacts.local_store import LocalStore
 from pteforge.errors import StoreUnusable
 from pteforge.tasks.export.eager import run_eager
@@ -22,7 +19,6 @@ from pteforge.tasks.programs.weights import (
     WeightsOnUse,
     cast_of,
     cast_on_use,
-    dequantization_by_rows,
     map_reference,
     reference_of,
 )
@@ -342,21 +338,6 @@ def test_models_by_name_are_what_they_are_in_memory(kind, tmp_path, monkeypatch)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("zeros", [True, False])
-@pytest.mark.parametrize("group", [8, 32, 64])
-def test_rows_dequantize_as_the_whole(monkeypatch, group, zeros):
-    from torchao.quantization.quant_primitives import dequantize_affine
-
-    values = torch.randint(-8, 8, (50, 64), dtype=torch.int8)
-    scale = torch.rand(50, 64 // group)
-    points = torch.randint(-8, 8, scale.shape, dtype=torch.int8) if zeros else None
-    arguments = (values, (1, group), scale, points, torch.int8, -8, 7)
-    expected = dequantize_affine(*arguments)
-    monkeypatch.setattr("pteforge.tasks.programs.weights._LEAST_BY_ROWS", 1000)
-    with dequantization_by_rows():
-        assert torch.equal(dequantize_affine(*arguments), expected)
-
-
 def test_a_store_behind_a_link(tmp_path):
     """Tensors in scratch files become objects, also where the system names the folder of the store otherwise."""
     (tmp_path / "disk").mkdir()
@@ -384,45 +365,3 @@ def test_an_object_is_not_stored_again(tmp_path, monkeypatch):
     changed = put_storage(mapped.untyped_storage(), store)
     assert changed != blob
     assert store.read(changed) == mapped.numpy().tobytes()
-
-
-def of_embedding(bits):
-    """The operator that packs tables of embeddings."""
-    return lambda matrix: torch.ops.quant_fusion._pack_embedding_weight(matrix, bits)
-
-
-XNNPACK = inspect.unwrap(NodeVisitor.convert_to_qc4w)  # a test before this one may have replaced it
-CASES = [
-    *((XNNPACK, shape) for shape in [(1, 2), (7, 8), (16, 33), (5, 400), (3, 5, 1)]),
-    *((of_embedding(bits), shape) for bits in (2, 4) for shape in [(1, 8), (33, 12), (5, 400)]),
-]
-
-
-@pytest.mark.parametrize(("pack", "shape"), CASES)
-def test_packing_by_rows(pack, shape, monkeypatch):
-    """Whatever the number of rows and columns, packing by rows makes the bytes that packing the whole makes."""
-    matrix = torch.randint(-2, 2, shape, dtype=torch.int8)
-    monkeypatch.setattr(weights, "_AT_ONCE", 64)
-    largest = []
-    packed = weights.packed_by_rows(matrix, lambda part: largest.append(part.numel()) or pack(part))
-    assert torch.equal(packed, pack(matrix))
-    assert packed.dtype is torch.uint8
-    assert packed.untyped_storage().nbytes() == packed.nbytes
-    assert matrix.dim() != 2 or max(largest) <= max(64, shape[1])
-
-
-def test_packing_out_of_range(monkeypatch):
-    """XNNPACK refuses weights of more than 4 bits in any row."""
-    monkeypatch.setattr(weights, "_AT_ONCE", 64)
-    matrix = torch.zeros(32, 8, dtype=torch.int8)
-    matrix[31, 7] = 8
-    with pytest.raises(AssertionError, match="out of"):
-        weights.packed_by_rows(matrix, XNNPACK)
-
-
-def test_xnnpack_packs_by_rows():
-    """Upstream's function is the one that its node visitors call, and is replaced."""
-    from pteforge.tasks.upstream.xnnpack_passes import pack_by_rows
-
-    pack_by_rows()
-    assert NodeVisitor.convert_to_qc4w.func is weights.packed_by_rows

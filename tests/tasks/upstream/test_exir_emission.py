@@ -1,19 +1,23 @@
 """Results of ``cond``, remainders of integers, and tensors that an operator and a delegate use."""
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir._serialize import _serialize
+from executorch.exir._serialize._cord import Cord
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir._serialize._program import PTEFile, deserialize_pte_binary
 from executorch.exir.schema import Buffer, Program, SubsegmentOffsets
 from functorch.experimental.control_flow import map as map_rows
+from pteforge.artifacts.digest import digest_bytes
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.backend.emission import to_executorch
 from pteforge.tasks.targets.find import find_target
-from pteforge.tasks.upstream.exir_emission import MIN_SHARED, constants_once
+from pteforge.tasks.upstream.exir_emission import MIN_SHARED, ViewedData, constants_once
 from pteforge.tests.lowering import outputs_of, recipe
 from pteforge.tests.zoo.networks import Function
 from torch.utils import _pytree as pytree
@@ -220,3 +224,18 @@ def test_large_constants_are_those_of_upstream(target):
     )
     assert made == plain
     assert made.count(matrix.numpy().tobytes()[:999]) == 1
+
+
+def test_views_are_written_as_bytes_are(tmp_path: Path):
+    """A view is a piece of a file like the bytes that it is of, and copies of what holds it share it."""
+    content = bytes(range(256)) * 300
+    view = ViewedData(memoryview(content))
+    cord = Cord(b"first")
+    for piece in (view, copy.deepcopy(view)):
+        cord.append(piece)
+    with (tmp_path / "written").open("wb") as file:
+        cord.write_to_file(file)
+    assert (tmp_path / "written").read_bytes() == bytes(cord) == b"first" + content * 2
+    assert (len(view), view.prefix(300), view.to_bytes()) == (len(content), content[:300], content)
+    assert view.sha256().hex() == digest_bytes(content)
+    assert copy.deepcopy(view) is view
