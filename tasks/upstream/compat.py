@@ -8,13 +8,16 @@ patched: who needs it fails with that sentence, and all else goes on.
 from __future__ import annotations
 
 import os
+from functools import reduce
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ...errors import ToolchainError
 
-WITHOUT = "PTEFORGE_UPSTREAM_WITHOUT"  # environment variable: names, joined by commas, that are taken for missing
+WITHOUT = (
+    "PTEFORGE_UPSTREAM_WITHOUT"  # environment variable: dotted names, joined by commas, that are taken for missing
+)
 
 _NAMES = {
     "executorch.backends.apple.coreml.compiler": "CoreMLBackend",
@@ -143,10 +146,31 @@ PATHS = {name: f"{module}.{name}" for module, names in _NAMES.items() for name i
 def __getattr__(name: str) -> Any:
     if name not in PATHS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = (
-        _missing(PATHS[name]) if name in os.environ.get(WITHOUT, "").split(",") else _find(PATHS[name])
-    )
+    globals()[name] = value = find(PATHS[name])
     return value
+
+
+def find(path: str) -> Any:
+    """What torch, ExecuTorch or another package has under a dotted name, which may begin with a name of this module."""
+    first, dot, rest = path.partition(".")
+    path = f"{PATHS.get(first, first)}{dot}{rest}"
+    if path in os.environ.get(WITHOUT, "").split(","):
+        return _missing(path)
+    names = path.split(".")
+    for length in range(len(names), 0, -1):
+        module = ".".join(names[:length])
+        try:
+            return reduce(getattr, names[length:], import_module(module))
+        except AttributeError:
+            return _missing(path)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise  # another package that a backend needs
+        except ImportError as error:
+            if not (error.name or "").startswith(names[0]):
+                raise
+            return _missing(path)
+    return _missing(path)
 
 
 def is_missing(value: object) -> bool:
@@ -154,18 +178,7 @@ def is_missing(value: object) -> bool:
     return isinstance(value, _Missing)
 
 
-def _find(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    try:
-        holder = import_module(module)
-        return getattr(holder, name) if hasattr(holder, name) else import_module(path)
-    except ImportError as error:
-        if not (error.name or "").startswith(module.partition(".")[0]):
-            raise  # another package that a backend needs
-        return _missing(path)
-
-
-def _missing(path: str) -> _Missing:
+def _missing(path: str) -> Any:
     return _Missing(path.rpartition(".")[2], (), {"path": path})
 
 
@@ -188,7 +201,7 @@ class _Missing(type):
         raise cls._error()
 
     def __iter__(cls) -> Any:
-        raise cls._error()
+        return iter(())
 
     def _error(cls) -> ToolchainError:
         package = cls.path.partition(".")[0]

@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .compat import exir_ops
+from .patches import mends
 
 Layer = Callable[..., torch.Tensor]
 
@@ -25,6 +26,10 @@ NORM = frozenset({torch.ops.aten.batch_norm.default})  # the operator of `torch.
 _PADS = (torch.ops.aten.pad.default, exir_ops.edge.aten.pad.default)
 
 
+@mends(
+    "circular padding is taken for Core ML, whose converter refuses it",
+    "_OperatorsSupportedForCoreMLBackend.should_override_support",
+)
 @cache
 def decompose_circular_padding() -> None:
     """Has circular padding decomposed, for the rest of the process.
@@ -45,6 +50,10 @@ def decompose_circular_padding() -> None:
     Support.should_override_support = unless_circular
 
 
+@mends(
+    "Core ML's temporary files, weights included, stay until the process ends",
+    "CoreMLBackend.preprocess_multimethod",
+)
 @cache
 def remove_coreml_temporary_files() -> None:
     """Makes the backend remove its temporary files when it has compiled, for the rest of the process.
@@ -65,6 +74,10 @@ def remove_coreml_temporary_files() -> None:
     CoreMLBackend.preprocess_multimethod = staticmethod(call)
 
 
+@mends(
+    "patterns that match nothing are compared with each model, which takes time",
+    "CoreMLQuantizer.annotate",
+)
 @cache
 def prune_coreml_patterns() -> None:
     """Makes the quantizer match only patterns whose operators are all in the graph, for the rest of the process.

@@ -52,10 +52,12 @@ from .compat import (
     lowered_backend_module,
     pytree,
 )
+from .patches import mends
 
 _ATEN = torch.ops.aten
 
 
+@mends("operators whose first operand is a number, such as `17 % x`, cannot be lowered")
 def take_numbers_as_tensors(program: ExportedProgram) -> None:
     """Gives operators whose first operand is a number a tensor of the result's dtype instead, in place.
 
@@ -85,6 +87,7 @@ def _graph_modules(program: ExportedProgram) -> Iterator[GraphModule]:
     return (module for module in program.graph_module.modules() if isinstance(module, GraphModule))
 
 
+@mends("a `view` of what attention returns cannot be decomposed", "torch.export.ExportedProgram.run_decompositions")
 def no_idle_decompositions() -> AbstractContextManager[object]:
     """Skips decompositions whose table has no operator of the program. The empty table stays: it functionalizes.
 
@@ -128,37 +131,53 @@ def _reshape_views(program: ExportedProgram) -> None:
 
 @contextmanager
 def declared_bounds() -> Iterator[None]:
-    """Keeps the bounds of input sizes as declared.
+    """Keeps the bounds of input sizes as declared, and what depends on them, while the context is open."""
+    patches = (_unrefined_ranges, _functions_of_sizes, _whole_lists, _full_for_empty, _numbers_of_one_type, _one_layout)
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each())
+        yield
+
+
+@mends(
+    "fake kernels narrow the bounds of dynamic sizes",
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv._refine_ranges",
+)
+def _unrefined_ranges() -> AbstractContextManager[object]:
+    """Keeps the bounds of input sizes.
 
     Exir runs programs on fake tensors many times, and torch 2.13 takes each comparison of a size for a fact about it.
     The fake convolution, for example, asks whether a batch has 16 or more items to choose a CPU algorithm. The
     example's batch has fewer, so the upper bound becomes 15: memory is planned for that, and the file rejects sizes
     that the model was exported for. Bounds of sizes that depend on data are left to torch: checks in the model's code
-    narrow them. Relies on `ShapeEnv._refine_ranges` (torch/fx/experimental/symbolic_shapes.py). Delete once fake
-    kernels do not refine ranges while exir runs its passes.
-
-    Exir's verifier (verification/verifier.py) refuses functions of sizes that are written in Python, such as
-    ``torch.sym_max``, although `EdgeToBackendOpsPass` gives them operators later, which the runtime has. Here, it knows
-    them. Delete once it does by itself.
+    narrow them. Delete once fake kernels do not refine ranges while exir runs its passes.
     """
     refine = ShapeEnv._refine_ranges  # noqa: SLF001 - see above
-    operators = edge_verifier._EXECUTORCH_SYM_OPS | _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS.keys()  # noqa: SLF001 - see above
 
     def refine_ranges(env: ShapeEnv, expr: sympy.Basic) -> None:
         if not expr.free_symbols <= env.backed_var_to_val.keys():
             refine(env, expr)
 
-    with (
-        patch.object(ShapeEnv, "_refine_ranges", refine_ranges),
-        patch.object(edge_verifier, "_EXECUTORCH_SYM_OPS", operators),
-        _whole_lists(),
-        _full_for_empty(),
-        _numbers_of_one_type(),
-        _one_layout(),
-    ):
-        yield
+    return patch.object(ShapeEnv, "_refine_ranges", refine_ranges)
 
 
+@mends(
+    "functions of sizes, such as `torch.sym_max`, are refused",
+    "edge_verifier._EXECUTORCH_SYM_OPS",
+)
+def _functions_of_sizes() -> AbstractContextManager[object]:
+    """Lets exir's verifier (verification/verifier.py) take functions of sizes that are written in Python.
+
+    `EdgeToBackendOpsPass` gives them operators later, which the runtime has. Delete once it knows them by itself.
+    """
+    operators = edge_verifier._EXECUTORCH_SYM_OPS | _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS.keys()  # noqa: SLF001 - see above
+    return patch.object(edge_verifier, "_EXECUTORCH_SYM_OPS", operators)
+
+
+@mends(
+    "what `split` returns has the example's size",
+    "EdgeOpArgValidator.call_function",
+)
 def _whole_lists() -> AbstractContextManager[object]:
     """Lets exir's verifier see the whole list that an operator returns, such as ``split``.
 
@@ -183,6 +202,10 @@ def _whole_lists() -> AbstractContextManager[object]:
     return patch.object(EdgeOpArgValidator, "call_function", call_function)
 
 
+@mends(
+    "`empty` takes constant sizes only",
+    "MemoryFormatOpsPass.call_operator",
+)
 def _full_for_empty() -> AbstractContextManager[object]:
     """Fills empty tensors of dynamic sizes with zeros.
 
@@ -201,6 +224,10 @@ def _full_for_empty() -> AbstractContextManager[object]:
     return patch.object(MemoryFormatOpsPass, "call_operator", call_operator)
 
 
+@mends(
+    "integers next to floating point tensors, as in `x + 3`, are cast in each call, outside of delegates",
+    "ScalarToTensorPass.call_operator",
+)
 def _numbers_of_one_type() -> AbstractContextManager[object]:
     """Makes floating point tensors of integers next to floating point tensors, as in ``x + 3``.
 
@@ -221,6 +248,10 @@ def _numbers_of_one_type() -> AbstractContextManager[object]:
 _PROMOTED = {getattr(_ATEN, name).Tensor for name in ("add", "mul", "sub", "div")}
 
 
+@mends(
+    'portable kernels refuse tensors of several layouts: "different dim orders"',
+    "LegalizePortableDimOrderPass.call_operator",
+)
 def _one_layout() -> AbstractContextManager[object]:
     """Has operators of the portable kernels compute in the contiguous layout if their inputs have several.
 
@@ -274,6 +305,10 @@ def _is_contiguous(value: torch.Tensor) -> bool:
     return bool(dim_order_from_stride(value.stride()) == tuple(range(value.dim())))
 
 
+@mends(
+    "the whole graph is copied for each partition, which takes time",
+    "lowered_backend_module.legalize_graph",
+)
 def sorting_in_place() -> AbstractContextManager[object]:
     """Has exir move the nodes of a graph that it sorts, while the context is open.
 
@@ -342,6 +377,10 @@ _FIRST = frozenset(
 """What `legalize_graph` takes as soon as it can: sizes and assertions about them."""
 
 
+@mends(
+    "all nodes after two partitions are looked up one by one, which takes time",
+    "GroupBasedPartitioner._can_merge_partitions",
+)
 def merging_by_sets() -> AbstractContextManager[object]:
     """Has exir compare the nodes after two partitions as sets, not one by one, while the context is open.
 
@@ -368,6 +407,10 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
+@mends(
+    "passes trace graphs again in which nothing changed, which takes time",
+    "_ExportPassBase.call",
+)
 def no_idle_retraces() -> AbstractContextManager[object]:
     """Skips traces at the end of passes that would return their graph, while the context is open.
 
@@ -523,6 +566,7 @@ def _plain(value: Any, of_item: Any) -> Any:
     raise _UnknownError
 
 
+@mends("why partitioners leave calls to the CPU is not told", "WhyNoPartition.__call__")
 @contextmanager
 def reasons_of_partitioners() -> Iterator[dict[str, str]]:
     """The last reason of partitioners for leaving a node to others while the context is open, by its name.

@@ -37,6 +37,7 @@ from .compat import (
     is_missing,
     pte_serialization,
 )
+from .patches import mends
 
 _COND = torch.ops.higher_order.cond
 _CONTROL_FLOW = (_COND, torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)
@@ -44,6 +45,7 @@ _CLONE = exir_ops.edge.dim_order_ops._clone_dim_order.default  # noqa: SLF001 - 
 _VIEWS = (exir_ops.edge.aten.view_copy.default,)  # which become views of the same memory
 
 
+@mends("the result of `torch.cond` is overwritten by the next control flow operator")
 def copy_results_of_cond(program: ExportedProgram) -> None:
     """Copies the results of ``cond`` that are used by or after the next control flow operator, in place.
 
@@ -77,6 +79,7 @@ def _is_used_from(later: Node, value: Node) -> bool:
     return any(not user < later or (user.target in _VIEWS and _is_used_from(later, user)) for user in value.users)
 
 
+@mends("remainders of negative integers come out negative")
 def floor_remainders(program: ExportedProgram) -> None:
     """Gives remainders of integers whose dividend may be negative Python's sign, in place.
 
@@ -143,6 +146,11 @@ MIN_SHARED = 1 << 16
 """Bytes; smaller tensors are written twice, so that files without large ones are byte for byte as upstream's."""
 
 
+@mends(
+    "a tensor that an operator and a delegate use is written twice",
+    "executorch_serialization.serialize_pte_binary",
+    "pte_serialization._program_to_flatbuffer",
+)
 @contextmanager
 def constants_once() -> Iterator[None]:
     """Writes named data that equals a constant as a part of the constants, while the context is open.
@@ -250,6 +258,11 @@ def viewed(content: memoryview) -> ViewedData | bytes:
     return bytes(content) if is_missing(FileBackedData) else ViewedData(content)
 
 
+@mends(
+    "all weights outside of delegates are in memory while a file is written",
+    "_Emitter._save_new_const_tensor",
+    "emitter.hashlib",
+)
 @contextmanager
 def constants_viewed() -> Iterator[None]:
     """Keeps the emitter from copying large constants into bytes, while the context is open.

@@ -29,6 +29,7 @@ from ...artifacts.digest import digest_file, digest_json
 from ...artifacts.files import abandoned, remove, staging_folder
 from ...artifacts.store import cache_folder
 from ...errors import TargetError
+from .patches import mends
 
 if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
@@ -86,6 +87,7 @@ def mlx_partitioner() -> Partitioner:
     return partitioner
 
 
+@mends("MLX's payloads hold paths of this machine", "MLXBackend.preprocess")
 @cache
 def _drop_stack_traces() -> None:
     """Removes stack traces from programs before they are compiled, for the rest of the process.

@@ -21,8 +21,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import transformer
 
 from .compat import Min, MinMaxBase, OpOverload, pytree
+from .patches import mends
 
 
+@mends(
+    "`nn.TransformerEncoder` with a mask as an input cannot be exported",
+    "torch.nn.modules.transformer._detect_is_causal_mask",
+)
 def uncompared_masks() -> AbstractContextManager[object]:
     """Keeps torch from comparing masks of transformers while the context is open.
 
@@ -39,6 +44,10 @@ def uncompared_masks() -> AbstractContextManager[object]:
     return patch.object(transformer, "_detect_is_causal_mask", is_said_to_be_causal)
 
 
+@mends(
+    "views of heads and tokens behind a cache cannot be exported with dynamic sizes",
+    "MinMaxBase._collapse_known_multiplicative_terms",
+)
 def comparable_strides() -> AbstractContextManager[object]:
     """Has torch compare multiples of a sum, such as ``8 * n + 40`` and ``16 * n + 80``, while the context is open.
 
@@ -96,6 +105,10 @@ def import_torchvision() -> None:
         import_module("torchvision")
 
 
+@mends(
+    "a dynamically quantized layer whose input is a constant is wrong",
+    "torchao.quantization.pt2e.quantize_pt2e._quant_node_constraint",
+)
 def whole_dynamic_quantization() -> AbstractContextManager[object]:
     """Has `convert_pt2e` fold only quantizations of constants by a constant scale, while the context is open.
 

@@ -24,10 +24,14 @@ from .compat import (
     export_utils,
     torch_ops,
 )
+from .patches import mends
 
 _recompile = GraphModule.recompile
 
 
+@mends(
+    "the code of graphs is generated after every pass, which takes time", "torch.fx.graph_module.GraphModule.recompile"
+)
 @contextmanager
 def code_on_demand() -> Iterator[None]:
     """Postpones generating the code of graph modules to its first use, while the context is open.
@@ -116,6 +120,13 @@ class _Code:
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - as torch does
 
 
+@mends(
+    "every decomposition scans the whole operator registry, which takes time",
+    "export_utils._collect_all_valid_cia_ops",
+    "export_utils._materialize_cpp_cia_ops",
+    "torch_ops.OperatorBase.py_impl",
+    "torch_ops.Callable",
+)
 @contextmanager
 def one_registry_scan() -> Iterator[None]:
     """Scans again only if operators were registered since, in C++ or by `py_impl`. Nothing outlasts the context.
@@ -160,6 +171,7 @@ def _registered() -> Any:
     return list(registered), list(torch.ops._dir)  # noqa: SLF001 - as torch does
 
 
+@mends("each trace copies all ancestors of every node, which takes time", "torch.fx.traceback.NodeSource")
 def shared_ancestors() -> AbstractContextManager[object]:
     """Makes deep copies of a `NodeSource` the same object, while the context is open.
 
@@ -170,6 +182,7 @@ def shared_ancestors() -> AbstractContextManager[object]:
     return patch.object(NodeSource, "__deepcopy__", lambda source, _: source, create=True)
 
 
+@mends("unbacked symbols of one partition are taken for those of another")
 @contextmanager
 def no_pending_symbols(program: ExportedProgram) -> Iterator[None]:
     """Hides the pending symbols of other parts of the model while `program` is lowered.

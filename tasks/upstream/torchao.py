@@ -11,6 +11,8 @@ from unittest.mock import patch
 
 import torch
 
+from .patches import mends
+
 _AT_ONCE = 1 << 22  # weights that are packed together
 
 
@@ -29,6 +31,10 @@ def packed_by_rows(weights: torch.Tensor, pack: Callable[[torch.Tensor], torch.T
 _LEAST_BY_ROWS = 1 << 26  # numbers of a tensor from which on it is dequantized by rows
 
 
+@mends(
+    "dequantizing makes three copies of a matrix",
+    "torchao.quantization.quant_primitives._dequantize_affine_no_dtype_check",
+)
 def dequantization_by_rows() -> AbstractContextManager[object]:
     """Has torchao dequantize large matrices some rows at a time while the context is open, to the same numbers.
 

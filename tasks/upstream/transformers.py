@@ -10,7 +10,14 @@ from unittest.mock import patch
 import torch
 from transformers import core_model_loading, masking_utils
 
+from .patches import mends
 
+
+@mends(
+    "models with mask functions of their own, as Gemma 3, cannot be stored",
+    "transformers.masking_utils._vmap_expansion_sdpa",
+    "transformers.masking_utils._non_vmap_expansion_sdpa",
+)
 def masks_of_indices() -> AbstractContextManager[object]:
     """Computes masks from broadcast indices while the context is open, without ``torch.vmap``.
 
@@ -25,6 +32,9 @@ def masks_of_indices() -> AbstractContextManager[object]:
     return patch.object(masking_utils, "_vmap_expansion_sdpa", expanded)
 
 
+@mends(
+    "weights that are loaded in another dtype are copied in memory", "transformers.core_model_loading._materialize_copy"
+)
 def weights_cast_on_use(cast: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> AbstractContextManager[object]:
     """Casts weights that are loaded in another dtype by `cast`, which may put it off, while the context is open.
 

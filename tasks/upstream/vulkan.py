@@ -33,6 +33,7 @@ from .compat import (
     WebGPUPartitioner,
     apply_passes,
     exir_ops,
+    find,
     fusable_patterns,
     get_op_features,
     is_reduce_node_supported_by_per_row_impl,
@@ -41,6 +42,7 @@ from .compat import (
     unset_fake_temporarily,
 )
 from .exir import KEPT, exclude_from_partitions
+from .patches import mends
 
 
 @dataclass(frozen=True)
@@ -718,9 +720,14 @@ def _is_finite(program: ExportedProgram, placeholder: Node) -> bool:
         return value is not None and bool((value.abs() < _MASK).all())
 
 
-_preprocess = VulkanBackend.preprocess
+_preprocess = find("VulkanBackend.preprocess")
 
 
+@mends(
+    "totals, powers, softmaxes and pools are wrong on GPUs, or throw",
+    "VulkanBackend.preprocess",
+    "get_op_features",
+)
 def write_operators_out() -> None:
     """Has the backend write operators out, see `_WriteOut`; again changes nothing."""
 
@@ -740,6 +747,10 @@ def _texture_of_total(node: Node) -> Any:
     return (ANY_TEXTURE, ANY_TEXTURE) if per_row else pick_storage_for_reduce(node)
 
 
+@mends(
+    "patterns are traced again for each payload, which takes time",
+    "fusable_patterns",
+)
 def trace_patterns_once() -> None:
     """Keeps the graphs of upstream's patterns, which it traces for each partition and each payload, in over a second.
 
@@ -822,10 +833,19 @@ def mend_vulkan() -> None:
     """Applies all patches of this file that change no payload but wrong ones."""
     decline_fusions()
     write_operators_out()
+    merge_views_in_order()
+
+
+_merge = find("FuseViewCopyTransform._merge_view_copy_chains")
+
+
+@mends(
+    "layers of torchao that are decomposed cannot be lowered for GPUs with a dynamic batch",
+    "FuseViewCopyTransform._merge_view_copy_chains",
+)
+def merge_views_in_order() -> None:
+    """Mends the order of views that upstream merges."""
     FuseViewCopyTransform._merge_view_copy_chains = _merge_views  # noqa: SLF001 - there is no other place
-
-
-_merge = FuseViewCopyTransform._merge_view_copy_chains  # noqa: SLF001 - as above
 
 
 def _merge_views(fuse: FuseViewCopyTransform, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, bool]:
@@ -846,6 +866,7 @@ def _merge_views(fuse: FuseViewCopyTransform, graph: torch.fx.Graph) -> tuple[to
     return merged
 
 
+@mends("patterns are fused that cannot be written or run on GPUs", "fusable_patterns")
 def decline_fusions() -> None:
     """Keeps upstream from fusing patterns that it fails to write or to run; their calls are checked one by one.
 

@@ -31,10 +31,12 @@ from .compat import (
     bilinear_2d,
     create_constant_placeholder,
     exir_ops,
+    find,
     is_dequant,
     is_dynamic_qdq,
     sdpa,
 )
+from .patches import mends
 from .torchao import packed_by_rows
 
 
@@ -49,9 +51,13 @@ def mend_xnnpack_passes() -> None:
     mend_batch_norms()
 
 
-_pack = NodeVisitor.convert_to_qc4w
+_pack = find("NodeVisitor.convert_to_qc4w")
 
 
+@mends(
+    "packing weights of 4 bits makes three copies of a matrix",
+    "NodeVisitor.convert_to_qc4w",
+)
 def pack_by_rows() -> None:
     """Has weights of 4 bits packed some rows at a time.
 
@@ -61,9 +67,14 @@ def pack_by_rows() -> None:
     NodeVisitor.convert_to_qc4w = staticmethod(wraps(_pack)(partial(packed_by_rows, pack=_pack)))
 
 
-_can_fuse, _insert_pair = FuseBatchNormPass.can_fuse, Conv1dUnsqueezePass.insert_q_dq_pair
+_can_fuse, _insert_pair = find("FuseBatchNormPass.can_fuse"), find("Conv1dUnsqueezePass.insert_q_dq_pair")
 
 
+@mends(
+    "batch norms after linear layers of sequences are wrong or fail, and so do those between int8 operators",
+    "FuseBatchNormPass.can_fuse",
+    "Conv1dUnsqueezePass.insert_q_dq_pair",
+)
 def mend_batch_norms() -> None:
     """Mends two mistakes of the passes about batch norms.
 
@@ -93,10 +104,28 @@ def _insert_where_quantized(self: Any, graph: Graph, anchor: Node, q_params: Any
         _insert_pair(self, graph, anchor, q_params)
 
 
-_to_nhwc, _to_nchw = _Pass.input_to_nhwc, _Pass.input_to_nchw
+_to_nhwc, _to_nchw, _takes_nhwc, _takes_nchw, _is_nhwc, _is_nchw, _call, _insert, _usual_layout = (
+    find(f"ChannelsLastTaggedReshapePass.{name}")
+    for name in (
+        *(
+            "input_to_nhwc",
+            "input_to_nchw",
+            "requires_nhwc_input",
+            "requires_nchw_inputs",
+            "is_nhwc_node",
+            "is_nchw_node",
+        ),
+        *("call", "insert_copy_q_dq", "memory_sensitive_ops_nchw"),
+    )
+)
 _COPY = exir_ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
 
 
+@mends(
+    "files with convolutions that are quantized dynamically do not run, or are wrong",
+    "ChannelsLastTaggedReshapePass.input_to_nhwc",
+    "ChannelsLastTaggedReshapePass.input_to_nchw",
+)
 def mend_dynamic_layouts() -> None:
     """Has the pass copy dynamically quantized values in the other layout, for one quantization alone.
 
@@ -192,15 +221,18 @@ def copy_quantization(
 
 
 _DYNAMIC = {
-    "input_to_nhwc": _mended(_to_nhwc, torch.channels_last, _Pass.is_nhwc_node, _Pass.requires_nhwc_input),
-    "input_to_nchw": _mended(_to_nchw, torch.contiguous_format, _Pass.is_nchw_node, _Pass.requires_nchw_inputs),
+    "input_to_nhwc": _mended(_to_nhwc, torch.channels_last, _is_nhwc, _takes_nhwc),
+    "input_to_nchw": _mended(_to_nchw, torch.contiguous_format, _is_nchw, _takes_nchw),
 }
 
 
-_call = _Pass.call
 _CONVOLUTION, _LINEAR = exir_ops.edge.aten.convolution.default, exir_ops.edge.aten.linear.default
 
 
+@mends(
+    "convolutions that share a dynamically quantized input with others reach 2 to 10 dB",
+    "ChannelsLastTaggedReshapePass.call",
+)
 def separate_products() -> None:
     """Gives products of matrices quantizations of their own where they share a dynamically quantized input.
 
@@ -248,11 +280,13 @@ def _is_product(node: Node) -> bool:
     return not transposed and groups == 1 and {*kernel, *stride} == {1} and set(padding) == {0}
 
 
-_insert = _Pass.insert_copy_q_dq
-_is_nhwc, _is_nchw = _Pass.is_nhwc_node, _Pass.is_nchw_node
-_usual_layout = _Pass.memory_sensitive_ops_nchw
-
-
+@mends(
+    "int8 values in two layouts, half-precision outputs of convolutions, and softmax after them are wrong or fail",
+    "ChannelsLastTaggedReshapePass.insert_copy_q_dq",
+    "ChannelsLastTaggedReshapePass.is_nhwc_node",
+    "ChannelsLastTaggedReshapePass.is_nchw_node",
+    "ChannelsLastTaggedReshapePass.memory_sensitive_ops_nchw",
+)
 def mend_static_layouts() -> None:
     """Mends three mistakes of the pass about statically quantized values, and one about softmax.
 
@@ -321,9 +355,10 @@ _GELU, _SIGMOID = exir_ops.edge.aten.gelu.default, exir_ops.edge.aten.sigmoid.de
 _ADD, _MUL = exir_ops.edge.aten.add.Tensor, exir_ops.edge.aten.mul.Tensor
 _FACTOR = 2 * math.sqrt(2 / math.pi)
 _COEFFICIENTS = {"gelu_linear": _FACTOR, "gelu_cubic": _FACTOR * 0.044715}
-_init = XNNPACKPassManager.__init__
+_init = find("XNNPACKPassManager.__init__")
 
 
+@mends('GELU with `approximate="tanh"` reaches 75 dB', "XNNPACKPassManager.__init__")
 def expand_tanh_gelu() -> None:
     """Adds a pass that writes ``gelu(approximate="tanh")`` with operators that XNNPACK has.
 
@@ -387,6 +422,7 @@ def _with_pass(manager: Any, *args: Any, **options: Any) -> None:
 NEEDED_BY_BILINEAR, NEEDED_BY_SDPA = exir_ops.edge.aten.upsample_bilinear2d.vec, exir_ops.edge.aten.any.dim
 
 
+@mends("patterns that match nothing are compared with each partition, which takes time")
 @cache
 def prune_xnnpack_patterns() -> None:
     """Makes the two matching passes skip graphs without an operator that all of their patterns have.
