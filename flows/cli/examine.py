@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,16 +103,20 @@ def doctor(
     server: Annotated[
         bool, flag("--server", "Look at the Prefect server, its schedules and workers instead of a zoo.")
     ] = False,
+    toolchain: Annotated[
+        bool,
+        flag("--toolchain", "Look at torch and ExecuTorch instead of a zoo: what is mended in them, and what not."),
+    ] = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Show whether torch.export takes the models of a zoo, with and without strict mode, and what to do if not.
 
     Makes no files. Only what is not cached runs. Exits with 1 if a method cannot be exported as its model is set.
     """
-    if server == (request is not None):
-        raise InputError("give either a zoo, or --server")
+    if (request is not None) + server + toolchain != 1:
+        raise InputError("give either a zoo, --server or --toolchain")
     if request is None:
-        _check_server(as_json=as_json)
+        (_check_server if server else _check_toolchain)(as_json=as_json)
         return
     from ..run.examine import examine
     from .progress import observe
@@ -145,6 +150,17 @@ def _check_server(*, as_json: bool) -> None:
             style = "green" if check.well else "bold red"
             open_console().print(printable(f"{check.name}: {check.found}"), style=style, soft_wrap=True)
     raise typer.Exit(0 if well else 1)
+
+
+def _check_toolchain(*, as_json: bool) -> None:
+    from ...tasks.lowering.toolchain import toolchain_of
+
+    toolchain = toolchain_of()
+    if as_json:
+        print_json({"well": toolchain.well, **asdict(toolchain)})
+    else:
+        open_console().print(printable(str(toolchain), keep="\n"), soft_wrap=True)
+    raise typer.Exit(0 if toolchain.well else 1)
 
 
 def _print_diagnoses(console: Console, diagnoses: Sequence[ModelDiagnosis]) -> None:

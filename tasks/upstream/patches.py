@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ContextDecorator, nullcontext
 from dataclasses import dataclass
 from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, version
@@ -66,12 +66,16 @@ def mends(
         @wraps(function)
         def apply(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
             if not patch.holds() or patch.missing():
-                return cast("_Result", nullcontext())
+                return cast("_Result", _Nothing())
             return function(*args, **options)
 
         return apply
 
     return decorate
+
+
+class _Nothing(nullcontext[None], ContextDecorator):
+    """A patch that is not applied, as a context manager and as a decorator."""
 
 
 @cache

@@ -1,0 +1,122 @@
+"""The torch and ExecuTorch of this environment, what of them is patched, and what they lack.
+
+`python -m pteforge.tasks.lowering.toolchain` prints it as JSON, for the environment whose Python that is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import pkgutil
+import subprocess
+import sys
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ...errors import InputError, printable
+from .. import upstream
+from ..upstream.compat import is_missing
+from ..upstream.patches import PATCHES
+
+_PACKAGES = ("torch", "executorch", "torchao", "transformers")
+_SECONDS = 120.0  # of importing everything
+
+
+@dataclass(frozen=True, slots=True)
+class PatchState:
+    """Whether a patch of torch or ExecuTorch can be applied.
+
+    Attributes:
+        name: of the function that applies it; docs/internals/upstream.md has more about each.
+        fault: what happens without it.
+        lacks: what it needs, and the installed release lacks, as dotted names.
+    """
+
+    name: str
+    fault: str
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What an environment lowers models with.
+
+    Attributes:
+        versions: of packages, by name.
+        patches: those that are for its release of ExecuTorch, of packages that it has.
+        lacks: what else pteforge uses and the installed release lacks, as dotted names, and the modules that need it.
+    """
+
+    versions: dict[str, str]
+    patches: tuple[PatchState, ...]
+    lacks: dict[str, tuple[str, ...]]
+
+    @property
+    def well(self) -> bool:
+        return not self.lacks and not any(patch.lacks for patch in self.patches)
+
+    def __str__(self) -> str:
+        lines = [", ".join(f"{name} {installed}" for name, installed in self.versions.items())]
+        applied = [patch for patch in self.patches if not patch.lacks]
+        lines.append(f"{len(applied)} of {len(self.patches)} patches apply")
+        lines += [
+            f"not mended: {patch.fault} ({patch.name} needs {', '.join(patch.lacks)})"
+            for patch in self.patches
+            if patch.lacks
+        ]
+        lines += [f"{path} is missing: {', '.join(modules)} need it" for path, modules in self.lacks.items()]
+        return "\n".join(lines)
+
+
+def toolchain_of(python: Path = Path(sys.executable)) -> Toolchain:
+    """Asks the environment of a Python; raises InputError if pteforge cannot be imported there."""
+    command = [str(python), "-m", __name__]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)  # noqa: S603 - as asked
+        described = json.loads(answer.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        said = printable(str(getattr(error, "stderr", None) or error).strip().rpartition("\n")[2])
+        raise InputError(f"{python} cannot say what it lowers with: {said}") from error
+    patches = tuple(PatchState(**{**patch, "lacks": tuple(patch["lacks"])}) for patch in described["patches"])
+    lacks = {path: tuple(modules) for path, modules in described["lacks"].items()}
+    return Toolchain(described["versions"], patches, lacks)
+
+
+def describe() -> Toolchain:
+    """What this process lowers with; imports torch, ExecuTorch and all of their backends that can be imported."""
+    from . import preload  # noqa: PLC0415 - imports every stage
+
+    del preload
+    for module in pkgutil.iter_modules(upstream.__path__, f"{upstream.__name__}."):
+        with suppress(ImportError):  # of a package that is not installed
+            importlib.import_module(module.name)
+    patches = []
+    for patch in PATCHES.values():
+        if patch.holds():
+            with suppress(ImportError):
+                patches.append(PatchState(patch.name, patch.fault, patch.missing()))
+    of_patches = {path for patch in patches for path in patch.lacks}
+    lacks: dict[str, tuple[str, ...]] = {}
+    for name, module in sorted(sys.modules.items()):
+        for value in list(vars(module).values()) if name.startswith(f"{upstream.__name__.partition('.')[0]}.") else ():
+            if is_missing(value) and value.__module__ != name and value.path not in of_patches:
+                lacks[value.path] = (*lacks.get(value.path, ()), name.partition(".")[2])
+    return Toolchain(dict(_versions()), tuple(patches), lacks)
+
+
+def _versions() -> list[tuple[str, str]]:
+    versions = []
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions.append((name, version(name)))
+    return versions
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.disable()
+    sys.stdout.write(json.dumps(asdict(describe())) + "\n")
