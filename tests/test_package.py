@@ -51,7 +51,7 @@ MAY_IMPORT = {
 ROOMS = {
     "flows": ("reports", "releases", "run", "prefect", "cli"),
     "tasks": (
-        *("results", "engine", "programs", "upstream", "targets", "sources", "usercode"),
+        *("upstream", "results", "engine", "programs", "targets", "sources", "usercode"),
         *("backend", "file", "verify", "export", "quantize", "explain", "lowering"),
     ),
 }

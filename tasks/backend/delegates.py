@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from executorch.exir import ExecutorchProgramManager
@@ -25,11 +26,12 @@ from ...artifacts.ref import ArtifactRef
 from ...errors import SourceError, TargetError
 from ...formats.pte.reader import map_file
 from ..engine.stage import Workspace
-from ..programs.delegates import DelegateResult, keep_named_data, named_data_stored
+from ..programs.delegates import DelegateResult, keep_named_data, stored_buffer
 from ..programs.graphs import SHARED, lowered_modules
 from ..programs.payload import save_data_file
 from ..upstream.compat import DataPayload, NamedDataStoreOutput
 from ..upstream.exir import declared_bounds
+from ..upstream.exir_emission import named_data_stored
 from .exir import split_compile_specs
 
 Partition = tuple[int, ExportedProgram, list[CompileSpec]]  # position, program, compile specs
@@ -51,7 +53,7 @@ def preprocess_all(programs: Mapping[str, ExportedProgram], store: LocalStore) -
         details = find_backend(backend)
         own, default = (inspect.getattr_static(kind, "preprocess_multimethod") for kind in (details, BackendDetails))
         preprocess = _one_by_one if own is default else _in_one_call  # as the default goes through partitions
-        with named_data_stored(store):
+        with named_data_stored(partial(stored_buffer, store=store)):
             for method, position, specs, result in preprocess(details, methods):
                 results[method][position] = _delegate(backend, specs, result, store)
     return {method: tuple(done[position] for position in sorted(done)) for method, done in results.items()}

@@ -22,7 +22,7 @@ from ...errors import StoreError, first_line
 from ..programs.binding import REFUSED, is_graph
 from ..programs.graphs import affine_calls, decompose_affine, find_operators
 from ..programs.program import load_graph, load_program, save_graph, save_program
-from ..programs.weight_reads import WeightRead, no_weight_reads
+from ..upstream.absent_weights import WeightRead, no_weight_reads
 from ..upstream.compat import edge_manager_module, get_fake_program
 from ..upstream.exir import declared_bounds, exclude_from_partitions, no_idle_decompositions, take_numbers_as_tensors
 from .stages.edge import Edge

@@ -91,9 +91,9 @@ def describe() -> Toolchain:
     from . import preload  # noqa: PLC0415 - imports every stage
 
     del preload
-    for module in pkgutil.iter_modules(upstream.__path__, f"{upstream.__name__}."):
+    for found in pkgutil.iter_modules(upstream.__path__, f"{upstream.__name__}."):
         with suppress(ImportError):  # of a package that is not installed
-            importlib.import_module(module.name)
+            importlib.import_module(found.name)
     patches = []
     for patch in PATCHES.values():
         if patch.holds():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-from unittest.mock import patch
 
 from executorch.exir.scalar_type import ScalarType
 from executorch.exir.tensor_layout import TensorLayout
@@ -15,7 +13,7 @@ from ...artifacts.digest import Digest
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import StoreError
-from ..upstream.compat import DataEntry, FileBackedData, NamedDataStore, NamedDataStoreOutput
+from ..upstream.compat import DataEntry, FileBackedData, NamedDataStoreOutput
 from .storages import map_storage, stored_file
 from .values import TreeDecoder, TreeEncoder
 
@@ -41,25 +39,6 @@ class Delegates:
     """Results of one `preprocess_multimethod`: per method, one result per partition, in partition order."""
 
     methods: Mapping[str, tuple[DelegateResult, ...]] = field(default_factory=dict)
-
-
-_LEAST = 1 << 16  # bytes; smaller buffers stay in memory until their backend returns
-
-
-@contextmanager
-def named_data_stored(store: LocalStore) -> Iterator[None]:
-    """Writes data that backends add to a `NamedDataStore` to the store at once, while the context is open.
-
-    A partition can be the whole model, and `NamedDataStore` (exir/_serialize/_named_data_store.py) holds all of its
-    weights until its backend returns.
-    """
-    add = NamedDataStore._add_named_data_to_map  # noqa: SLF001 - all public methods end here
-
-    def stored(named: NamedDataStore, key: str, data: bytes | FileBackedData, *args: Any, **options: Any) -> None:
-        add(named, key, stored_buffer(data, store) if len(data) >= _LEAST else data, *args, **options)
-
-    with patch.object(NamedDataStore, "_add_named_data_to_map", stored):
-        yield
 
 
 def keep_named_data(output: NamedDataStoreOutput, store: LocalStore) -> NamedDataStoreOutput:

@@ -16,6 +16,7 @@ from torch.fx.graph import CodeGen
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.traceback import NodeSource
 
+from ..upstream.absent_weights import plain_attributes
 from ..upstream.compat import (
     BackendOpOverload,
     CapturedTraceback,
@@ -220,19 +221,12 @@ REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
 
 INLINE_LIMIT = 4096  # bytes objects up to this size stay in the stream
 
-_PLAIN = (bool, int, float, str)
-
 
 @dataclass(eq=False)
 class _Buffer:
     """Marks a buffer of named data in the stream."""
 
     content: bytes | FileBackedData
-
-
-def plain_attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """A tensor's own attributes that are kept: `torch.nn.Buffer` marks its tensors with some."""
-    return {name: value for name, value in vars(tensor).items() if type(value) in _PLAIN and name != "_is_param"}
 
 
 @dataclass(eq=False)

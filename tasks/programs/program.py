@@ -15,18 +15,17 @@ from torch.export import ExportedProgram
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, decoding
 from ...errors import StoreError
-from ..upstream.compat import FakeTensor, FakeTensorMode, detect_fake_mode, is_traceable_wrapper_subclass, no_dispatch
+from ..upstream.absent_weights import AbsentWeights, fake_on, storage_address
+from ..upstream.compat import detect_fake_mode, is_traceable_wrapper_subclass
 from .binding import WEIGHT, graph_kind, identity_of, with_weights
 from .canonical import program_form
-from .pickler import dump_stream, load_stream, plain_attributes
+from .pickler import dump_stream, load_stream
 from .storages import (
-    AbsentWeights,
     BlobSink,
     StorageTable,
     is_plain,
     open_externals,
     put_weights,
-    storage_address,
     weight_opener,
 )
 
@@ -95,20 +94,6 @@ def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, Ab
     fakes = {key: fake_on(value.untyped_storage(), value, mode) for key, value in weights.items()}
     state.update({name: fakes[id(value)] for name, value in state.items() if id(value) in fakes})
     return program, absent
-
-
-def fake_on(storage: torch.UntypedStorage, like: torch.Tensor, mode: FakeTensorMode | None) -> torch.Tensor:
-    """A fake tensor on an absent weight's storage that is otherwise like another tensor."""
-    with no_dispatch(), torch.no_grad():
-        meta = torch.empty(0, dtype=like.dtype, device="meta")
-        meta.set_(storage, like.storage_offset(), like.size(), like.stride())
-    fake: torch.Tensor = FakeTensor(mode, meta, torch.device("cpu"))
-    if isinstance(like, torch.nn.Parameter):
-        fake = torch.nn.Parameter(fake, requires_grad=like.requires_grad)
-    elif like.requires_grad:
-        fake.requires_grad_()
-    vars(fake).update(plain_attributes(like))
-    return fake
 
 
 def _graph(program: ExportedProgram, kind: str, sink: BlobSink) -> tuple[ArtifactManifest, dict[int, int]]:

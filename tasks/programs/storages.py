@@ -16,6 +16,7 @@ from ...artifacts.digest import Digest, digest_bytes
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, BlobRef
 from ...errors import ObjectDamaged, ObjectMissing
+from ..upstream.absent_weights import AbsentWeights, storage_address
 from ..upstream.compat import FileBackedData, is_missing
 from .binding import WEIGHT, Weight, weights_of
 from .weights import content_of, map_reference, reference_of
@@ -44,37 +45,6 @@ INLINE_STORAGE_LIMIT = 512
 """Bytes up to which tensor storages stay in the stream, and weights are together in one blob."""
 
 _STORAGE, _BYTES, _FILE = "storage", "bytes", "file"
-
-
-@dataclass
-class AbsentWeights:
-    """Storages without bytes that replace a program's weights, and the slot of the weight each stands for."""
-
-    _slots: dict[int, tuple[torch.UntypedStorage, int]] = field(default_factory=dict)
-
-    def add(self, slot: int, size: int) -> torch.UntypedStorage:
-        """A new storage, which takes no memory."""
-        storage = torch.UntypedStorage(size, device="meta")
-        self._slots[storage_address(storage)] = storage, slot
-        return storage
-
-    def add_copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """A new storage for the same bytes as an absent one."""
-        replaced, slot = self._slots[storage_address(storage)]
-        return self.add(slot, replaced.nbytes())
-
-    def __bool__(self) -> bool:
-        return bool(self._slots)
-
-    def slot(self, storage: torch.UntypedStorage) -> int | None:
-        """The slot that a storage stands for; None for all others."""
-        entry = self._slots.get(storage_address(storage))
-        return entry[1] if entry else None
-
-
-def storage_address(storage: torch.UntypedStorage) -> int:
-    address: int = storage._cdata  # noqa: SLF001 - the address of the StorageImpl, the only identity storages have
-    return address
 
 
 @dataclass

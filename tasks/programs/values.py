@@ -10,7 +10,8 @@ import torch
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactManifest, ArtifactRef, BlobRef, decoding
 from ...errors import StoreError
-from .storages import is_plain, map_storage, storage_address, storage_bytes
+from ..upstream.absent_weights import storage_address
+from .storages import is_plain, map_storage, storage_bytes
 
 _INLINE_LIMIT = 64
 _ALIGNMENT = 16  # alignment of the stored part of a storage: the size of the largest element type

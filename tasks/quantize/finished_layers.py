@@ -22,9 +22,10 @@ from ...artifacts.records import RecordFiles, Seal
 from ...artifacts.ref import ArtifactManifest
 from ...errors import ObjectDamaged, ObjectMissing, StoreUnusable
 from ..programs.pickler import dump_stream, load_stream
-from ..programs.storages import AbsentWeights, BlobSink, StorageTable, open_externals, storage_bytes
+from ..programs.storages import BlobSink, StorageTable, open_externals, storage_bytes
 from ..programs.values import is_dense
 from ..programs.weights import TensorFiles, cast_of, rebuilt, reference_of
+from ..upstream.absent_weights import AbsentWeights
 from ..upstream.compat import is_traceable_wrapper_subclass
 
 

@@ -6,8 +6,8 @@ Part of the keys of `compile` and `bisect_payload`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from io import BufferedIOBase
@@ -27,6 +27,7 @@ from .compat import (
     DataSegment,
     FileBackedData,
     NamedData,
+    NamedDataStore,
     NamedDataStoreOutput,
     Program,
     PTEFile,
@@ -251,6 +252,24 @@ class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped
 
     def write_to_file(self, outfile: BufferedIOBase) -> None:
         outfile.write(self._content)
+
+
+_LEAST = 1 << 16  # bytes; smaller buffers stay in memory until their backend returns
+
+
+@mends("the weights of a partition are in memory until its backend returns", "NamedDataStore._add_named_data_to_map")
+def named_data_stored(stored: Callable[[bytes | FileBackedData], FileBackedData]) -> AbstractContextManager[object]:
+    """Has data that backends add to a `NamedDataStore` be what `stored` returns for it, while the context is open.
+
+    A partition can be the whole model, and `NamedDataStore` (exir/_serialize/_named_data_store.py) holds all of its
+    weights until its backend returns. All of its public methods end in the one that is replaced.
+    """
+    add = NamedDataStore._add_named_data_to_map  # noqa: SLF001 - see above
+
+    def add_stored(named: Any, key: str, data: bytes | FileBackedData, *args: Any, **options: Any) -> None:
+        add(named, key, stored(data) if len(data) >= _LEAST else data, *args, **options)
+
+    return patch.object(NamedDataStore, "_add_named_data_to_map", add_stored)
 
 
 def viewed(content: memoryview) -> ViewedData | bytes:

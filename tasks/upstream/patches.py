@@ -15,7 +15,8 @@ from packaging.specifiers import SpecifierSet
 
 from .compat import find, is_missing
 
-_Parameters, _Result = ParamSpec("_Parameters"), TypeVar("_Result")
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Results of backends, without pickle."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from pteforge.tasks.programs.delegates import (
     Delegates,
     keep_named_data,
     load_delegates,
-    named_data_stored,
     save_delegates,
+    stored_buffer,
 )
+from pteforge.tasks.upstream.exir_emission import named_data_stored
 
 
 def buffers_read(result: DelegateResult) -> DelegateResult:
@@ -88,7 +90,7 @@ def test_other_formats(store):
 def test_named_data_is_stored_when_it_is_added(store):
     """Large data is a file of the store at once, equal data once; small data, keys and checks are as upstream's."""
     large = b"l" * (1 << 16)
-    with named_data_stored(store):
+    with named_data_stored(partial(stored_buffer, store=store)):
         named = NamedDataStore()
         for key, content in {"one": large, "same": large, "small": b"s", "apart": large + b"l"}.items():
             named.add_named_data(key, content, alignment=16)

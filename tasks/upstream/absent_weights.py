@@ -1,6 +1,6 @@
-"""Code that reads fake tensors which stand for weights, in stages that run without them.
+"""Fake tensors that stand for weights in stages that run without them, and code that reads them all the same.
 
-Part of the keys of `edge`, `partition` and `preprocess`.
+Part of the keys of all stages that load programs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,69 @@ from unittest.mock import patch
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from ..upstream.compat import (
+from .compat import (
     _DISPATCH_META_HANDLERS,
     FakeTensor,
     FakeTensorMode,
     OpOverload,
     is_non_overlapping_and_dense_or_false,
+    no_dispatch,
     tree_leaves,
 )
-from .program import fake_on
-from .storages import AbsentWeights, storage_address
+
+
+@dataclass
+class AbsentWeights:
+    """Storages without bytes that replace a program's weights, and the slot of the weight each stands for."""
+
+    _slots: dict[int, tuple[torch.UntypedStorage, int]] = field(default_factory=dict)
+
+    def add(self, slot: int, size: int) -> torch.UntypedStorage:
+        """A new storage, which takes no memory."""
+        storage = torch.UntypedStorage(size, device="meta")
+        self._slots[storage_address(storage)] = storage, slot
+        return storage
+
+    def add_copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """A new storage for the same bytes as an absent one."""
+        replaced, slot = self._slots[storage_address(storage)]
+        return self.add(slot, replaced.nbytes())
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def slot(self, storage: torch.UntypedStorage) -> int | None:
+        """The slot that a storage stands for; None for all others."""
+        entry = self._slots.get(storage_address(storage))
+        return entry[1] if entry else None
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    address: int = storage._cdata  # noqa: SLF001 - the address of the StorageImpl, the only identity storages have
+    return address
+
+
+def fake_on(storage: torch.UntypedStorage, like: torch.Tensor, mode: FakeTensorMode | None) -> torch.Tensor:
+    """A fake tensor on an absent weight's storage that is otherwise like another tensor."""
+    with no_dispatch(), torch.no_grad():
+        meta = torch.empty(0, dtype=like.dtype, device="meta")
+        meta.set_(storage, like.storage_offset(), like.size(), like.stride())
+    fake: torch.Tensor = FakeTensor(mode, meta, torch.device("cpu"))
+    if isinstance(like, torch.nn.Parameter):
+        fake = torch.nn.Parameter(fake, requires_grad=like.requires_grad)
+    elif like.requires_grad:
+        fake.requires_grad_()
+    vars(fake).update(plain_attributes(like))
+    return fake
+
+
+_PLAIN = (bool, int, float, str)
+
+
+def plain_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor's own attributes that are kept: `torch.nn.Buffer` marks its tensors with some."""
+    return {name: value for name, value in vars(tensor).items() if type(value) in _PLAIN and name != "_is_param"}
+
 
 _READERS = ("__array__", "data_ptr", "numpy", "tolist")  # methods that do not dispatch an operator
 _READING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}

@@ -9,7 +9,7 @@ from pteforge.artifacts.local_store import LocalStore
 from pteforge.artifacts.store import open_store
 from pteforge.tasks.programs.binding import graph_of
 from pteforge.tasks.programs.program import load_graph, save_program
-from pteforge.tasks.programs.weight_reads import WeightRead, no_weight_reads
+from pteforge.tasks.upstream.absent_weights import WeightRead, no_weight_reads
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
