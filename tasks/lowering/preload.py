@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
+from ...errors import ToolchainError
 from ..upstream import lean_lowering, saves_time
 from ..upstream.imports import without_unused_imports
 
@@ -40,5 +41,7 @@ torch.hub.tqdm.monitor_interval = 0  # torch.fx's progress bars start a thread, 
 with shorter_imports():
     for package in (usercode, export, quantize, backend, verify, explain, file):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
-    _warm_up()
+            with suppress(ToolchainError):  # stages that need it say so
+                importlib.import_module(module.name)
+    with suppress(ToolchainError):
+        _warm_up()

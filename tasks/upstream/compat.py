@@ -209,4 +209,4 @@ class _Missing(type):
             installed = f"{package} {version(package)}"
         except PackageNotFoundError:
             installed = package
-        return ToolchainError(f"{installed} has no `{cls.path}`, which is needed here; `pteforge doctor` says more")
+        return ToolchainError(f"{installed} has no `{cls.path}`, which is needed here; see `pteforge doctor --toolchain`")
