@@ -64,7 +64,13 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
         gathered.set_entry(change)
     recipes, problems = _resolve_recipes(gathered)
     root = gathered.root
-    defaults: dict[str, Scalar | dict[str, Node]] = {"name": path.stem, "run": {}, "publish": None, "places": {}}
+    defaults: dict[str, Scalar | dict[str, Node]] = {
+        "name": path.stem,
+        "run": {},
+        "publish": None,
+        "places": {},
+        "toolchains": {},
+    }
     sections = {name: Node(value, root.location, (name,)) for name, value in defaults.items()}
     sections |= {name: node for name, node in root.entries.items() if name in (*defaults, "version")}
     for name, nodes in (("models", gathered.models), ("recipes", recipes)):
@@ -263,14 +269,19 @@ def _absolute_paths(tree: Node, folder: Path, at: FieldPath = ()) -> Node:
         if not isinstance(value, str) or not _is_path(path, value):
             return value
         scheme = value[: len("hf:")] if names_model(value) else ""
-        return f"{scheme}{_absolute(folder / value.removeprefix(scheme))}"
+        return f"{scheme}{_absolute(folder / Path(value.removeprefix(scheme)).expanduser())}"
 
     return map_scalars(tree, change, at)
 
 
 def _is_path(path: FieldPath, text: str) -> bool:
     match path:
-        case ("python_path" | "include", int()) | ("publish", "sign") | ("places", _, "library", *_):
+        case (
+            ("python_path" | "include", int())
+            | ("publish", "sign")
+            | ("places", _, "library", *_)
+            | ("toolchains", _, "python")
+        ):
             return True
         case ("publish", "url"):
             return "://" not in text

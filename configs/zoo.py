@@ -87,6 +87,15 @@ class PublishConfig(FrozenModel):
     sign: Path | None = Field(None, description="A private key to sign releases with; a path is relative to this file.")
 
 
+class ToolchainConfig(FrozenModel):
+    """Another environment to lower models with: its releases of torch and ExecuTorch, and a pteforge of its own."""
+
+    python: Path = Field(
+        description="Its Python, such as ~/venvs/executorch-1.6/bin/python; a path is relative to this file.",
+        examples=["~/venvs/executorch-1.6/bin/python"],
+    )
+
+
 _NULL_IS_EMPTY = BeforeValidator(lambda section: {} if section is None else section)
 """For sections of a file whose entries may all be commented out."""
 
@@ -103,6 +112,9 @@ class Zoo(FrozenModel):
     publish: PublishConfig | None = Field(None, description="Where its files are released, if they are.")
     places: Annotated[dict[Name, PlaceConfig], _NULL_IS_EMPTY] = Field(
         {}, description="Runtimes that recipes may verify their files on, by name."
+    )
+    toolchains: Annotated[dict[Name, ToolchainConfig], _NULL_IS_EMPTY] = Field(
+        {}, description="Other environments to lower models with, by name."
     )
 
     @field_validator("places")
@@ -173,6 +185,9 @@ class ZooFile(FrozenModel):
     run: RunConfig = Field(RunConfig(), description="Where stages run; that of included files does not count.")
     places: Annotated[dict[Name, PlaceConfig], _NULL_IS_EMPTY] = Field(
         {}, description="Runtimes that recipes may verify on, by name. Those of included files do not count."
+    )
+    toolchains: Annotated[dict[Name, ToolchainConfig], _NULL_IS_EMPTY] = Field(
+        {}, description="Other environments to lower models with, by name. Those of included files do not count."
     )
     publish: PublishConfig | None = Field(
         None, description="Releases the files at the end of an export. That of an included file does not count."

@@ -27,7 +27,7 @@ from .generate import generate_text
 from .inspect import inspect_file, show_metadata
 from .options import flag
 from .release import app as release_app
-from .release import diff, publish, reproduce_file
+from .release import diff, publish, reproduce_file, upgrade
 from .run import bench_files, run_file, runtime_app, verify_files
 from .store import app as store_app
 from .store import runs, why
@@ -137,6 +137,7 @@ app.command()(serve)
 app.command()(runs)
 app.command()(why)
 app.command()(diff)
+app.command()(upgrade)
 app.add_typer(store_app, name="store")
 app.add_typer(runtime_app, name="runtime")
 

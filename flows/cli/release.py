@@ -6,9 +6,11 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -16,9 +18,10 @@ from ...artifacts.digest import is_digest
 from ...errors import InputError, printable
 from ...tasks.results.tables import format_size
 from ..reports.figures_text import markdown, markdown_table, open_table
-from ..run.interrupt import leave_interrupted
+from ..run.interrupt import INTERRUPTED, leave_interrupted
+from ..run.request import ExportRequest
 from . import completion
-from .options import AS_JSON, FOLDER, JOBS, STORE, argument, flag, open_existing_store, option
+from .options import AS_JSON, FOLDER, JOBS, STORE, argument, flag, open_existing_store, option, takes_request
 from .terminal import open_console, print_json, styled
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ _SIDE = (
     "A .pte file, a folder that `export --out` wrote, the id of a run (or its beginning), or a release: URL#RELEASE, "
     "URL#CHANNEL, or URL for its channel latest."
 )
+_LIMITS = "Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation."
 _MAX_PER_AREA = 10
 _SHORT_DIGEST = 8
 _STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
@@ -46,7 +50,7 @@ def diff(
     *,
     fail_on: Annotated[
         str | None,
-        option("Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation.", "LIMITS"),
+        option(_LIMITS, "LIMITS"),
     ] = None,
     store: STORE = None,
     as_json: AS_JSON = False,
@@ -62,11 +66,24 @@ def diff(
     with ExitStack() as stack:
         opened = cache(lambda: stack.enter_context(open_existing_store(store)))
         files = list(compare(find_side(before, opened), find_side(after, opened), limits))
-    exceeded = [sentence for file in files for sentence in file.regressions]
+    _show(before, after, files, [sentence for file in files for sentence in file.regressions], as_json, markdown)
+
+
+def _show(
+    before: str,
+    after: str,
+    files: Sequence[FileDifference],
+    exceeded: Sequence[str],
+    as_json: bool,
+    markdown: bool,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> NoReturn:
+    """Prints differences in one of three forms, and exits with 1 if limits are exceeded."""
     if as_json:
         shown = [file.to_json() for file in files]
         models = {status: list(_models(files, status)) for status in ("added", "removed")}
-        print_json({"before": before, "after": after, "models": models, "files": shown, "regressions": exceeded})
+        of_files = {"models": models, "files": shown, "regressions": list(exceeded)}
+        print_json({"before": before, "after": after, **more, **of_files})
     elif markdown:
         typer.echo("\n".join(_markdown(before, after, files)))
     else:
@@ -74,6 +91,49 @@ def diff(
     for sentence in exceeded:
         sys.stderr.write(f"worse: {printable(sentence)}\n")
     raise typer.Exit(1 if exceeded else 0)
+
+
+@takes_request("out", "publish", "until", "debug")
+def upgrade(
+    request: ExportRequest,
+    *,
+    to: Annotated[str, option("A toolchain of the zoo, or the Python of an environment with pteforge.", "NAME", False)],
+    out: Annotated[Path, option("Where the files go: DIR/now and DIR/next.", "DIR")] = Path("upgrade"),
+    fail_on: Annotated[str | None, option(_LIMITS, "LIMITS")] = None,
+    as_json: AS_JSON = False,
+    markdown: Annotated[bool, flag("--markdown", "Print Markdown to standard output.")] = False,
+) -> None:
+    """Export a zoo with this toolchain and with another one, and show what an upgrade changes in every file.
+
+    Exits with 1 if a file is not made any more, or is worse than the limits.
+    """
+    from ...tasks.lowering.toolchain import toolchain_of
+    from ..releases.difference import compare, find_side
+    from ..reports.comparison import parse_limits
+    from ..run.toolchains import export_with, python_of
+
+    if as_json and markdown:
+        raise InputError("--json and --markdown exclude each other; give one of them")
+    limits = () if fail_on is None else parse_limits(fail_on)
+    pythons = {"now": Path(sys.executable), "next": python_of(request, to)}
+    toolchains = {side: toolchain_of(python) for side, python in pythons.items()}
+    zoos = {side: f"{request.zoo.stem} {side}" for side in pythons}
+    for side, python in pythons.items():
+        sys.stderr.write(f"{side}: {toolchains[side].title}\n")
+        fields = {"out": out / side, "overrides": (*request.overrides, f"name={zoos[side]}")}
+        if export_with(python, request.model_copy(update=fields)) == INTERRUPTED:
+            leave_interrupted()
+    with open_existing_store(request.store) as store:
+        runs = [next(store.runs.of_zoo(zoo)).id for zoo in zoos.values()]
+        before, after = (find_side(run, lambda: store) for run in runs)
+        files = list(compare(before, after, limits))
+    exceeded = [sentence for file in files for sentence in file.regressions]
+    exceeded += [f"{file.name}: {'; '.join(file.notes)}" for file in files if file.status == "removed"]
+    for line in toolchains["next"].changes_since(toolchains["now"]):
+        sys.stderr.write(f"{printable(line)}\n")
+    more = {"toolchains": {side: asdict(toolchain) for side, toolchain in toolchains.items()}}
+    now, following = (toolchain.title for toolchain in toolchains.values())
+    _show(now, following, files, exceeded, as_json, markdown, more)
 
 
 def print_differences(console: Console, files: Sequence[FileDifference]) -> None:

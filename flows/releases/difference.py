@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...artifacts.digest import digest_file
 from ...artifacts.runs import RunRecord
 from ...artifacts.store import Store
-from ...errors import InputError, ObjectDamaged, ObjectMissing
+from ...errors import InputError, ObjectDamaged, ObjectMissing, first_line
 from ...tasks.results.delivered import Delivered, delivered_by
 from ..reports.comparison import Limit, compared, regressions, weight_files
 from ..reports.snapshot import CONTENTS, PROVENANCE, Difference, Facts, Snapshot, changes
@@ -178,7 +178,8 @@ def _run_side(title: str, run: RunRecord, store: Store) -> Side:
 
 def _absence(result: Delivered) -> str:
     if result.failure:
-        return f"failed at {result.failure.step}" if result.failure.step else "failed"
+        at = f" at {result.failure.step}" if result.failure.step else ""
+        return f"failed{at}: {first_line(result.failure.problem)}"
     return f"{result.status}: {result.reason}" if result.reason else "the run made no file"
 
 

@@ -12,6 +12,7 @@ import pkgutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -59,8 +60,21 @@ class Toolchain:
     def well(self) -> bool:
         return not self.lacks and not any(patch.lacks for patch in self.patches)
 
+    @property
+    def title(self) -> str:
+        return ", ".join(f"{name} {installed}" for name, installed in self.versions.items())
+
+    def changes_since(self, earlier: Toolchain) -> Iterator[str]:
+        """What is mended here and was not with an earlier toolchain, and the other way round, a line each."""
+        lacking, lacked = ({patch.name for patch in each.patches if patch.lacks} for each in (self, earlier))
+        for patch in self.patches:
+            if patch.name in lacking - lacked:
+                yield f"not mended any more: {patch.fault} ({patch.name} needs {', '.join(patch.lacks)})"
+            elif patch.name in lacked - lacking:
+                yield f"mended from now on: {patch.fault} ({patch.name})"
+
     def __str__(self) -> str:
-        lines = [", ".join(f"{name} {installed}" for name, installed in self.versions.items())]
+        lines = [self.title]
         applied = [patch for patch in self.patches if not patch.lacks]
         lines.append(f"{len(applied)} of {len(self.patches)} patches apply")
         lines += [

@@ -209,4 +209,6 @@ class _Missing(type):
             installed = f"{package} {version(package)}"
         except PackageNotFoundError:
             installed = package
-        return ToolchainError(f"{installed} has no `{cls.path}`, which is needed here; see `pteforge doctor --toolchain`")
+        return ToolchainError(
+            f"{installed} has no `{cls.path}`, which is needed here; see `pteforge doctor --toolchain`"
+        )

@@ -16,7 +16,6 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer  # noqa: F401 - see above
 from executorch.exir import to_edge_transform_and_lower  # noqa: F401 - see above
 from executorch.runtime import Runtime  # noqa: F401 - see above
-
 from pteforge.errors import ToolchainError
 
 RECIPES = ("portable-fp32", "xnnpack-fp32", "xnnpack-int8-static")
@@ -57,7 +56,10 @@ def main(paths: list[str]) -> None:
             with os.fdopen(read) as file:
                 results = file.read()
             _, status = os.waitpid(pid, 0)
-            print(json.dumps({"path": path, "status": status, "results": json.loads(results or "{}")}), flush=True)
+            sys.stdout.write(
+                json.dumps({"path": path, "status": status, "results": json.loads(results or "{}")}) + "\n"
+            )
+            sys.stdout.flush()
             continue
         os.close(read)
         with tempfile.TemporaryDirectory() as folder, os.fdopen(write, "w") as file:
