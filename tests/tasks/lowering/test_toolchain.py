@@ -1,0 +1,52 @@
+"""What environments lower models with."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from pteforge.errors import InputError
+from pteforge.tasks.lowering.toolchain import PatchState, Toolchain, toolchain_of
+from pteforge.tasks.upstream.compat import WITHOUT
+
+
+def test_without_a_name(monkeypatch):
+    """Patches that cannot be applied are told with their fault, other names with the modules that need them."""
+    monkeypatch.setenv(WITHOUT, "torch.fx.graph_module.GraphModule.recompile,executorch.exir._serialize.padding.pad_to")
+    toolchain = toolchain_of()
+    assert not toolchain.well
+    (lacking,) = [patch for patch in toolchain.patches if patch.lacks]
+    assert lacking.name == "code_on_demand"
+    assert toolchain.lacks == {"executorch.exir._serialize.padding.pad_to": ("tasks.backend.file_programs",)}
+    lines = str(toolchain).splitlines()
+    assert lines[0].startswith("torch 2.")
+    assert any("not mended: the code of graphs" in line for line in lines)
+
+
+def test_changes():
+    """Between two toolchains, what is mended in one of them only is told."""
+    always, first, second = (
+        PatchState(name, f"fault of {name}", lacks)
+        for name, lacks in (("always", ()), ("first", ("torch.a",)), ("second", ()))
+    )
+    earlier = Toolchain({"executorch": "1"}, (always, first, second), {})
+    later = Toolchain(
+        {"executorch": "2"},
+        (always, PatchState("first", "fault of first"), PatchState("second", "f", ("torch.b",))),
+        {},
+    )
+    assert list(later.changes_since(earlier)) == [
+        "mended from now on: fault of first (first)",
+        "not mended any more: f (second needs torch.b)",
+    ]
+
+
+@pytest.mark.parametrize("content", ["#!/bin/sh\nexit 3\n", "#!/bin/sh\necho Python 3.14\n"])
+def test_no_environment_with_pteforge(tmp_path, content):
+    """A program that is no Python with pteforge is refused with what it said."""
+    program = tmp_path / "python"
+    program.write_text(content)
+    program.chmod(0o755)
+    with pytest.raises(InputError, match="cannot say what it lowers with"):
+        toolchain_of(program)
+    with pytest.raises(InputError, match="cannot say what it lowers with"):
+        toolchain_of(Path(sys.executable).with_name("no-such-python"))
