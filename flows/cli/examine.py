@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@takes_request("models", "recipes", "out", "until", "debug", "on", "publish", "refresh")
+@takes_request("bisect")
 def bisect_recipe(
     request: ExportRequest,
     name: Annotated[str, argument("What to bisect.", "MODEL/RECIPE", complete=completion.files)],
@@ -96,7 +96,7 @@ def _print_bisection(console: Console, bisection: Bisection) -> None:
         console.print(part if isinstance(part, str) else table_of(part), soft_wrap=isinstance(part, str))
 
 
-@takes_request("recipes", "out", "until", "debug", "on", "publish", optional=True)
+@takes_request("doctor", optional=True)
 def doctor(
     request: ExportRequest | None,
     *,

@@ -103,7 +103,7 @@ class Due:
     predicted_memory: int  # bytes that must be free before it starts
 
 
-@takes_request("out", "jobs", "on", "publish")
+@takes_request("plan")
 def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
     """Show which stages an export would run, and why. Runs nothing; exits with 3 if there is something to do."""
     _show_plan(request, as_json=as_json)

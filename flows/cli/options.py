@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError
-from ..run.request import ExportRequest, describe
+from ..run.request import Also, ExportRequest, describe
 from . import completion
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from ...artifacts.store import Store
 
 
@@ -64,7 +66,6 @@ _OF_FIELDS: dict[str, Any] = {
     "store": STORE,
     "out": FOLDER,
     "overrides": Annotated[list[str] | None, option(describe("overrides"), "KEY=VALUE", name="--set")],
-    "jobs": JOBS,
     "places": Annotated[list[str] | None, option(describe("places"), "PLACE", name="--place")],
     "until": Annotated[str | None, option(describe("until"), "STAGE", complete=completion.stages)],
     "publish": Annotated[str | None, option(describe("publish"), "URL")],
@@ -72,19 +73,28 @@ _OF_FIELDS: dict[str, Any] = {
 """The options of a request's fields, except for those that are simply ``--NAME VALUE``."""
 
 
-def takes_request(*without: str, optional: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes the first parameter of a command, a request, from an option for each field but those named.
+def takes_request(
+    examining: str = "", *, optional: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes the first parameter of a command, a request, from an option for each field.
 
-    An `optional` request is None without a zoo.
+    A command that starts no run is named, and takes only the fields that name it, too (`Also`). An `optional` request
+    is None without a zoo.
     """
-    fields = {name: field for name, field in ExportRequest.model_fields.items() if name not in without}
+
+    def takes(field: FieldInfo) -> bool:
+        return not examining or any(examining in extra.commands for extra in field.metadata if isinstance(extra, Also))
+
+    fields = {name: field for name, field in ExportRequest.model_fields.items() if takes(field)}
     offered = []
     for name, field in fields.items():
-        plain: Any = Annotated[field.annotation, typer.Option(f"--{name.replace('_', '-')}", help=describe(name))]
+        least = next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None)
+        plain = typer.Option(f"--{name.replace('_', '-')}", min=least, help=describe(name))
+        annotation: Any = _OF_FIELDS.get(name, Annotated[field.annotation, plain])
         default = None if isinstance(field.default, str | tuple) else field.default  # those take lists, or globs
         if field.is_required():
             default = None if optional else Parameter.empty
-        offered.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=_OF_FIELDS.get(name, plain)))
+        offered.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)

@@ -27,40 +27,50 @@ Globs = Annotated[str, BeforeValidator(joined, json_schema_input_type=str | list
 """Globs with commas between them; lists are converted."""
 
 
+class Also:
+    """Names the commands that take a field although they start no run: of `plan`, `bisect` and `doctor`."""
+
+    def __init__(self, *commands: str) -> None:
+        self.commands = commands
+
+
+EVERYWHERE = Also("plan", "bisect", "doctor")
+
+
 class ExportRequest(BaseModel):
     """The request for a run of a zoo.
 
-    Each field is a parameter of the flows, an option of the commands that start or plan runs, and part of the run's
-    record. Its docstring is the help of the option, and the description in Prefect's form.
+    Each field is a parameter of the flows, an option of the commands that start runs and of those that `Also` names,
+    and part of the run's record. Its docstring is the help of the option, and the description in Prefect's form.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    zoo: Path
+    zoo: Annotated[Path, EVERYWHERE]
     """The zoo file; or, for one model, package.module:builder, hf:org/name or a .pt2 file."""
-    models: Globs = "*"
+    models: Annotated[Globs, Also("plan", "doctor")] = "*"
     """Only models whose names match; several globs with commas between them."""
-    recipes: Globs = "*"
+    recipes: Annotated[Globs, Also("plan")] = "*"
     """Only recipes whose names match; several globs with commas between them."""
-    store: str | None = Field(None, title="Artifact store")
+    store: Annotated[str | None, EVERYWHERE] = Field(None, title="Artifact store")
     """Folder, URL (s3://bucket/prefix) or Prefect block (block:NAME) of the artifact store; by default in your cache folder."""  # noqa: E501 - one line of help
     out: Path = Field(Path("out"), title="Folder for results")
     """Where the files go: DIR/MODEL/RECIPE.pte."""
-    overrides: tuple[str, ...] = Field((), title="Changes to the zoo")
+    overrides: Annotated[tuple[str, ...], EVERYWHERE] = Field((), title="Changes to the zoo")
     """Replace a field of the zoo file for this run: KEY=VALUE, such as models.a.seed=3."""
-    jobs: Annotated[int, Field(ge=1)] | None = Field(None, title="Stages at once")
+    jobs: Annotated[int | None, Also("bisect", "doctor")] = Field(None, ge=1, title="Stages at once")
     """Stages at once; by default one per core."""
-    until: str | None = Field(None, title="Stop after")
+    until: Annotated[str | None, Also("plan")] = Field(None, title="Stop after")
     """Stop after this stage, such as edge, and make no files; by default all stages run."""
-    debug: bool = Field(default=False, title="Debug mode")
+    debug: Annotated[bool, Also("plan")] = Field(default=False, title="Debug mode")
     """Debug mode: keep stack traces in the files, and write ETRecords and maps of debug handles next to them."""
     on: Place | None = Field(None, title="Where stages run")
     """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
-    places: tuple[str, ...] = Field((), title="Verify also on")
+    places: Annotated[tuple[str, ...], EVERYWHERE] = Field((), title="Verify also on")
     """Also verify on this place: one of the zoo's, or qemu:CORE, library:PATH, command:COMMAND; may be repeated."""
     publish: str | None = Field(None, title="Release at")
     """Folder or URL to release the files at in the end; by default as the zoo says."""
-    refresh: bool = Field(default=False, title="Run again what is cached")
+    refresh: Annotated[bool, Also("plan", "doctor")] = Field(default=False, title="Run again what is cached")
     """Run stages again that are cached, each once; so does Prefect's setting PREFECT_TASKS_REFRESH_CACHE=true."""
 
     @field_validator("out", mode="before")

@@ -1,4 +1,7 @@
-"""All kinds of artifacts, as annotations of the inputs and outputs of stages (see `tasks.engine.stage.Roles`)."""
+"""Kinds of artifacts, as annotations of the inputs and outputs of stages (see `tasks.engine.stage.Roles`).
+
+The file of a stage may have others, for outputs that no stage takes.
+"""
 
 from __future__ import annotations
 

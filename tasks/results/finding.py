@@ -26,6 +26,8 @@ AREAS = (
 )
 """What facts are about, in the order in which they are shown. Equal files may differ in times and places."""
 
+_TASKS = Path(__file__).parents[1]
+
 FINDING = "finding"  # kind of artifacts that are findings: JSON of one, or of a list if a file may have several
 Value = str | int | float
 
@@ -99,12 +101,22 @@ def _kinds() -> dict[str, type[Finding]]:
     return {kind.role: kind for kind in Finding.__subclasses__()}
 
 
+@cache
+def _kind(role: str) -> type[Finding] | None:
+    """The finding of a role: of this package, or in the file of the stage with that name. None if there is none."""
+    if (kind := _kinds().get(role)) is None and role.isidentifier():
+        for path in _TASKS.glob(f"*/stages/{role}.py"):
+            importlib.import_module(f"..{path.parts[-3]}.stages.{role}", __package__)
+        kind = {kind.role: kind for kind in Finding.__subclasses__()}.get(role)
+    return kind
+
+
 def read_findings(refs: Mapping[str, ArtifactRef], read_json: Callable[[ArtifactRef], Any]) -> tuple[Finding, ...]:
     """Findings of stages, by ``ROLE/PAYLOAD/SUBJECT``."""
     findings: list[Finding] = []
     for key, ref in refs.items():
         role, payload, subject = key.split("/", 2)
-        if kind := _kinds().get(role):  # a later version may have others
+        if kind := _kind(role):  # a later version may have others
             findings += kind.found(read_json(ref), payload, subject)
     return tuple(findings)
 
@@ -123,8 +135,7 @@ def to_json(findings: Iterable[Finding]) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> tuple[Finding, ...]:
     """The findings that this version knows; raises ValueError for what is not their JSON."""
     try:
-        kinds = _kinds()
-        known = [(kinds[role], value) for role, value in values.items() if role in kinds]
+        known = [(kind, value) for role, value in values.items() if (kind := _kind(role))]
         return tuple(finding for kind, value in known for finding in kind.found(value))
     except (TypeError, AttributeError) as error:  # not objects, or lists of them
         raise ValueError(f"not findings: {error}") from error

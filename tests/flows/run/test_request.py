@@ -10,7 +10,7 @@ import pytest
 import typer
 from pteforge.errors import InputError
 from pteforge.flows.cli.main import app
-from pteforge.flows.run.request import ExportRequest, describe
+from pteforge.flows.run.request import EVERYWHERE, Also, ExportRequest, describe
 from pydantic import ValidationError
 
 NAMES = {"models": "--model", "recipes": "--recipe", "overrides": "--set", "places": "--place"}
@@ -22,13 +22,22 @@ def test_every_field_is_an_option_and_a_parameter():
 
     commands = typer.main.get_command(app).commands
     for name in ExportRequest.model_fields:
-        option, text = NAMES.get(name, f"--{name}"), describe(name)
+        option, text = NAMES.get(name, f"--{name.replace('_', '-')}"), describe(name)
         for command in ("export", "deploy", "serve"):
             (offered,) = (param for param in commands[command].params if param.name == name)
             assert offered.help == text
             assert name == "zoo" or option in offered.opts
         for flow in (export_zoo, export_model):
             assert flow.parameters.properties[name]["description"] == text
+
+
+def test_commands_that_start_no_run():
+    """They have options for the fields that name them, and no others."""
+    commands = typer.main.get_command(app).commands
+    offered = {name: {param.name for param in commands[name].params} for name in EVERYWHERE.commands}
+    for name, field in ExportRequest.model_fields.items():
+        named = {command for extra in field.metadata if isinstance(extra, Also) for command in extra.commands}
+        assert named == {command for command, names in offered.items() if name in names}, name
 
 
 def test_empty_fields_of_a_form():

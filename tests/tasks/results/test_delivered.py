@@ -1,6 +1,7 @@
 """What came of a model and recipe: one record with one JSON, of files, failures and what does not apply."""
 
 import json
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from pteforge.artifacts.ref import ArtifactRef, BlobRef
 from pteforge.artifacts.runs import RunRecord
 from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
+from pteforge.tasks.file import stages
+from pteforge.tasks.results import finding
 from pteforge.tasks.results.accuracy import AccuracyReport, FoundLayers, Score, ScoredFile, Scores
 from pteforge.tasks.results.costs import MemoryUse, TimeShare, Timing
 from pteforge.tasks.results.delegation import NOT_TAKEN, MethodWork, OutsideCalls, format_share
@@ -203,3 +206,35 @@ def test_findings_of_later_versions():
     for wrong in (1, [], {"figures": 1}, {"figures": [1]}, {"figures": {"overall": 1}}, {"memory": {"a": 1}}):
         with pytest.raises(ValueError, match=r"."):
             Delivered.from_json({**value, "findings": wrong})
+
+
+OF_A_STAGE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...results.finding import Fact, Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Counted(Finding):
+    role: ClassVar = "counted"
+
+    calls: int
+
+    @classmethod
+    def facts(cls, findings, file):
+        yield from (Fact("operators", "calls", counted.calls, column=1) for counted in findings)
+"""
+
+
+def test_a_finding_in_the_file_of_its_stage(tmp_path, monkeypatch):
+    """A finding with the name of its stage may be in the stage's file; whoever reads its JSON finds it there."""
+    folder = tmp_path / "file" / "stages"
+    folder.mkdir(parents=True)
+    (folder / "counted.py").write_text(OF_A_STAGE)
+    monkeypatch.setattr(finding, "_TASKS", tmp_path)
+    monkeypatch.setattr(stages, "__path__", [str(folder)])
+    value = MADE.to_json()
+    made = Delivered.from_json({**value, "findings": {"counted": {"calls": 3}, "unknown": 1}})
+    monkeypatch.delitem(sys.modules, f"{stages.__name__}.counted")
+    assert (made.to_json()["findings"], made.value("calls")) == ({"counted": {"calls": 3}}, 3)
