@@ -93,7 +93,7 @@ def _show(
     raise typer.Exit(1 if exceeded else 0)
 
 
-@takes_request("out", "publish", "until", "debug")
+@takes_request("upgrade")
 def upgrade(
     request: ExportRequest,
     *,

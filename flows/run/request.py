@@ -28,13 +28,13 @@ Globs = Annotated[str, BeforeValidator(joined, json_schema_input_type=str | list
 
 
 class Also:
-    """Names the commands that take a field although they start no run: of `plan`, `bisect` and `doctor`."""
+    """Names the commands that take a field although they are no run of a zoo: of `EVERYWHERE`."""
 
     def __init__(self, *commands: str) -> None:
         self.commands = commands
 
 
-EVERYWHERE = Also("plan", "bisect", "doctor")
+EVERYWHERE = Also("plan", "bisect", "doctor", "upgrade")
 
 
 class ExportRequest(BaseModel):
@@ -48,9 +48,9 @@ class ExportRequest(BaseModel):
 
     zoo: Annotated[Path, EVERYWHERE]
     """The zoo file; or, for one model, package.module:builder, hf:org/name or a .pt2 file."""
-    models: Annotated[Globs, Also("plan", "doctor")] = "*"
+    models: Annotated[Globs, Also("plan", "doctor", "upgrade")] = "*"
     """Only models whose names match; several globs with commas between them."""
-    recipes: Annotated[Globs, Also("plan")] = "*"
+    recipes: Annotated[Globs, Also("plan", "upgrade")] = "*"
     """Only recipes whose names match; several globs with commas between them."""
     store: Annotated[str | None, EVERYWHERE] = Field(None, title="Artifact store")
     """Folder, URL (s3://bucket/prefix) or Prefect block (block:NAME) of the artifact store; by default in your cache folder."""  # noqa: E501 - one line of help
@@ -58,7 +58,7 @@ class ExportRequest(BaseModel):
     """Where the files go: DIR/MODEL/RECIPE.pte."""
     overrides: Annotated[tuple[str, ...], EVERYWHERE] = Field((), title="Changes to the zoo")
     """Replace a field of the zoo file for this run: KEY=VALUE, such as models.a.seed=3."""
-    jobs: Annotated[int | None, Also("bisect", "doctor")] = Field(None, ge=1, title="Stages at once")
+    jobs: Annotated[int | None, Also("bisect", "doctor", "upgrade")] = Field(None, ge=1, title="Stages at once")
     """Stages at once; by default one per core."""
     until: Annotated[str | None, Also("plan")] = Field(None, title="Stop after")
     """Stop after this stage, such as edge, and make no files; by default all stages run."""
@@ -70,7 +70,7 @@ class ExportRequest(BaseModel):
     """Also verify on this place: one of the zoo's, or qemu:CORE, library:PATH, command:COMMAND; may be repeated."""
     publish: str | None = Field(None, title="Release at")
     """Folder or URL to release the files at in the end; by default as the zoo says."""
-    refresh: Annotated[bool, Also("plan", "doctor")] = Field(default=False, title="Run again what is cached")
+    refresh: Annotated[bool, Also("plan", "doctor", "upgrade")] = Field(default=False, title="Run again what is cached")
     """Run stages again that are cached, each once; so does Prefect's setting PREFECT_TASKS_REFRESH_CACHE=true."""
 
     @field_validator("out", mode="before")

@@ -164,8 +164,8 @@ def find(path: str) -> Any:
         except AttributeError:
             return _missing(path)
         except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):
-                raise  # another package that a backend needs
+            if error.name == names[0] or not f"{module}.".startswith(f"{error.name}."):
+                raise  # a package that is not installed
         except ImportError as error:
             if not (error.name or "").startswith(names[0]):
                 raise
@@ -196,6 +196,9 @@ class _Missing(type):
         if not name.startswith("__"):
             raise cls._error()
         super().__setattr__(name, value)
+
+    def __delattr__(cls, name: str) -> None:
+        raise cls._error()
 
     def __call__(cls, *_: Any, **__: Any) -> Any:
         raise cls._error()
