@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -117,16 +117,20 @@ def upgrade(
     limits = () if fail_on is None else parse_limits(fail_on)
     pythons = {"now": Path(sys.executable), "next": python_of(request, to)}
     toolchains = {side: toolchain_of(python) for side, python in pythons.items()}
-    zoos = {side: f"{request.zoo.stem} {side}" for side in pythons}
+    runs = []
     for side, python in pythons.items():
         sys.stderr.write(f"{side}: {toolchains[side].title}\n")
-        fields = {"out": out / side, "overrides": (*request.overrides, f"name={zoos[side]}")}
+        zoo = f"{request.zoo.stem} {side}"
+        last = _last_run(request.store, zoo)
+        fields = {"out": out / side, "overrides": (*request.overrides, f"name={zoo}")}
         if export_with(python, request.model_copy(update=fields)) == INTERRUPTED:
             leave_interrupted()
+        runs.append(_last_run(request.store, zoo))
+        if runs[-1] == last:
+            raise InputError(f"nothing was exported with {python}, for the reason above")
     with open_existing_store(request.store) as store:
-        runs = [next(store.runs.of_zoo(zoo)).id for zoo in zoos.values()]
         before, after = (find_side(run, lambda: store) for run in runs)
-        files = list(compare(before, after, limits))
+        files = [_without_toolchain(file) for file in compare(before, after, limits)]
     exceeded = [sentence for file in files for sentence in file.regressions]
     exceeded += [f"{file.name}: {'; '.join(file.notes)}" for file in files if file.status == "removed"]
     for line in toolchains["next"].changes_since(toolchains["now"]):
@@ -134,6 +138,18 @@ def upgrade(
     more = {"toolchains": {side: asdict(toolchain) for side, toolchain in toolchains.items()}}
     now, following = (toolchain.title for toolchain in toolchains.values())
     _show(now, following, files, exceeded, as_json, markdown, more)
+
+
+def _last_run(store: str | None, zoo: str) -> str:
+    """The id of the last run of a zoo; empty if there is none, or no store."""
+    with suppress(InputError), open_existing_store(store) as opened:
+        return next((run.id for run in opened.runs.of_zoo(zoo)), "")
+    return ""
+
+
+def _without_toolchain(file: FileDifference) -> FileDifference:
+    """The other differences: that the toolchains differ is known."""
+    return replace(file, changes=tuple(change for change in file.changes if change.area != "toolchain"))
 
 
 def print_differences(console: Console, files: Sequence[FileDifference]) -> None:

@@ -15,7 +15,6 @@ looked up, so that the ledger's slots have the keys of the record's stages.
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -31,7 +30,7 @@ from ...errors import CodeChanged, PteforgeError, SourceError
 from ...tasks.engine.executor import Executor
 from ...tasks.engine.keys.code import PTEFORGE, stage_code_digest
 from ...tasks.engine.keys.loaded import check_distributions, own_sources
-from ...tasks.engine.keys.search import ModuleSearch, distribution_versions, host_capability
+from ...tasks.engine.keys.search import ModuleSearch, host_capability, toolchain_versions
 from ...tasks.engine.keys.source import source_fields
 from ...tasks.engine.runner import StageCall
 from ...tasks.lowering.model import TOOLCHAIN, PlannedModel
@@ -152,7 +151,7 @@ def _toolchain(distributions: tuple[str, ...], targets: tuple[str, ...]) -> Dige
     modules = sorted({target.__module__ for target in classes})
     others = [stage_code_digest(module) for module in modules if module.partition(".")[0] != PTEFORGE]
     names = {*TOOLCHAIN, *distributions, *(name for target in classes for name in target.distributions)}
-    versions = {"python": platform.python_version(), **distribution_versions(names)}
+    versions = toolchain_versions(names)
     check_distributions(versions)
     # pteforge's own code with its comments: parsing it would take ten times as long
     package = digest_json({path: digest_bytes(content) for path, content in own_sources().items()})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import sys
 import time
 from collections.abc import Mapping
@@ -42,7 +41,7 @@ from .keys.loaded import (
     module_file,
     read_own_sources,
 )
-from .keys.search import distribution_versions
+from .keys.search import toolchain_versions
 from .keys.source import current_params, declared_files, differing_sources, known_modules, says_as_much, sources_of
 from .runner import DepthFirst, Done, NotCached, Observer, StageCall
 from .stage import (
@@ -358,7 +357,7 @@ def _toolchain(
     """The digest of our code, and all other versions; raises CodeChanged if either changed since the start."""
     modules = [module, *(plugin.__module__ for plugin in plugins)]
     names = [*distributions, *(name for plugin in plugins for name in plugin.distributions)]
-    versions = {"python": platform.python_version(), **distribution_versions(names)}
+    versions = toolchain_versions(names)
     check_distributions(versions)
     return digest_json([stage_code_digest(name) for name in modules]), versions
 

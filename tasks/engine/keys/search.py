@@ -17,6 +17,7 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 from ....artifacts.digest import digest_bytes
+from ...upstream.compat import WITHOUT
 from .loaded import normalised
 
 SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
@@ -134,6 +135,12 @@ def _spec(dotted: str, leaf: str, entries: Sequence[str], *, top: bool) -> Modul
 
 
 _OFTEN_BUILT_LOCALLY = ("torch", "executorch")  # from source, so that two builds may have the same version
+
+
+def toolchain_versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of Python and of the distributions of `names`, and names of upstream that are taken for missing."""
+    without = {"without": os.environ[WITHOUT]} if os.environ.get(WITHOUT) else {}
+    return {"python": platform.python_version(), **distribution_versions(names), **without}
 
 
 def distribution_versions(names: Iterable[str]) -> dict[str, str]:

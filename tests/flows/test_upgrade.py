@@ -1,0 +1,92 @@
+"""`pteforge upgrade`: what another toolchain changes in every file of a zoo.
+
+The other toolchain is this environment with something planted: a name of ExecuTorch that is missing.
+"""
+
+import sys
+
+import pytest
+from pteforge.tasks.upstream.compat import WITHOUT
+
+ZOO = """
+version: 1
+models:
+  net: {source: models:net}
+  wide: {source: models:wide}
+recipes:
+  portable: {specializations: [{target: portable}]}
+  xnnpack: {specializations: [{target: xnnpack}]}
+defaults: {recipes: [portable, xnnpack]}
+"""
+MODELS = """
+import torch
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU("tanh")), (torch.ones(1, 4),)
+
+def wide():
+    return torch.nn.Linear(4, 16), (torch.ones(1, 4),)
+"""
+
+
+@pytest.fixture
+def zoo(project):
+    project.write("zoo.yaml", ZOO)
+    project.write("models.py", MODELS)
+    return project
+
+
+def planted(zoo, *names):
+    """The Python of this environment, whose ExecuTorch lacks names."""
+    python = zoo.write("python", f'#!/bin/sh\n{WITHOUT}={",".join(names)} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+@pytest.mark.slow
+def test_a_planted_difference(zoo):
+    """A patch that cannot be applied changes the files that it is for, and no others; both stay in one store."""
+    python = planted(zoo, "executorch.backends.xnnpack._passes.XNNPACKPassManager.__init__")
+    command = ("upgrade", "zoo.yaml", "--to", python, "--fail-on", "sqnr=1dB", "--json")
+    done = zoo.run(*command)
+    told = done.json
+    assert done.code == 1, done.err
+    assert {file["name"]: file["status"] for file in told["files"]} == {
+        "net/portable": "equal",
+        "net/xnnpack": "changed",
+        "wide/portable": "equal",
+        "wide/xnnpack": "equal",
+    }
+    assert len(told["regressions"]) == 1
+    assert "net/xnnpack" in told["regressions"][0]
+    assert 'not mended any more: GELU with `approximate="tanh"`' in done.err
+    again = zoo.run(*command)
+    assert again.json["files"] == told["files"]
+    assert again.err.count("0 stages run") == 2
+
+
+@pytest.mark.slow
+def test_files_that_are_not_made_any_more(zoo):
+    """They are told with the reason, and are a failure without limits, too; other files are compared."""
+    python = planted(zoo, "executorch.backends.xnnpack.partition.config.GeluConfig")
+    done = zoo.run("upgrade", "zoo.yaml", "--model", "net", "--to", python)
+    assert done.code == 1
+    assert "net/xnnpack: removed" in done.out
+    assert "GeluConfig" in done.out
+
+
+@pytest.mark.parametrize(
+    ("to", "problem"),
+    [
+        ("next", "the zoo has no toolchain 'next'"),
+        ("nexxt", "the zoo has no toolchain 'nexxt'; did you mean 'nightly'"),
+        ("./absent/python", "cannot be run"),
+        ("./zoo.yaml", "cannot be run"),
+    ],
+)
+def test_bad_input(zoo, to, problem):
+    """A toolchain that does not exist is refused before anything runs."""
+    zoo.write("zoo.yaml", ZOO + "toolchains: {nightly: {python: ~/none}}\n")
+    done = zoo.run("upgrade", "zoo.yaml", "--to", to)
+    assert done.code == 2
+    assert problem.partition(";")[0] in done.err
