@@ -30,13 +30,7 @@ from ...configs.recipe import CompileOptions
 from ..engine.stage import Workspace
 from ..programs.graphs import find_edge_operators, graph_modules, inline_scalar, origin_of, scalar_constant
 from ..programs.program import load_program
-from ..upstream.compat import (
-    OpOverload,
-    _stacktrace_to_framelist,
-    exir_ops,
-    get_control_flow_submodules,
-    serialize_for_executorch,
-)
+from ..upstream import compat
 from ..upstream.exir import declared_bounds
 from ..upstream.exir_emission import constants_once, constants_viewed, copy_results_of_cond, floor_remainders
 from . import kernels  # noqa: F401 - the forms of quantized operators that files name
@@ -171,7 +165,7 @@ def add_stack_traces(emitted: ExecutorchProgramManager, config: ExecutorchBacken
         for number, traces in reading.traces(emitted.exported_program(plan.name).graph_module):
             lists[number] = _frames(traces)
         chain.stacktrace = lists
-    emitted._pte_data, emitted._tensor_data = serialize_for_executorch(  # noqa: SLF001 - as __init__ does
+    emitted._pte_data, emitted._tensor_data = compat.serialize_for_executorch(  # noqa: SLF001 - as __init__ does
         emitted._emitter_output,  # noqa: SLF001 - as above
         config,
         emitted._data_serializer,  # noqa: SLF001 - as above
@@ -189,7 +183,7 @@ class _Reading:
 
     def traces(self, graph: GraphModule, start: int = 0) -> Iterator[tuple[int, list[str]]]:
         """Numbers of instructions, counted from `start` in a branch, each with the stack traces of its nodes."""
-        branches = get_control_flow_submodules(graph)
+        branches = compat.get_control_flow_submodules(graph)
         for node in graph.graph.nodes:
             number = _number(node)
             if number is not None:
@@ -211,7 +205,7 @@ class _Reading:
         match instruction.instr_args:
             case DelegateCall():
                 return node.target is executorch_call_delegate
-            case KernelCall(op_index=index) if isinstance(node.target, OpOverload):
+            case KernelCall(op_index=index) if isinstance(node.target, compat.OpOverload):
                 operator, schema = self._operators[index], node.target._schema  # noqa: SLF001 - as exir's emitter
                 return (operator.name, operator.overload) == (schema.name, schema.overload_name)
         return False
@@ -220,7 +214,7 @@ class _Reading:
 def _number(node: Node) -> int | None:
     """The number of a node's instruction; None if it has none, or it is not known."""
     emitted = node.op == "call_function" and (
-        node.target is executorch_call_delegate or isinstance(node.target, OpOverload)
+        node.target is executorch_call_delegate or isinstance(node.target, compat.OpOverload)
     )
     number: int | None = node.meta.get("debug_handle") if emitted else None
     return number
@@ -242,7 +236,7 @@ _GENERATED = re.compile(r"<eval_with_key>\.\d+")
 
 def _frames(traces: Iterable[str]) -> FrameList:
     texts = [_GENERATED.sub("<eval_with_key>", trace) for trace in dict.fromkeys(traces) if trace]
-    lists = list(map(_stacktrace_to_framelist, texts))
+    lists = list(map(compat.stacktrace_to_framelist, texts))
     if len(lists) == 1:
         return lists[0]
     frames = {(frame.filename, frame.lineno, frame.name): frame for part in lists for frame in part.items}
@@ -278,7 +272,7 @@ def _inline_scalars(module: GraphModule) -> None:
     for branch in branches:
         for node in branch.graph.find_nodes(op="get_attr"):
             if (value := scalar_constant(branch, node)) is not None:
-                inline_scalar(node, value, exir_ops.edge.aten.full.default)
+                inline_scalar(node, value, compat.exir_ops.edge.aten.full.default)
 
 
 def _sources(module: GraphModule) -> dict[str, list[dict[str, str]]]:

@@ -16,28 +16,15 @@ from ...formats.pte.buckets import BUCKETS
 from ...formats.pte.contents import METADATA_PREFIX, SIZES, Method, PteFile, TensorSpec, ValueSpec
 from ...formats.pte.metadata import MetadataValue, constant_method, encode_value, metadata_of, returning_methods
 from ...formats.pte.reader import map_file, read_pte
-from ..upstream.compat import (
-    DataEntry,
-    DataPayload,
-    NamedDataStoreOutput,
-    PTEFile,
-    _Emitter,
-    _ExtendedHeader,
-    _flatbuffer_to_program,
-    _insert_flatbuffer_header,
-    _program_to_flatbuffer,
-    aligned_size,
-    pad_to,
-    serialize_pte_binary,
-)
+from ..upstream import compat
 from ..upstream.exir_emission import viewed
 
 
-def named_blobs(packed: PackedContainer) -> NamedDataStoreOutput:
+def named_blobs(packed: PackedContainer) -> compat.NamedDataStoreOutput:
     """The blobs under their digests, aligned as the container says."""
-    return NamedDataStoreOutput(
+    return compat.NamedDataStoreOutput(
         buffers=[viewed(blob) for blob in packed.blobs.values()],
-        pte_data={str(key): DataEntry(index, packed.alignment, None) for index, key in enumerate(packed.blobs)},
+        pte_data={str(key): compat.DataEntry(index, packed.alignment, None) for index, key in enumerate(packed.blobs)},
         external_data={},
     )
 
@@ -55,7 +42,7 @@ def write_fat(
     inputs and outputs if that does. Raises FileFormatError if it is not a `.pte`; OSError if a file cannot be written.
     """
     pte = read_pte(memoryview(signature))
-    inner = _flatbuffer_to_program(bytes(memoryview(signature)[: pte.program_size]))
+    inner = compat.flatbuffer_to_program(bytes(memoryview(signature)[: pte.program_size]))
     program = schema.Program(
         version=inner.version,
         execution_plan=[_delegated(*both) for both in zip(inner.execution_plan, pte.methods, strict=True)],
@@ -65,15 +52,15 @@ def write_fat(
         constant_segment=schema.SubsegmentOffsets(0, []),
     )
     blobs = named_blobs(packed)
-    content = serialize_pte_binary(
-        PTEFile(program=program, named_data=blobs if data_path is None else None),
+    content = compat.serialize_pte_binary(
+        compat.PTEFile(program=program, named_data=blobs if data_path is None else None),
         extract_delegate_segments=True,
         segment_alignment=packed.alignment,
     )
     if data_path is not None:
         serializer = FlatTensorSerializer(FlatTensorConfig(segment_alignment=packed.alignment))
         with new_file(data_path) as file:
-            serializer.serialize(DataPayload(blobs.buffers, blobs.pte_data)).write_to_file(file)
+            serializer.serialize(compat.DataPayload(blobs.buffers, blobs.pte_data)).write_to_file(file)
     with new_file(path) as file:
         content.write_to_file(file)
 
@@ -165,7 +152,7 @@ def write_metadata(
     """
     view = map_file(source)
     pte = read_pte(view)
-    program = _flatbuffer_to_program(bytes(view[: pte.program_size]))
+    program = compat.flatbuffer_to_program(bytes(view[: pte.program_size]))
     end = _remove_entries(program, pte, metadata_of(pte, view))
     added = _add_entries(program, entries, end, segment_alignment)
     if constant_methods:
@@ -204,8 +191,8 @@ def _add_entries(program: schema.Program, entries: Mapping[str, MetadataValue], 
     added, named = b"", list(program.named_data or ())
     for key, value in entries.items():
         content = encode_value(value)
-        offset = aligned_size(end + len(added), alignment)
-        added = pad_to(added, offset - end) + content
+        offset = compat.aligned_size(end + len(added), alignment)
+        added = compat.pad_to(added, offset - end) + content
         named.append(schema.NamedData(f"{METADATA_PREFIX}{key}", len(program.segments)))
         program.segments.append(schema.DataSegment(offset, len(content)))
     program.named_data = named or None
@@ -223,17 +210,19 @@ def _add_constant_methods(program: schema.Program, entries: Mapping[str, Metadat
         and not key.startswith((SIZES, BUCKETS))
     }
     # only tensors need an emitter, and there are none
-    program.execution_plan += _Emitter._emit_prim_getters(None, values)  # noqa: SLF001 - nothing public emits plans
+    program.execution_plan += compat.Emitter._emit_prim_getters(None, values)  # noqa: SLF001 - nothing public emits plans
 
 
 def _with_header(program: schema.Program, segments_size: int, alignment: int, delegate_alignment: int | None) -> bytes:
     """The program's bytes up to where its segments begin, as `serialize_pte_binary` writes them."""
-    flatbuffer = _program_to_flatbuffer(program, delegate_alignment=delegate_alignment)
+    flatbuffer = compat.program_to_flatbuffer(program, delegate_alignment=delegate_alignment)
     if not segments_size:
         return bytes(flatbuffer.data)
-    header_size = aligned_size(_ExtendedHeader.EXPECTED_LENGTH, flatbuffer.max_alignment)
+    header_size = compat.aligned_size(compat.ExtendedHeader.EXPECTED_LENGTH, flatbuffer.max_alignment)
     size = header_size + len(flatbuffer.data)
-    base = aligned_size(size, alignment)
-    header = _ExtendedHeader(program_size=size, segment_base_offset=base, segment_data_size=segments_size)
-    content = _insert_flatbuffer_header(flatbuffer.data, r"ET[0-9a-zA-Z]{2}", pad_to(header.to_bytes(), header_size))
-    return bytes(pad_to(content, base))
+    base = compat.aligned_size(size, alignment)
+    header = compat.ExtendedHeader(program_size=size, segment_base_offset=base, segment_data_size=segments_size)
+    content = compat.insert_flatbuffer_header(
+        flatbuffer.data, r"ET[0-9a-zA-Z]{2}", compat.pad_to(header.to_bytes(), header_size)
+    )
+    return bytes(compat.pad_to(content, base))

@@ -11,11 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-from ..upstream.compat import (
-    delete_constant_placeholder,
-    get_param_tensor,
-    is_non_overlapping_and_dense_or_false,
-)
+from ..upstream import compat
 from ..upstream.torch_export import set_constant
 
 _ATEN = torch.ops.aten
@@ -83,15 +79,15 @@ def _has_channels_second(layer: Node, arguments: dict[str, Any]) -> bool:
     weight = arguments["weight"].meta["val"]
     if _is_transposed(layer) and arguments["groups"] not in (None, 1):
         return False
-    return bool(layer.meta["val"].dim() == weight.dim() and is_non_overlapping_and_dense_or_false(weight))
+    return bool(layer.meta["val"].dim() == weight.dim() and compat.is_non_overlapping_and_dense_or_false(weight))
 
 
 def _fold(program: ExportedProgram, foldable: FoldableNorm) -> None:
     layer, norm = foldable.layer, foldable.norm
     of_layer, of_norm = _arguments(layer), _arguments(norm)
     nodes = (of_layer["weight"], of_layer["bias"], of_norm["running_mean"], of_norm["running_var"])
-    weight, bias, mean, variance = (node and get_param_tensor(program, node) for node in nodes)
-    scale, shift = (node and get_param_tensor(program, node) for node in (of_norm["weight"], of_norm["bias"]))
+    weight, bias, mean, variance = (node and compat.get_param_tensor(program, node) for node in nodes)
+    scale, shift = (node and compat.get_param_tensor(program, node) for node in (of_norm["weight"], of_norm["bias"]))
     scale = torch.ones_like(mean) if scale is None else scale
     shift = torch.zeros_like(mean) if shift is None else shift
     tensors: tuple[Any, ...] = (weight, bias, mean, variance, of_norm["eps"], scale, shift)
@@ -110,7 +106,7 @@ def _fold(program: ExportedProgram, foldable: FoldableNorm) -> None:
         program.graph.erase_node(node)
     for node in dict.fromkeys((*nodes, of_norm["weight"], of_norm["bias"])):
         if node is not None and not node.users:
-            delete_constant_placeholder(program, node)
+            compat.delete_constant_placeholder(program, node)
 
 
 def _arguments(node: Node) -> dict[str, Any]:

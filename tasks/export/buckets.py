@@ -14,7 +14,7 @@ from ...configs.base import did_you_mean
 from ...configs.model import MethodDefinition, ModelDefinition
 from ...errors import SourceError, VerificationFailed
 from ...formats.pte.buckets import Bucket
-from ..upstream.compat import _DerivedDim, pytree
+from ..upstream.compat import DerivedDim, pytree
 from ..usercode.inputs import fit_sizes
 from ..usercode.model_source import by_name
 from .eager import agrees_with_eager, run_eager, written_buffers
@@ -32,7 +32,7 @@ def make_bucket(method: MethodDefinition, dynamic: Any, bucket: Bucket) -> tuple
     example, what = method.example_inputs[0], f"buckets of method {bucket.method!r}"
     dims = input_dims(method.module, example, dynamic)
     named = {_root_name(dim): dim for *_, dim in reversed(dims)}
-    named |= {_root_name(dim): dim for *_, dim in dims if not isinstance(dim, _DerivedDim)}
+    named |= {_root_name(dim): dim for *_, dim in dims if not isinstance(dim, DerivedDim)}
     named.pop("", None)
     roots: dict[str, int] = {}
     for name, size in bucket.sizes.items():
@@ -40,7 +40,7 @@ def make_bucket(method: MethodDefinition, dynamic: Any, bucket: Bucket) -> tuple
             listed = f"it has {', '.join(named)}" if named else 'give one a name: Dim("sequence", min=1, max=128)'
             raise SourceError(f"{what}: there is no dynamic dimension {name!r}{did_you_mean(name, [*named])}; {listed}")
         dim, step, offset = named[name], 1, 0
-        if isinstance(dim, _DerivedDim):
+        if isinstance(dim, DerivedDim):
             step, offset = dim.fn(1) - dim.fn(0), dim.fn(0)
         least, most = dim.min or 1, dim.max or math.inf
         if (size - offset) % step or not least <= size <= most:
@@ -67,7 +67,7 @@ def _size(dim: Any, roots: Mapping[str, int]) -> Any:
     if not is_dim(dim) or _root_name(dim) not in roots:
         return dim
     size = roots[_root_name(dim)]
-    return dim.fn(size) if isinstance(dim, _DerivedDim) else size
+    return dim.fn(size) if isinstance(dim, DerivedDim) else size
 
 
 def _static(dynamic: Any, roots: Mapping[str, int]) -> Any:

@@ -19,13 +19,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
 from ..programs.weights import content_of
-from ..upstream.compat import (
-    _core_aten_decompositions_post_autograd,
-    create_constant_placeholder,
-    delete_constant_placeholder,
-    get_param_tensor,
-    pytree,
-)
+from ..upstream import compat
 from ..upstream.torch_export import inline, traced
 from .batch_norms import WITH_WEIGHTS, is_constant
 
@@ -162,7 +156,7 @@ def _with_batch(dimensions: int, call: Any) -> _Written:
     def write(x: Tensor, *rest: Any) -> Any:
         if x.dim() != dimensions + 1:
             return NotImplemented
-        return pytree.tree_map(lambda made: made.squeeze(0), call(x.unsqueeze(0), *rest))
+        return compat.pytree.tree_map(lambda made: made.squeeze(0), call(x.unsqueeze(0), *rest))
 
     return write
 
@@ -234,7 +228,7 @@ def _compute_constants(program: ExportedProgram, *, alone: bool) -> bool:
             program.graph.erase_node(node)
     for node in program.graph.find_nodes(op="placeholder"):
         if not node.users and node in values:
-            delete_constant_placeholder(program, node)
+            compat.delete_constant_placeholder(program, node)
     return True
 
 
@@ -310,7 +304,7 @@ def _has_no_kernel(node: Node) -> bool:
     """Whether an operator is none of ATen's core, and none that is decomposed into those; or is one of `_LACKING`."""
     if node.target is operator.getitem or torch.Tag.core in node.target.tags:
         return _packet(node) in _LACKING
-    if _packet(node) is _ATEN.lift_fresh_copy or node.target in _core_aten_decompositions_post_autograd():
+    if _packet(node) is _ATEN.lift_fresh_copy or node.target in compat.core_aten_decompositions_post_autograd():
         return False  # what `torch.tensor` returns is a constant already
     if not node.target._can_decompose():  # noqa: SLF001 - has no public name
         return True
@@ -326,11 +320,11 @@ _LACKING = {_ATEN.sort}
 def _value(program: ExportedProgram, node: Node, values: dict[Node, Any], readable: ExitStack) -> Any:
     if node not in values:
         if node.op == "placeholder":
-            tensor = get_param_tensor(program, node)
+            tensor = compat.get_param_tensor(program, node)
             readable.enter_context(content_of(tensor.untyped_storage()))
             values[node] = tensor.detach()
         else:
-            arguments = pytree.tree_map_only(
+            arguments = compat.pytree.tree_map_only(
                 Node, lambda given: _value(program, given, values, readable), (node.args, node.kwargs)
             )
             values[node] = node.target(*arguments[0], **arguments[1])
@@ -346,7 +340,7 @@ def _replace(program: ExportedProgram, node: Node, value: Tensor) -> None:
     nodes = program.graph.nodes
     first = next(other for other in nodes if of_parameters or other.name in inputs or other.op != "placeholder")
     with program.graph.inserting_before(first):
-        constant = create_constant_placeholder(
+        constant = compat.create_constant_placeholder(
             exp_program=program,
             graph=program.graph,
             name=f"{node.name}_computed",

@@ -14,17 +14,7 @@ import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from ...errors import SourceError
-from ..upstream.compat import (
-    UserError,
-    ValueRanges,
-    _combine_args,
-    _DerivedDim,
-    _DimHint,
-    _DimHintType,
-    _StaticDim,
-    _tree_map_with_path,
-    pytree,
-)
+from ..upstream import compat
 from ..usercode.inputs import drawn_sizes, example_sizes, input_shapes, size_bounds
 
 
@@ -91,10 +81,12 @@ def input_dims(
         return []
     leaves: list[tuple[Any, Any]] = []
     try:
-        inputs: Any = _combine_args(module, example, {})
+        inputs: Any = compat.combine_args(module, example, {})
         inputs = inputs if isinstance(dynamic, Mapping) else type(dynamic)(inputs.values())
-        _tree_map_with_path(lambda _, value, shape: leaves.append((value, shape)), inputs, dynamic, tree_name="inputs")
-    except (UserError, ValueError, TypeError):
+        compat.tree_map_with_path(
+            lambda _, value, shape: leaves.append((value, shape)), inputs, dynamic, tree_name="inputs"
+        )
+    except (compat.UserError, ValueError, TypeError):
         return []
     return [
         (position, int(dimension), value, dim)
@@ -107,15 +99,15 @@ def input_dims(
 
 def is_dim(value: Any) -> bool:
     """Whether an entry of dynamic shapes is a size that may vary."""
-    if isinstance(value, _DimHint):
-        return value.type is not _DimHintType.STATIC
-    return isinstance(value, Dim) and not isinstance(value, _StaticDim)
+    if isinstance(value, compat.DimHint):
+        return value.type is not compat.DimHintType.STATIC
+    return isinstance(value, Dim) and not isinstance(value, compat.StaticDim)
 
 
 def _asked(position: int, dimension: int, value: torch.Tensor, dim: Any) -> AskedSize:
-    hint = isinstance(dim, _DimHint)
+    hint = isinstance(dim, compat.DimHint)
     maximum = dim.max if isinstance(dim.max, int) else None
-    example_from = dim.fn(2) if isinstance(dim, _DerivedDim) else 2
+    example_from = dim.fn(2) if isinstance(dim, compat.DerivedDim) else 2
     name = "" if hint else dim.__name__
     return AskedSize(name, position, dimension, value.shape[dimension], dim.min, maximum, hint, example_from)
 
@@ -149,7 +141,7 @@ def settle_minimum(program: ExportedProgram, asked: Sequence[AskedSize], trial: 
         if symbol not in tried:
             tried[symbol] = trial({symbol: 1})
         if tried[symbol]:
-            program.range_constraints[symbol] = ValueRanges(sympy.Integer(1), bounds.upper)
+            program.range_constraints[symbol] = compat.ValueRanges(sympy.Integer(1), bounds.upper)
         elif tried[symbol] is False and not size.may_narrow:
             raise SourceError(
                 f"{what}: for a size of {smallest} in {size.where}, the exported program computes something else than "
@@ -232,7 +224,9 @@ def leave_refused(
             blamed = {symbol for symbol in changed if refusal(usual | {symbol: sizes[symbol]})} or changed
             for symbol in blamed:
                 ends = [example[symbol] for example in usual_sizes]
-                program.range_constraints[symbol] = ValueRanges(sympy.Integer(min(ends)), sympy.Integer(max(ends)))
+                program.range_constraints[symbol] = compat.ValueRanges(
+                    sympy.Integer(min(ends)), sympy.Integer(max(ends))
+                )
             why |= {size: problem for size, symbol in hinted if symbol in blamed}
     return why
 
@@ -362,26 +356,26 @@ def export_again(
     module: torch.nn.Module,
     program: ExportedProgram,
     example: Sequence[Any],
-    spec: pytree.TreeSpec,
+    spec: compat.pytree.TreeSpec,
     *,
     strict: bool,
     tied: Mapping[sympy.Symbol, sympy.Symbol] | None = None,
 ) -> ExportedProgram:
     """Exports a module for the sizes that a program takes; `spec` is that of flat arguments."""
-    args, kwargs = pytree.tree_unflatten(list(example), spec)
+    args, kwargs = compat.pytree.tree_unflatten(list(example), spec)
     sizes = dynamic_sizes(program, tied)
 
     def export(sizes: Sequence[dict[int, Any]]) -> ExportedProgram:
         shapes = sizes_collection(example, sizes)
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
 
-    with suppress(UserError):
+    with suppress(compat.UserError):
         return export(sizes)
     # a guard that each `Dim` has to allow, and that `Dim.AUTO` did, when `program` was made
     again: ExportedProgram | None = None
     if tied:
         kept = [{index for index, size in enumerate(shape or ()) if size in tied} for shape in input_shapes(program)]
-        with suppress(UserError):
+        with suppress(compat.UserError):
             again = export([_guarded(dynamic, keep) for dynamic, keep in zip(sizes, kept, strict=True)])
     again = again or export([_guarded(dynamic) for dynamic in sizes])
     _restore_minimum(program, again)
@@ -394,7 +388,7 @@ def _restore_minimum(program: ExportedProgram, again: ExportedProgram) -> None:
         for old, new in zip(before or (), after or (), strict=True):
             known, found = program.range_constraints.get(old), again.range_constraints.get(new)
             if known is not None and found is not None and known.lower < 2 == found.lower:
-                again.range_constraints[new] = ValueRanges(known.lower, found.upper)
+                again.range_constraints[new] = compat.ValueRanges(known.lower, found.upper)
 
 
 def _guarded(sizes: dict[int, Any], keep: Collection[int] = ()) -> dict[int, Any]:

@@ -18,17 +18,7 @@ from torch.fx import GraphModule, Node
 
 from ...artifacts.digest import Digest, digest_bytes, digest_json
 from ...errors import PteforgeError, StoreError
-from ..upstream.compat import (
-    BackendOpOverload,
-    EdgeOpOverload,
-    FakeTensor,
-    FileBackedData,
-    HigherOrderOperator,
-    NamedDataStoreOutput,
-    OpOverload,
-    Verifier,
-    is_traceable_wrapper_subclass,
-)
+from ..upstream import compat
 from .pickler import lasting_operator, verifier_options
 from .storages import StorageTable
 
@@ -152,7 +142,7 @@ class _Form:
         outputs = [[spec.kind.name, argument(spec.arg), spec.target] for spec in signature.output_specs]
         return [inputs, outputs]
 
-    def _verifier(self, verifier: type[Verifier]) -> Any:
+    def _verifier(self, verifier: type[compat.Verifier]) -> Any:
         options = verifier_options(verifier)
         sets = (["set", *sorted(map(str, set(option)))] if isinstance(option, list) else option for option in options)
         return [verifier.dialect, *sets]
@@ -211,12 +201,12 @@ class _Form:
             self._annotating = False
 
     def _target(self, target: Any) -> Any:
-        if isinstance(target, EdgeOpOverload):
-            dialect = "backend" if isinstance(target, BackendOpOverload) else "edge"
+        if isinstance(target, compat.EdgeOpOverload):
+            dialect = "backend" if isinstance(target, compat.BackendOpOverload) else "edge"
             return [dialect, str(target._op)]  # noqa: SLF001 - dialect operators wrap the torch operator
-        if isinstance(target, OpOverload):
+        if isinstance(target, compat.OpOverload):
             return ["operator", str(lasting_operator(target))]
-        if isinstance(target, HigherOrderOperator):
+        if isinstance(target, compat.HigherOrderOperator):
             return ["higher_order_operator", target.name()]
         name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
         if name is None:
@@ -240,7 +230,7 @@ class _Form:
     def _kept(self, value: Any) -> Any:
         """Canonical form of an entry of a program's state or constants; absent weights have that of real ones."""
         absent = self._storages.absent
-        if not (absent and isinstance(value, FakeTensor)):
+        if not (absent and isinstance(value, compat.FakeTensor)):
             form = self._value(value)
         elif absent.slot(value.untyped_storage()) is None:
             raise PteforgeError("it holds a tensor that was computed from weights that are absent")
@@ -250,10 +240,10 @@ class _Form:
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         """Type and layout; for real tensors also which of the program's storages they are in."""
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, compat.FakeTensor):
             constant = None if tensor.constant is None else self._tensor(tensor.constant)
             return [*self._layout(tensor), constant]
-        if is_traceable_wrapper_subclass(tensor):
+        if compat.is_traceable_wrapper_subclass(tensor):
             names, context = tensor.__tensor_flatten__()
             parts = ([name, self._tensor(getattr(tensor, name))] for name in names)
             return ["wrapper", type(tensor).__module__, type(tensor).__qualname__, self._value(context), *parts]
@@ -289,11 +279,11 @@ def _nodes(module: GraphModule) -> Iterator[Node]:
     return (node for node in module.graph.nodes if node.users or node.target is not operator.getitem)
 
 
-def _named_data(output: NamedDataStoreOutput | None) -> Any:
+def _named_data(output: compat.NamedDataStoreOutput | None) -> Any:
     if output is None:
         return None
     digests = [
-        buffer.sha256().hex() if isinstance(buffer, FileBackedData) else digest_bytes(buffer)
+        buffer.sha256().hex() if isinstance(buffer, compat.FileBackedData) else digest_bytes(buffer)
         for buffer in output.buffers
     ]
 

@@ -18,16 +18,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torchao.quantization import quant_primitives as _registered  # noqa: F401 - torchao's operators
 
-from ..upstream.compat import (
-    delete_constant_placeholder,
-    exir_ops,
-    get_param_tensor,
-)
+from ..upstream import compat
 from ..upstream.torch_export import set_constant
 from ..upstream.torchao import packed_by_rows
 
-_LOOKUPS = {torch.ops.aten.embedding.default, exir_ops.edge.aten.embedding.default}
-_EDGE_DEQUANTIZE = exir_ops.edge.torchao.dequantize_affine.default
+_LOOKUPS = {torch.ops.aten.embedding.default, compat.exir_ops.edge.aten.embedding.default}
+_EDGE_DEQUANTIZE = compat.exir_ops.edge.torchao.dequantize_affine.default
 _DEQUANTIZES = {torch.ops.torchao.dequantize_affine.default, _EDGE_DEQUANTIZE}
 
 
@@ -89,14 +85,14 @@ def _fuse(program: ExportedProgram, table: Node, nodes: Sequence[Node]) -> None:
             program.graph.erase_node(lookup)
         program.graph.erase_node(node)
     if form.zero_points is not None and not form.zero_points.users:
-        delete_constant_placeholder(program, form.zero_points)
+        compat.delete_constant_placeholder(program, form.zero_points)
 
 
 def _packed(program: ExportedProgram, table: Node, form: _Form) -> Any:
     """Packs a table where its weights have 4 or 2 bits; returns the operator for it."""
-    operators = exir_ops.edge.quantized_decomposed
+    operators = compat.exir_ops.edge.quantized_decomposed
     bits = {(-8, 7): 4, (-2, 1): 2}.get((form.lowest, form.highest), 8)
-    weights = get_param_tensor(program, table)
+    weights = compat.get_param_tensor(program, table)
     if bits == 8 or weights.shape[1] * bits % 8:
         return operators.embedding_byte
     pack = partial(torch.ops.quant_fusion._pack_embedding_weight, bitwidth=bits)  # noqa: SLF001 - as above
@@ -110,10 +106,10 @@ def _zero_points(program: ExportedProgram, form: _Form) -> Node | None:
     In Python they must have the data type of the scales, and on the runtime that of the output (embeddingxb.cpp in
     kernels/quantized/cpu, executorch 1.5.1), so with them the scales get that one, too.
     """
-    if form.zero_points is None or not get_param_tensor(program, form.zero_points).any():
+    if form.zero_points is None or not compat.get_param_tensor(program, form.zero_points).any():
         return None
     for constant in (form.zero_points, form.scales):
-        _replace(program, constant, get_param_tensor(program, constant).to(form.dtype))
+        _replace(program, constant, compat.get_param_tensor(program, constant).to(form.dtype))
     return form.zero_points
 
 

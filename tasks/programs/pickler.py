@@ -16,24 +16,8 @@ from torch.fx.graph import CodeGen
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.fx.traceback import NodeSource
 
+from ..upstream import compat
 from ..upstream.absent_weights import plain_attributes
-from ..upstream.compat import (
-    BackendOpOverload,
-    CapturedTraceback,
-    EdgeOpOverload,
-    FakeTensor,
-    FakeTensorMode,
-    FileBackedData,
-    HigherOrderOperator,
-    LeafSpec,
-    NamedDataStoreOutput,
-    OpOverload,
-    OpOverloadPacket,
-    Verifier,
-    _ViewSpec,
-    transform_op_to_aten_op,
-    treespec_leaf,
-)
 from . import restore
 from .storages import INLINE_STORAGE_LIMIT, BlobSink, is_plain, storage_bytes
 
@@ -134,23 +118,25 @@ def _is_fresh(value: Any, fresh: Any) -> bool:
     return value is fresh or (isinstance(value, (bool, int, tuple)) and bool(value == fresh))
 
 
-def lasting_operator(target: OpOverload) -> OpOverload:
+def lasting_operator(target: compat.OpOverload) -> compat.OpOverload:
     """The aten operator for one of the copies (EDGE_DO_NOT_DECOMP) that exir registers per process while it lowers."""
-    return cast(OpOverload, transform_op_to_aten_op.get(str(target), target))
+    return cast(compat.OpOverload, compat.transform_op_to_aten_op.get(str(target), target))
 
 
-def reduce_operator(target: OpOverload) -> Reduction:
+def reduce_operator(target: compat.OpOverload) -> Reduction:
     target = lasting_operator(target)
     namespace, name = target._schema.name.split("::")  # noqa: SLF001 - overloads have no public schema
     return restore.operator, (namespace, name, target._overloadname)  # noqa: SLF001 - as above
 
 
-def reduce_dialect_operator(target: EdgeOpOverload) -> Reduction:
-    dialect = "backend" if isinstance(target, BackendOpOverload) else "edge"  # the first is a subclass of the second
+def reduce_dialect_operator(target: compat.EdgeOpOverload) -> Reduction:
+    dialect = (
+        "backend" if isinstance(target, compat.BackendOpOverload) else "edge"
+    )  # the first is a subclass of the second
     return restore.dialect_operator, (dialect, *reduce_operator(target._op)[1])  # noqa: SLF001 - no public access
 
 
-def reduce_fake_tensor(fake: FakeTensor) -> Reduction:
+def reduce_fake_tensor(fake: compat.FakeTensor) -> Reduction:
     """Type, shape and strides. Upstream describes views and memos too, which no stage reads."""
     if fake.layout is not torch.strided:
         raise TypeError(f"a fake tensor of layout {fake.layout} cannot be stored")
@@ -165,7 +151,7 @@ def reduce_fake_tensor(fake: FakeTensor) -> Reduction:
     )
 
 
-def reduce_fake_mode(mode: FakeTensorMode) -> Reduction:
+def reduce_fake_mode(mode: compat.FakeTensorMode) -> Reduction:
     options = {
         "allow_fallback_kernels": mode.allow_fallback_kernels,
         "allow_non_fake_inputs": mode.allow_non_fake_inputs,
@@ -179,7 +165,7 @@ def _reduce_shape_env(env: ShapeEnv) -> Reduction:
     return restore.shape_env, (), _changed(vars(env), _FRESH_ENV, _CACHES), None, None, restore.fill_shape_env
 
 
-def reduce_verifier(verifier: type[Verifier]) -> Reduction:
+def reduce_verifier(verifier: type[compat.Verifier]) -> Reduction:
     """A local class, as exir's verifiers are, by its options. Others are pickled by name."""
     restores = {"EDGE": restore.edge_verifier, "OLD_EXIR_ATEN": restore.aten_verifier}
     if verifier.dialect not in restores:
@@ -187,7 +173,7 @@ def reduce_verifier(verifier: type[Verifier]) -> Reduction:
     return restores[verifier.dialect], verifier_options(verifier)
 
 
-def verifier_options(verifier: type[Verifier]) -> tuple[Any, ...]:
+def verifier_options(verifier: type[compat.Verifier]) -> tuple[Any, ...]:
     """Options of the class: for edge whether it checks and uses dim order; exempt and preserved operators."""
     if verifier.dialect not in ("EDGE", "OLD_EXIR_ATEN"):
         return ()
@@ -197,17 +183,20 @@ def verifier_options(verifier: type[Verifier]) -> tuple[Any, ...]:
 
 
 REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
-    BackendOpOverload: reduce_dialect_operator,
-    CapturedTraceback: lambda _: (CapturedTraceback, (None, 0)),  # it names frames of a process that is gone
-    EdgeOpOverload: reduce_dialect_operator,
-    FakeTensor: reduce_fake_tensor,
-    FakeTensorMode: reduce_fake_mode,
-    OpOverload: reduce_operator,
-    OpOverloadPacket: lambda packet: (restore.packet, tuple(packet._qualified_op_name.split("::"))),  # noqa: SLF001 - no public access
+    compat.BackendOpOverload: reduce_dialect_operator,
+    compat.CapturedTraceback: lambda _: (
+        compat.CapturedTraceback,
+        (None, 0),
+    ),  # it names frames of a process that is gone
+    compat.EdgeOpOverload: reduce_dialect_operator,
+    compat.FakeTensor: reduce_fake_tensor,
+    compat.FakeTensorMode: reduce_fake_mode,
+    compat.OpOverload: reduce_operator,
+    compat.OpOverloadPacket: lambda packet: (restore.packet, tuple(packet._qualified_op_name.split("::"))),  # noqa: SLF001 - no public access
     ShapeEnv: _reduce_shape_env,
     SymNode: lambda node: (restore.sym_node, (node._expr, node.shape_env, node.pytype, node._hint, node.constant)),  # noqa: SLF001 - the properties simplify
-    _ViewSpec: lambda spec: (restore.view_spec, (_attribute(spec, "_base"), list(_attribute(spec, "shape")))),
-    LeafSpec: lambda _leaf: (treespec_leaf, ()),
+    compat.ViewSpec: lambda spec: (restore.view_spec, (_attribute(spec, "_base"), list(_attribute(spec, "shape")))),
+    compat.LeafSpec: lambda _leaf: (compat.treespec_leaf, ()),
     immutable_dict: lambda mapping: (immutable_dict, (dict(mapping),)),
     immutable_list: lambda sequence: (immutable_list, (tuple(sequence),)),
     torch.layout: lambda layout: (restore.member_of_torch, (str(layout),)),
@@ -226,14 +215,14 @@ INLINE_LIMIT = 4096  # bytes objects up to this size stay in the stream
 class _Buffer:
     """Marks a buffer of named data in the stream."""
 
-    content: bytes | FileBackedData
+    content: bytes | compat.FileBackedData
 
 
 @dataclass(eq=False)
 class _AbsentWeight:
     """Marks an entry of a program's state or constants that is stored like a real tensor, but has no bytes."""
 
-    fake: FakeTensor
+    fake: compat.FakeTensor
 
 
 class _Pickler(pickle.Pickler):
@@ -245,7 +234,7 @@ class _Pickler(pickle.Pickler):
         self._marked: dict[int, _AbsentWeight] = {}
         self._stateful: dict[type, Callable[[Any], Reduction]] = {
             ExportedProgram: self._reduce_program,
-            NamedDataStoreOutput: self._reduce_named_data,
+            compat.NamedDataStoreOutput: self._reduce_named_data,
             NodeSource: lambda source: (restore.node_source, self._interner.source_arguments(source)),
             torch.Tensor: self._reduce_tensor,
             torch.UntypedStorage: self._reduce_storage,
@@ -264,7 +253,7 @@ class _Pickler(pickle.Pickler):
             return self._externals.put_storage(item) if large or self._externals.is_weight(item) else None
         if kind is _Buffer:
             return self._externals.put_buffer(item.content)
-        if kind is FileBackedData:
+        if kind is compat.FileBackedData:
             return self._externals.put_buffer(item)
         return None
 
@@ -274,13 +263,13 @@ class _Pickler(pickle.Pickler):
         if reduce is not None:
             return reduce(item)
         if isinstance(item, type):
-            local = issubclass(item, Verifier) and "<locals>" in item.__qualname__
+            local = issubclass(item, compat.Verifier) and "<locals>" in item.__qualname__
             return reduce_verifier(item) if local else NotImplemented
         if isinstance(item, torch.fx.GraphModule):
             # Python source is generated again from the graph; attributes may name its nodes
             state = (item.graph, _changed(vars(item), _FRESH_MODULE, _REBUILT))
             return restore.graph_module, (), state, None, None, restore.fill_graph_module
-        if isinstance(item, HigherOrderOperator):
+        if isinstance(item, compat.HigherOrderOperator):
             return restore.higher_order_operator, (item.name(),)
         return NotImplemented
 
@@ -293,7 +282,7 @@ class _Pickler(pickle.Pickler):
 
     def _mark(self, value: Any) -> Any:
         """One mark per tensor, since tensors that are one stay one."""
-        if not isinstance(value, FakeTensor) or not self._externals.is_weight(value.untyped_storage()):
+        if not isinstance(value, compat.FakeTensor) or not self._externals.is_weight(value.untyped_storage()):
             return value
         return self._marked.setdefault(id(value), _AbsentWeight(value))
 
@@ -334,7 +323,7 @@ class _Pickler(pickle.Pickler):
             return restore.storage, (bytes(storage_bytes(storage)),)
         return restore.meta_storage, (storage.nbytes(),)
 
-    def _reduce_named_data(self, output: NamedDataStoreOutput) -> Reduction:
+    def _reduce_named_data(self, output: compat.NamedDataStoreOutput) -> Reduction:
         buffers = [_Buffer(buffer) if len(buffer) > INLINE_LIMIT else buffer for buffer in output.buffers]
         return restore.named_data, (buffers, output.pte_data, output.external_data)
 

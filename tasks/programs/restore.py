@@ -14,15 +14,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import NodeSource
 
-from ..upstream.compat import (
-    FakeTensor,
-    FakeTensorMode,
-    NamedDataStoreOutput,
-    Verifier,
-    _ViewSpec,
-    exir_ops,
-    no_dispatch,
-)
+from ..upstream import compat
 from .storages import copied_storage
 
 # Modules that register operators: imported when a stream names an operator that the process does not know yet.
@@ -102,7 +94,7 @@ def operator(namespace: str, name: str, overload: str) -> Any:
 
 def dialect_operator(dialect: str, namespace: str, name: str, overload: str) -> Any:
     operator(namespace, name, overload)
-    return getattr(getattr(getattr(getattr(exir_ops, dialect), namespace), name), overload)
+    return getattr(getattr(getattr(getattr(compat.exir_ops, dialect), namespace), name), overload)
 
 
 def packet(namespace: str, name: str) -> Any:
@@ -145,12 +137,12 @@ def tensor(
     return restored
 
 
-def fake_mode(options: dict[str, Any], shape_env: ShapeEnv | None) -> FakeTensorMode:
-    return FakeTensorMode(shape_env=shape_env, **options)
+def fake_mode(options: dict[str, Any], shape_env: ShapeEnv | None) -> compat.FakeTensorMode:
+    return compat.FakeTensorMode(shape_env=shape_env, **options)
 
 
 def fake_tensor(
-    mode: FakeTensorMode,
+    mode: compat.FakeTensorMode,
     dtype: torch.dtype,
     geometry: tuple[Sequence[int], Sequence[int], int],
     device: str,
@@ -160,14 +152,14 @@ def fake_tensor(
 ) -> torch.Tensor:
     """A strided fake tensor with its own storage; shape, strides and offset may be symbolic."""
     shape, strides, offset = geometry
-    with no_dispatch():
+    with compat.no_dispatch():
         if isinstance(offset, int) and offset == 0:
             meta = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         else:
             empty = any(isinstance(size, int) and size == 0 for size in shape)
             extent = 0 if empty else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
             meta = torch.empty(offset + extent, dtype=dtype, device="meta").as_strided(shape, strides, offset)
-    restored = FakeTensor(mode, meta, torch.device(device), constant=constant)
+    restored = compat.FakeTensor(mode, meta, torch.device(device), constant=constant)
     if parameter:
         return torch.nn.Parameter(restored, requires_grad=requires_grad)
     return restored.requires_grad_() if requires_grad else restored
@@ -185,27 +177,29 @@ def sym_node(expression: Any, env: ShapeEnv, kind: type, hint: Any, constant: An
     return SymNode(expression, env, kind, hint, constant)
 
 
-def edge_verifier(enable: bool, dim_order: bool, exceptions: list[Any], preserve: list[Any]) -> type[Verifier]:
+def edge_verifier(enable: bool, dim_order: bool, exceptions: list[Any], preserve: list[Any]) -> type[compat.Verifier]:
     config = EdgeCompileConfig(_check_ir_validity=enable, _skip_dim_order=not dim_order)
-    made: type[Verifier] = EXIREdgeDialectVerifier(
+    made: type[compat.Verifier] = EXIREdgeDialectVerifier(
         edge_compile_config=config, class_only=True, core_aten_ops_exception_list=exceptions, preserve_ops=preserve
     )
     return made
 
 
-def aten_verifier(exceptions: list[Any], preserve: list[Any]) -> type[Verifier]:
-    made: type[Verifier] = EXIRATenDialectVerifier(
+def aten_verifier(exceptions: list[Any], preserve: list[Any]) -> type[compat.Verifier]:
+    made: type[compat.Verifier] = EXIRATenDialectVerifier(
         class_only=True, core_aten_ops_exception_list=exceptions, preserve_ops=preserve
     )
     return made
 
 
-def view_spec(base: Any, shape: list[int]) -> _ViewSpec:
-    return _ViewSpec(base, shape)
+def view_spec(base: Any, shape: list[int]) -> compat.ViewSpec:
+    return compat.ViewSpec(base, shape)
 
 
-def named_data(buffers: list[Any], pte_data: dict[str, Any], external_data: dict[str, Any]) -> NamedDataStoreOutput:
-    return NamedDataStoreOutput(buffers, pte_data, external_data)
+def named_data(
+    buffers: list[Any], pte_data: dict[str, Any], external_data: dict[str, Any]
+) -> compat.NamedDataStoreOutput:
+    return compat.NamedDataStoreOutput(buffers, pte_data, external_data)
 
 
 def node_source(node: tuple[str, str, int] | None, pass_name: str, action: list[Any], earlier: list[Any]) -> NodeSource:

@@ -24,13 +24,7 @@ from torch import nn
 
 from ...artifacts.files import write_errors
 from ...artifacts.known_files import Reference
-from ..upstream.compat import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-    is_traceable_wrapper_subclass,
-    pytree,
-)
+from ..upstream import compat
 from ..upstream.torchao import dequantization_by_rows
 
 _IN_MEMORY = 1 << 16  # bytes up to which a tensor stays in memory
@@ -59,7 +53,7 @@ class TensorFiles:
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor in a file; a traceable subclass with its inner tensors there."""
-        if is_traceable_wrapper_subclass(tensor):
+        if compat.is_traceable_wrapper_subclass(tensor):
             names, context = tensor.__tensor_flatten__()
             inner = {name: self.moved(getattr(tensor, name)) for name in names}
             return rebuilt(type(tensor), inner, context, tensor.shape)
@@ -202,7 +196,7 @@ def _span(tensor: torch.Tensor) -> Span:
 
 def _fill(memory: _Cast, span: Span) -> None:
     first, last = span.start // memory.dtype.itemsize, span.end // memory.dtype.itemsize
-    with _disable_current_modes():
+    with compat.disable_current_modes():
         target = torch.frombuffer(memory, dtype=memory.dtype)[first:last]
         target.copy_(memory.source.view(-1)[first:last])
 
@@ -289,7 +283,7 @@ _EMBEDDINGS = (torch.ops.aten.embedding.default, torch.ops.aten.index_select.def
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
-class WeightsOnUse(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
+class WeightsOnUse(compat.TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Casts weights for the operators that read them, and drops the pages of mapped ones after that.
 
     Results do not change. An operator that writes to a cast tensor makes it one in memory. An operator of higher order
@@ -306,7 +300,7 @@ class WeightsOnUse(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped
         kwargs = kwargs or {}
         if getattr(func, "is_view", False):  # operators of higher order have no such attribute
             return func(*args, **kwargs)
-        weights = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_in_memory(leaf)]
+        weights = [leaf for leaf in compat.pytree.tree_leaves((args, kwargs)) if _is_in_memory(leaf)]
         casts = [(memory, _span(leaf)) for leaf in weights if (memory := _cast_at(leaf.untyped_storage()))]
         if casts and func in _EMBEDDINGS and (rows := self._rows(func, args, kwargs)) is not None:
             return rows
@@ -354,7 +348,7 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     for number, argument in enumerate(schema.arguments if schema else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[number] if number < len(args) else kwargs.get(argument.name)
-            if any(_is_in_memory(leaf) and cast_of(leaf) is not None for leaf in pytree.tree_leaves(value)):
+            if any(_is_in_memory(leaf) and cast_of(leaf) is not None for leaf in compat.pytree.tree_leaves(value)):
                 return True
     return False
 
@@ -374,7 +368,7 @@ def weights_on_use() -> Iterator[None]:
 
 
 def _is_in_force() -> bool:
-    return any(isinstance(mode, WeightsOnUse) for mode in _get_current_dispatch_mode_stack())
+    return any(isinstance(mode, WeightsOnUse) for mode in compat.get_current_dispatch_mode_stack())
 
 
 @contextmanager

@@ -14,15 +14,7 @@ from unittest.mock import patch
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from .compat import (
-    _DISPATCH_META_HANDLERS,
-    FakeTensor,
-    FakeTensorMode,
-    OpOverload,
-    is_non_overlapping_and_dense_or_false,
-    no_dispatch,
-    tree_leaves,
-)
+from . import compat
 
 
 @dataclass
@@ -56,12 +48,12 @@ def storage_address(storage: torch.UntypedStorage) -> int:
     return address
 
 
-def fake_on(storage: torch.UntypedStorage, like: torch.Tensor, mode: FakeTensorMode | None) -> torch.Tensor:
+def fake_on(storage: torch.UntypedStorage, like: torch.Tensor, mode: compat.FakeTensorMode | None) -> torch.Tensor:
     """A fake tensor on an absent weight's storage that is otherwise like another tensor."""
-    with no_dispatch(), torch.no_grad():
+    with compat.no_dispatch(), torch.no_grad():
         meta = torch.empty(0, dtype=like.dtype, device="meta")
         meta.set_(storage, like.storage_offset(), like.size(), like.stride())
-    fake: torch.Tensor = FakeTensor(mode, meta, torch.device("cpu"))
+    fake: torch.Tensor = compat.FakeTensor(mode, meta, torch.device("cpu"))
     if isinstance(like, torch.nn.Parameter):
         fake = torch.nn.Parameter(fake, requires_grad=like.requires_grad)
     elif like.requires_grad:
@@ -97,11 +89,15 @@ def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
     duplicate_constant_node_pass copies constants, makes another fake weight with the same bytes; torch cannot copy fake
     tensors. Tests of each target compare results with those made with weights; no part of this goes upstream.
     """
-    dispatch, copy, address = FakeTensorMode.dispatch, FakeTensor.__deepcopy__, torch.UntypedStorage.data_ptr
+    dispatch, copy, address = (
+        compat.FakeTensorMode.dispatch,
+        compat.FakeTensor.__deepcopy__,
+        torch.UntypedStorage.data_ptr,
+    )
     guard = _Guard(absent)
 
     def checked_dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _DISPATCH_META_HANDLERS or not guard.depends(args, kwargs):
+        if func in compat.DISPATCH_META_HANDLERS or not guard.depends(args, kwargs):
             return dispatch(mode, func, types, args, kwargs)
         return guard.call(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
 
@@ -114,12 +110,12 @@ def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
         return int(address(storage))
 
     with ExitStack() as patches:
-        patches.enter_context(patch.object(FakeTensorMode, "dispatch", checked_dispatch))
-        patches.enter_context(patch.object(FakeTensor, "__deepcopy__", checked_copy))
+        patches.enter_context(patch.object(compat.FakeTensorMode, "dispatch", checked_dispatch))
+        patches.enter_context(patch.object(compat.FakeTensor, "__deepcopy__", checked_copy))
         patches.enter_context(patch.object(torch.UntypedStorage, "data_ptr", checked_address))
         for name in _READERS:
-            reader = guard.reader(name, getattr(FakeTensor, name))
-            patches.enter_context(patch.object(FakeTensor, name, reader))
+            reader = guard.reader(name, getattr(compat.FakeTensor, name))
+            patches.enter_context(patch.object(compat.FakeTensor, name, reader))
         yield
 
 
@@ -131,27 +127,29 @@ class _Guard:
     _computed: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
     def is_weight(self, value: Any) -> bool:
-        return isinstance(value, FakeTensor) and self._absent.slot(value.untyped_storage()) is not None
+        return isinstance(value, compat.FakeTensor) and self._absent.slot(value.untyped_storage()) is not None
 
     def depends(self, *values: Any) -> bool:
         """Whether a weight, or something computed from one, is among nested arguments."""
-        storages = [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, FakeTensor)]
+        storages = [
+            leaf.untyped_storage() for leaf in compat.tree_leaves(values) if isinstance(leaf, compat.FakeTensor)
+        ]
         return any(
             storage_address(storage) in self._computed or self._absent.slot(storage) is not None for storage in storages
         )
 
     def call(self, func: Any, args: Any, kwargs: Any, dispatch: Callable[[], Any]) -> Any:
         """Calls an operator on such arguments."""
-        if not isinstance(func, OpOverload) or not _READING.isdisjoint(func.tags):
+        if not isinstance(func, compat.OpOverload) or not _READING.isdisjoint(func.tags):
             raise WeightRead(f"{func} reads a weight")
-        if func._schema.is_mutable and any(map(self.is_weight, tree_leaves((args, kwargs)))):  # noqa: SLF001 - not public
+        if func._schema.is_mutable and any(map(self.is_weight, compat.tree_leaves((args, kwargs)))):  # noqa: SLF001 - not public
             raise WeightRead(f"{func} changes a weight")
         try:
             results = dispatch()
         except Exception as error:
             raise WeightRead(f"{func} fails on a weight that is absent: {error}") from error
-        for result in tree_leaves(results) if get_proxy_mode() is None else ():
-            if not isinstance(result, FakeTensor):
+        for result in compat.tree_leaves(results) if get_proxy_mode() is None else ():
+            if not isinstance(result, compat.FakeTensor):
                 raise WeightRead(f"{func} reads a weight")
             if not self.is_weight(result):
                 storage = result.untyped_storage()
@@ -175,7 +173,7 @@ def _copied(absent: AbsentWeights, tensor: Any, memo: dict[Any, Any]) -> Any:
         return memo[id(tensor)]
     storage = tensor.untyped_storage()
     if isinstance(tensor, torch.nn.Parameter):
-        if not is_non_overlapping_and_dense_or_false(tensor) or tensor.nbytes != storage.nbytes():
+        if not compat.is_non_overlapping_and_dense_or_false(tensor) or tensor.nbytes != storage.nbytes():
             raise WeightRead("a parameter that is part of a larger storage is copied")
         copied = absent.add_copy(storage)
     else:

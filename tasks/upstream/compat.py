@@ -139,8 +139,8 @@ _ALIASES = {
 }
 """Modules and objects that have another name here, since theirs says nothing without its module."""
 
-PATHS = {name: f"{module}.{name}" for module, names in _NAMES.items() for name in names.split()} | _ALIASES
-"""Each name of this module, and where upstream has it."""
+PATHS = {name.lstrip("_"): f"{module}.{name}" for module, names in _NAMES.items() for name in names.split()} | _ALIASES
+"""Each name of this module, without underscores in front, and where upstream has it."""
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ _PADS = (torch.ops.aten.pad.default, exir_ops.edge.aten.pad.default)
 
 @mends(
     "circular padding is taken for Core ML, whose converter refuses it",
-    "_OperatorsSupportedForCoreMLBackend.should_override_support",
+    "OperatorsSupportedForCoreMLBackend.should_override_support",
 )
 @cache
 def decompose_circular_padding() -> None:
@@ -38,7 +38,7 @@ def decompose_circular_padding() -> None:
     `_OperatorsSupportedForCoreMLBackend` (backends/apple/coreml/partition/coreml_partitioner.py) asks for the operator,
     and not for its mode. Delete once the partitioner looks at the mode, or coremltools knows it.
     """
-    from .compat import _OperatorsSupportedForCoreMLBackend as Support  # noqa: PLC0415 - see above
+    from .compat import OperatorsSupportedForCoreMLBackend as Support  # noqa: PLC0415 - see above
 
     supports = Support.should_override_support
 
@@ -105,7 +105,7 @@ def prune_coreml_patterns() -> None:
 @contextmanager
 def _patterns_of(operators: set[Any]) -> Iterator[None]:
     """Patterns with other operators become None within this context, and nothing is annotated for those."""
-    from .compat import _coreml_quantizer_utils as upstream  # noqa: PLC0415
+    from .compat import coreml_quantizer_utils as upstream  # noqa: PLC0415
 
     def skips_none(annotate: Callable[..., Any]) -> Callable[..., Any]:
         return lambda model, pattern, *rest: [] if pattern is None else annotate(model, pattern, *rest)

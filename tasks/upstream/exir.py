@@ -25,33 +25,7 @@ from torch.fx.passes.infra.pass_base import PassResult
 from torch.fx.passes.tools_common import legalize_graph
 from torch.fx.passes.utils.fuser_utils import validate_partition
 
-from .compat import (
-    _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS,
-    ConstPropPass,
-    DimOrderOpsMap,
-    DimOrderOpsRevertPass,
-    EdgeOpArgValidator,
-    FakeTensor,
-    GroupBasedPartitioner,
-    LegalizePortableDimOrderPass,
-    MemoryFormatOpsMap,
-    MemoryFormatOpsPass,
-    NodeMetadata,
-    NormalizeTransposePass,
-    OpReplacePass,
-    ProxyValue,
-    RemoveMixedTypeOperators,
-    ReplaceBrokenOpsWithFunctionalOpsPass,
-    ScalarToTensorPass,
-    SymToTensorPass,
-    WhyNoPartition,
-    _ExportPassBase,
-    dim_order_from_stride,
-    edge_verifier,
-    exir_ops,
-    lowered_backend_module,
-    pytree,
-)
+from . import compat
 from .patches import mends
 
 _ATEN = torch.ops.aten
@@ -170,8 +144,8 @@ def _functions_of_sizes() -> AbstractContextManager[object]:
 
     `EdgeToBackendOpsPass` gives them operators later, which the runtime has. Delete once it knows them by itself.
     """
-    operators = edge_verifier._EXECUTORCH_SYM_OPS | _PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS.keys()  # noqa: SLF001 - see above
-    return patch.object(edge_verifier, "_EXECUTORCH_SYM_OPS", operators)
+    operators = compat.edge_verifier._EXECUTORCH_SYM_OPS | compat.PYTHON_SYM_OPS_TO_EXECUTORCH_SYM_OPS.keys()  # noqa: SLF001 - see above
+    return patch.object(compat.edge_verifier, "_EXECUTORCH_SYM_OPS", operators)
 
 
 @mends(
@@ -185,9 +159,9 @@ def _whole_lists() -> AbstractContextManager[object]:
     constant of its first size, whatever the program was exported for. Here it sees a list with the list inside. Delete
     once it does not use the length of a tensor.
     """
-    check = EdgeOpArgValidator.call_function
+    check = compat.EdgeOpArgValidator.call_function
 
-    def call_function(validator: EdgeOpArgValidator, target: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(validator: compat.EdgeOpArgValidator, target: Any, args: Any, kwargs: Any) -> Any:
         returns: Any = getattr(getattr(target, "_schema", None), "returns", ())
         meta = validator.node.meta
         if len(returns) != 1 or returns[0].type != torch.ListType.ofTensors():
@@ -199,7 +173,7 @@ def _whole_lists() -> AbstractContextManager[object]:
         finally:
             meta["val"] = tensors
 
-    return patch.object(EdgeOpArgValidator, "call_function", call_function)
+    return patch.object(compat.EdgeOpArgValidator, "call_function", call_function)
 
 
 @mends(
@@ -212,16 +186,16 @@ def _full_for_empty() -> AbstractContextManager[object]:
     Exir's operator for ``empty`` takes constant sizes only (passes/dim_order_ops_registry.py), and makes them constant.
     ``full`` takes others, and the content of an empty tensor is undefined. Delete once it takes them.
     """
-    convert = MemoryFormatOpsPass.call_operator
+    convert = compat.MemoryFormatOpsPass.call_operator
 
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        if op is not exir_ops.edge.aten.empty.memory_format or all(type(size) is int for size in args[0]):
+        if op is not compat.exir_ops.edge.aten.empty.memory_format or all(type(size) is int for size in args[0]):
             return convert(self, op, args, kwargs, meta)
         options = {**kwargs, "dtype": meta["val"].dtype}
         options.pop("memory_format", None)
-        return ExportPass.call_operator(self, exir_ops.edge.aten.full.default, (args[0], 0), options, meta)
+        return ExportPass.call_operator(self, compat.exir_ops.edge.aten.full.default, (args[0], 0), options, meta)
 
-    return patch.object(MemoryFormatOpsPass, "call_operator", call_operator)
+    return patch.object(compat.MemoryFormatOpsPass, "call_operator", call_operator)
 
 
 @mends(
@@ -234,15 +208,15 @@ def _numbers_of_one_type() -> AbstractContextManager[object]:
     `ScalarToTensorPass` (exir/passes/scalar_to_tensor_pass.py) makes integers, which the program then casts in each
     call, outside of delegates: ``hardsigmoid`` has two of these casts. Delete once it makes tensors of the other dtype.
     """
-    convert = ScalarToTensorPass.call_operator
+    convert = compat.ScalarToTensorPass.call_operator
 
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        tensors = [arg.to_tensor() for arg in args if isinstance(arg, ProxyValue) and arg.is_tensor()]
+        tensors = [arg.to_tensor() for arg in args if isinstance(arg, compat.ProxyValue) and arg.is_tensor()]
         if op in _PROMOTED and any(tensor.dtype is torch.float32 for tensor in tensors):
             args = tuple(float(arg) if type(arg) is int else arg for arg in args)
         return convert(self, op, args, kwargs, meta)
 
-    return patch.object(ScalarToTensorPass, "call_operator", call_operator)
+    return patch.object(compat.ScalarToTensorPass, "call_operator", call_operator)
 
 
 _PROMOTED = {getattr(_ATEN, name).Tensor for name in ("add", "mul", "sub", "div")}
@@ -261,7 +235,7 @@ def _one_layout() -> AbstractContextManager[object]:
     out in both ways, and copies name another layout than the program says their result has. Delete once upstream copies
     for all operators, and compares strides.
     """
-    legalize = LegalizePortableDimOrderPass.call_operator
+    legalize = compat.LegalizePortableDimOrderPass.call_operator
 
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
         value: Any = meta["val"] if "val" in meta else None  # noqa: SIM401 - it has no `get`; what writes state back has no value
@@ -271,24 +245,26 @@ def _one_layout() -> AbstractContextManager[object]:
             return legalize(self, op, args, kwargs, meta)
 
         def copy(operand: Any) -> Any:
-            is_tensor = isinstance(operand, ProxyValue) and operand.is_tensor()
+            is_tensor = isinstance(operand, compat.ProxyValue) and operand.is_tensor()
             if not is_tensor or _is_contiguous(operand.to_tensor()):
                 return operand
             order = list(range(operand.to_tensor().dim()))
-            return legalize(self, self._copy_op, (operand,), {"dim_order": order}, NodeMetadata(operand.node.meta))
+            return legalize(
+                self, self._copy_op, (operand,), {"dim_order": order}, compat.NodeMetadata(operand.node.meta)
+            )
 
-        args, kwargs = pytree.tree_map(copy, (args, kwargs))
+        args, kwargs = compat.pytree.tree_map(copy, (args, kwargs))
         return legalize(self, op, args, kwargs, meta)
 
-    return patch.object(LegalizePortableDimOrderPass, "call_operator", call_operator)
+    return patch.object(compat.LegalizePortableDimOrderPass, "call_operator", call_operator)
 
 
 def _has_several_layouts(op: Any, args: Any, result: Any) -> bool:
     """Whether an operator takes or returns images in several layouts; convolutions may, and so may copies."""
-    if op is exir_ops.edge.aten.convolution.default or _is_copy(op):
+    if op is compat.exir_ops.edge.aten.convolution.default or _is_copy(op):
         return False
-    leaves = pytree.tree_leaves((args, result))
-    values = [leaf.data if isinstance(leaf, ProxyValue) else _of_node(leaf) for leaf in leaves]
+    leaves = compat.pytree.tree_leaves((args, result))
+    values = [leaf.data if isinstance(leaf, compat.ProxyValue) else _of_node(leaf) for leaf in leaves]
     return len({_is_contiguous(value) for value in values if isinstance(value, torch.Tensor) and value.dim() > 3}) > 1
 
 
@@ -302,7 +278,7 @@ def _is_in_both_layouts(value: Any) -> bool:
 
 
 def _is_contiguous(value: torch.Tensor) -> bool:
-    return bool(dim_order_from_stride(value.stride()) == tuple(range(value.dim())))
+    return bool(compat.dim_order_from_stride(value.stride()) == tuple(range(value.dim())))
 
 
 @mends(
@@ -319,7 +295,7 @@ def sorting_in_place() -> AbstractContextManager[object]:
     are created later. The old graph is left empty, and nothing reads it. Delete once exir sorts once for all
     partitions, or torch sorts in place.
     """
-    return patch.object(lowered_backend_module, "legalize_graph", sort_nodes)
+    return patch.object(compat.lowered_backend_module, "legalize_graph", sort_nodes)
 
 
 def sort_nodes(module: GraphModule) -> GraphModule:
@@ -395,7 +371,7 @@ def merging_by_sets() -> AbstractContextManager[object]:
         after = partitioner.dependency_viewer.downstreams_of
         return all(nodes.isdisjoint(after(user)) for user in users) and bool(validate_partition(list(nodes)))
 
-    return patch.object(GroupBasedPartitioner, "_can_merge_partitions", can_merge)
+    return patch.object(compat.GroupBasedPartitioner, "_can_merge_partitions", can_merge)
 
 
 _CALLBACKS = [
@@ -409,7 +385,7 @@ _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.la
 
 @mends(
     "passes trace graphs again in which nothing changed, which takes time",
-    "_ExportPassBase.call",
+    "ExportPassBase.call",
 )
 def no_idle_retraces() -> AbstractContextManager[object]:
     """Skips traces at the end of passes that would return their graph, while the context is open.
@@ -422,7 +398,7 @@ def no_idle_retraces() -> AbstractContextManager[object]:
     expressions. Everything else is traced: other passes that override a callback, graphs with submodules, operators
     that make symbols, and values of unknown types. Delete once passes that change nothing skip the trace.
     """
-    trace = _ExportPassBase.call
+    trace = compat.ExportPassBase.call
     traced: WeakKeyDictionary[GraphModule, Any] = WeakKeyDictionary()  # what the last trace of a graph gave
 
     def call(self: ExportPass, graph_module: GraphModule) -> PassResult:
@@ -432,11 +408,11 @@ def no_idle_retraces() -> AbstractContextManager[object]:
             return PassResult(graph_module, modified=True)
         result = trace(self, graph_module)
         # `OpReplacePass` gives one operator for one, as a trace of its result would give them again.
-        if (before is not None or type(self) is OpReplacePass) and _symbols_state(graph_module) == symbols:
+        if (before is not None or type(self) is compat.OpReplacePass) and _symbols_state(graph_module) == symbols:
             traced[result.graph_module] = symbols, _fingerprint(result.graph_module)
         return result
 
-    return patch.object(_ExportPassBase, "call", call)
+    return patch.object(compat.ExportPassBase, "call", call)
 
 
 def _would_only_retrace(pass_: ExportPass, graph_module: GraphModule) -> bool:
@@ -471,7 +447,7 @@ def _is_of_one_type(node: Node) -> bool:
     if len(node.args) < 2 or packet is None or packet.__name__ not in _PROMOTING:
         return True
     values = [_of_node(argument) for argument in node.args]
-    dtypes = {value.dtype if isinstance(value, FakeTensor) else None for value in values}
+    dtypes = {value.dtype if isinstance(value, compat.FakeTensor) else None for value in values}
     return len(dtypes) == 1 and all(dtype is not None and dtype.is_floating_point for dtype in dtypes)
 
 
@@ -481,24 +457,26 @@ def _is_in_default_order(node: Node) -> bool:
         return False
     if _has_several_layouts(node.target, (node.args, node.kwargs), node.meta.get("val")):
         return False
-    if node.target not in LegalizePortableDimOrderPass._target_ops:  # noqa: SLF001 - has no public name
+    if node.target not in compat.LegalizePortableDimOrderPass._target_ops:  # noqa: SLF001 - has no public name
         return True
     value = _of_node(node.args[0])
-    if not isinstance(value, FakeTensor) or not all(type(size) is int for size in (*value.shape, *value.stride())):
+    if not isinstance(value, compat.FakeTensor) or not all(
+        type(size) is int for size in (*value.shape, *value.stride())
+    ):
         return False
     return bool(value.dim_order() == tuple(range(value.dim())))
 
 
 _UNCHANGED_BY: dict[type[ExportPass], Callable[[Node], bool]] = {
-    ConstPropPass: lambda node: any(value.op != "get_attr" for value in node.all_input_nodes),
-    DimOrderOpsRevertPass: lambda node: node.target not in MemoryFormatOpsMap,
-    LegalizePortableDimOrderPass: _is_in_default_order,
-    MemoryFormatOpsPass: lambda node: node.target not in DimOrderOpsMap,
-    NormalizeTransposePass: lambda node: node.target != torch.ops.aten.t.default,
-    RemoveMixedTypeOperators: _is_of_one_type,
-    ReplaceBrokenOpsWithFunctionalOpsPass: lambda node: not getattr(node.target, "is_view", False),
-    ScalarToTensorPass: _has_tensors,
-    SymToTensorPass: _has_tensors,
+    compat.ConstPropPass: lambda node: any(value.op != "get_attr" for value in node.all_input_nodes),
+    compat.DimOrderOpsRevertPass: lambda node: node.target not in compat.MemoryFormatOpsMap,
+    compat.LegalizePortableDimOrderPass: _is_in_default_order,
+    compat.MemoryFormatOpsPass: lambda node: node.target not in compat.DimOrderOpsMap,
+    compat.NormalizeTransposePass: lambda node: node.target != torch.ops.aten.t.default,
+    compat.RemoveMixedTypeOperators: _is_of_one_type,
+    compat.ReplaceBrokenOpsWithFunctionalOpsPass: lambda node: not getattr(node.target, "is_view", False),
+    compat.ScalarToTensorPass: _has_tensors,
+    compat.SymToTensorPass: _has_tensors,
 }
 """By pass that overrides `call_operator`, whether it leaves an operator as it is."""
 
@@ -532,7 +510,7 @@ def _fingerprint(graph_module: GraphModule) -> Any:
 def _symbols_state(graph_module: GraphModule) -> Any:
     """Everything that torch simplifies sizes by, and the existing symbols."""
     values = (node.meta.get("val") for node in graph_module.graph.nodes)
-    environments = (value.fake_mode.shape_env for value in values if isinstance(value, FakeTensor))
+    environments = (value.fake_mode.shape_env for value in values if isinstance(value, compat.FakeTensor))
     env = next(environments, None)
     return env and (env._version_counter, len(env.guards), dict(env.var_to_range))  # noqa: SLF001 - as its own caches do
 
@@ -550,7 +528,7 @@ def _argument(argument: Any) -> Any:
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, FakeTensor):
+    if isinstance(value, compat.FakeTensor):
         sizes = [*map(_value, (*value.shape, *value.stride(), value.storage_offset()))]
         return value.dtype, value.requires_grad, value.dim(), sizes, value.fake_mode, value.constant is None
     if isinstance(value, _SYMBOLIC):
@@ -583,7 +561,7 @@ def reasons_of_partitioners() -> Iterator[dict[str, str]]:
         return note
 
     with ExitStack() as patches:
-        patches.enter_context(patch.object(WhyNoPartition, "__call__", noting(WhyNoPartition.__call__)))
+        patches.enter_context(patch.object(compat.WhyNoPartition, "__call__", noting(compat.WhyNoPartition.__call__)))
         if vulkan := sys.modules.get("executorch.backends.vulkan.partitioner.vulkan_partitioner"):
             operators = vulkan.VulkanSupportedOperators
             patches.enter_context(patch.object(operators, "log_skip", noting(operators.log_skip)))

@@ -21,29 +21,13 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from ...artifacts.digest import Digest, digest_bytes
-from .compat import (
-    Buffer,
-    Cord,
-    DataSegment,
-    FileBackedData,
-    NamedData,
-    NamedDataStore,
-    NamedDataStoreOutput,
-    Program,
-    PTEFile,
-    _Emitter,
-    emitter,
-    executorch_serialization,
-    exir_ops,
-    is_missing,
-    pte_serialization,
-)
+from . import compat
 from .patches import mends
 
 _COND = torch.ops.higher_order.cond
 _CONTROL_FLOW = (_COND, torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)
-_CLONE = exir_ops.edge.dim_order_ops._clone_dim_order.default  # noqa: SLF001 - the operator's name
-_VIEWS = (exir_ops.edge.aten.view_copy.default,)  # which become views of the same memory
+_CLONE = compat.exir_ops.edge.dim_order_ops._clone_dim_order.default  # noqa: SLF001 - the operator's name
+_VIEWS = (compat.exir_ops.edge.aten.view_copy.default,)  # which become views of the same memory
 
 
 @mends("the result of `torch.cond` is overwritten by the next control flow operator")
@@ -106,8 +90,14 @@ def floor_remainders(program: ExportedProgram) -> None:
 
 
 _DIVISIONS = {
-    exir_ops.edge.aten.remainder.Tensor: (exir_ops.edge.aten.div.Tensor_mode, exir_ops.edge.aten.mul.Tensor),
-    exir_ops.edge.aten.remainder.Scalar: (exir_ops.edge.aten.div.Scalar_mode, exir_ops.edge.aten.mul.Scalar),
+    compat.exir_ops.edge.aten.remainder.Tensor: (
+        compat.exir_ops.edge.aten.div.Tensor_mode,
+        compat.exir_ops.edge.aten.mul.Tensor,
+    ),
+    compat.exir_ops.edge.aten.remainder.Scalar: (
+        compat.exir_ops.edge.aten.div.Scalar_mode,
+        compat.exir_ops.edge.aten.mul.Scalar,
+    ),
 }
 """Operators of remainders to those that divide and multiply."""
 
@@ -136,7 +126,7 @@ def _floor_divide(graph: Graph, remainder: Node) -> None:
     with graph.inserting_before(remainder):
         quotient = graph.call_function(divide, (dividend, divisor), {"rounding_mode": "floor"})
         product = graph.call_function(multiply, (quotient, divisor))
-        left = graph.call_function(exir_ops.edge.aten.sub.Tensor, (dividend, product))
+        left = graph.call_function(compat.exir_ops.edge.aten.sub.Tensor, (dividend, product))
     for node in (quotient, product, left):
         node.meta |= remainder.meta
     remainder.replace_all_uses_with(left)
@@ -162,28 +152,32 @@ def constants_once() -> Iterator[None]:
     inside of the constants. Constants are then aligned as segments are, so that all data keeps its alignment. Delete
     once the serializer compares the two.
     """
-    with patch.object(executorch_serialization, "serialize_pte_binary", _serialize_once):
+    with patch.object(compat.executorch_serialization, "serialize_pte_binary", _serialize_once):
         yield
 
 
 def _serialize_once(
-    pte_file: PTEFile, *, segment_alignment: int = 128, constant_tensor_alignment: int | None = None, **options: Any
-) -> Cord:
+    pte_file: compat.PTEFile,
+    *,
+    segment_alignment: int = 128,
+    constant_tensor_alignment: int | None = None,
+    **options: Any,
+) -> compat.Cord:
     """Replaces `serialize_pte_binary`."""
     named = pte_file.named_data
     shared = _shared_constants(pte_file.program.constant_buffer, named) if named else {}
     if named and shared:
         inside = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index in shared}
         apart = {key: entry for key, entry in named.pte_data.items() if entry.buffer_index not in shared}
-        pte_file = replace(pte_file, named_data=NamedDataStoreOutput(named.buffers, apart, {}))
+        pte_file = replace(pte_file, named_data=compat.NamedDataStoreOutput(named.buffers, apart, {}))
         wanted = (
-            constant_tensor_alignment or pte_serialization.ALIGNMENT,
+            constant_tensor_alignment or compat.pte_serialization.ALIGNMENT,
             *(entry.alignment for entry in inside.values()),
         )
         constant_tensor_alignment = max(segment_alignment, *wanted)  # powers of two
-    plain = pte_serialization._program_to_flatbuffer  # noqa: SLF001 - the only step between placing segments and writing them
+    plain = compat.pte_serialization._program_to_flatbuffer  # noqa: SLF001 - the only step between placing segments and writing them
 
-    def to_flatbuffer(program: Program, **others: Any) -> Any:
+    def to_flatbuffer(program: compat.Program, **others: Any) -> Any:
         segments: dict[int, int] = {}
         for key, entry in inside.items():
             constant = shared[entry.buffer_index]
@@ -191,12 +185,12 @@ def _serialize_once(
                 segments[constant] = len(program.segments)
                 start = program.segments[program.constant_segment.segment_index].offset
                 offset = start + program.constant_segment.offsets[constant]
-                program.segments.append(DataSegment(offset, len(named.buffers[entry.buffer_index])))
-            program.named_data = [*(program.named_data or ()), NamedData(key, segments[constant])]
+                program.segments.append(compat.DataSegment(offset, len(named.buffers[entry.buffer_index])))
+            program.named_data = [*(program.named_data or ()), compat.NamedData(key, segments[constant])]
         return plain(program, **others)
 
-    with patch.object(pte_serialization, "_program_to_flatbuffer", to_flatbuffer) if shared else nullcontext():
-        return pte_serialization.serialize_pte_binary(
+    with patch.object(compat.pte_serialization, "_program_to_flatbuffer", to_flatbuffer) if shared else nullcontext():
+        return compat.pte_serialization.serialize_pte_binary(
             pte_file,
             segment_alignment=segment_alignment,
             constant_tensor_alignment=constant_tensor_alignment,
@@ -204,7 +198,7 @@ def _serialize_once(
         )
 
 
-def _shared_constants(constants: list[Buffer], named: NamedDataStoreOutput) -> dict[int, int]:
+def _shared_constants(constants: list[compat.Buffer], named: compat.NamedDataStoreOutput) -> dict[int, int]:
     """Index of the constant with the same bytes, by index of the buffer. Constants can be aligned to powers of two."""
     entries = named.pte_data.values()
     odd = {entry.buffer_index for entry in entries if entry.alignment & (entry.alignment - 1)}
@@ -219,11 +213,11 @@ def _shared_constants(constants: list[Buffer], named: NamedDataStoreOutput) -> d
     return {number: indices[digest] for number, digest in digests.items() if digest in indices}
 
 
-def _digest(buffer: bytes | FileBackedData) -> Digest:
-    return Digest(buffer.sha256().hex()) if isinstance(buffer, FileBackedData) else digest_bytes(buffer)
+def _digest(buffer: bytes | compat.FileBackedData) -> Digest:
+    return Digest(buffer.sha256().hex()) if isinstance(buffer, compat.FileBackedData) else digest_bytes(buffer)
 
 
-class ViewedData(FileBackedData):  # type: ignore[misc]  # executorch is untyped here
+class ViewedData(compat.FileBackedData):  # type: ignore[misc]  # executorch is untyped here
     """Bytes that are written from where they are, such as a mapped file, without a copy; the view has format "B"."""
 
     def __init__(self, content: memoryview) -> None:
@@ -258,28 +252,30 @@ _LEAST = 1 << 16  # bytes; smaller buffers stay in memory until their backend re
 
 
 @mends("the weights of a partition are in memory until its backend returns", "NamedDataStore._add_named_data_to_map")
-def named_data_stored(stored: Callable[[bytes | FileBackedData], FileBackedData]) -> AbstractContextManager[object]:
+def named_data_stored(
+    stored: Callable[[bytes | compat.FileBackedData], compat.FileBackedData],
+) -> AbstractContextManager[object]:
     """Has data that backends add to a `NamedDataStore` be what `stored` returns for it, while the context is open.
 
     A partition can be the whole model, and `NamedDataStore` (exir/_serialize/_named_data_store.py) holds all of its
     weights until its backend returns. All of its public methods end in the one that is replaced.
     """
-    add = NamedDataStore._add_named_data_to_map  # noqa: SLF001 - see above
+    add = compat.NamedDataStore._add_named_data_to_map  # noqa: SLF001 - see above
 
-    def add_stored(named: Any, key: str, data: bytes | FileBackedData, *args: Any, **options: Any) -> None:
+    def add_stored(named: Any, key: str, data: bytes | compat.FileBackedData, *args: Any, **options: Any) -> None:
         add(named, key, stored(data) if len(data) >= _LEAST else data, *args, **options)
 
-    return patch.object(NamedDataStore, "_add_named_data_to_map", add_stored)
+    return patch.object(compat.NamedDataStore, "_add_named_data_to_map", add_stored)
 
 
 def viewed(content: memoryview) -> ViewedData | bytes:
     """Data that is written from where it is; a copy where ExecuTorch, before 1.5, takes bytes only."""
-    return bytes(content) if is_missing(FileBackedData) else ViewedData(content)
+    return bytes(content) if compat.is_missing(compat.FileBackedData) else ViewedData(content)
 
 
 @mends(
     "all weights outside of delegates are in memory while a file is written",
-    "_Emitter._save_new_const_tensor",
+    "Emitter._save_new_const_tensor",
     "emitter.hashlib",
 )
 @contextmanager
@@ -291,10 +287,10 @@ def constants_viewed() -> Iterator[None]:
     whose pages the kernel can drop. Delete once the emitter makes `FileBackedData`, or a view, of a storage.
     ExecuTorch before 1.5 takes bytes only.
     """
-    if is_missing(FileBackedData):
+    if compat.is_missing(compat.FileBackedData):
         yield
         return
-    save = _Emitter._save_new_const_tensor  # noqa: SLF001 - the only function that gets bytes and storage
+    save = compat.Emitter._save_new_const_tensor  # noqa: SLF001 - the only function that gets bytes and storage
 
     def content(array: Any) -> bytes | ViewedData:
         view = memoryview(array).cast("B")
@@ -309,8 +305,8 @@ def constants_viewed() -> Iterator[None]:
         return int(save(emitter, spec, data, *others))
 
     with (
-        patch.object(emitter, "bytes", content, create=True),
-        patch.object(emitter, "hashlib", SimpleNamespace(sha256=hashed)),
-        patch.object(_Emitter, "_save_new_const_tensor", saved),
+        patch.object(compat.emitter, "bytes", content, create=True),
+        patch.object(compat.emitter, "hashlib", SimpleNamespace(sha256=hashed)),
+        patch.object(compat.Emitter, "_save_new_const_tensor", saved),
     ):
         yield

@@ -13,7 +13,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from packaging.specifiers import SpecifierSet
 
-from .compat import find, is_missing
+from . import compat
+from .compat import PATHS, find, is_missing
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -89,7 +90,7 @@ def _mentioned(function: Any, seen: set[Any]) -> Iterator[str]:
     """Names that upstream lacks, and that a function or one of the same module that it calls mentions."""
     seen.add(function)
     for name in _names(function.__code__):
-        value = function.__globals__.get(name)
+        value = getattr(compat, name) if name in PATHS else function.__globals__.get(name)
         if is_missing(value):
             yield value.path
         value = inspect.unwrap(value) if callable(value) and not is_missing(value) else value

@@ -18,12 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx.graph_module import GraphModule
 from torch.fx.traceback import NodeSource
 
-from .compat import (
-    _PyTreeCodeGen,
-    detect_fake_mode,
-    export_utils,
-    torch_ops,
-)
+from . import compat
 from .patches import mends
 
 _recompile = GraphModule.recompile
@@ -59,7 +54,7 @@ def _mark(module: GraphModule) -> Any:
     if "GraphModuleImpl" not in module_class.__qualname__:
         return _recompile(module)
     codegen = module.graph._codegen  # noqa: SLF001 - as `recompile` does
-    if isinstance(codegen, _PyTreeCodeGen):
+    if isinstance(codegen, compat.PyTreeCodeGen):
         module._in_spec = codegen.pytree_info.in_spec  # noqa: SLF001 - as above
         module._out_spec = codegen.pytree_info.out_spec  # noqa: SLF001 - as above
     for name, mark in _MARKS.items():
@@ -139,20 +134,22 @@ def one_registry_scan() -> Iterator[None]:
     `OperatorBase.py_impl` (torch/_ops.py), which builds the types of its annotations at each call. Those of `typing`
     are cached, those of `collections.abc` are not. Delete once torch's annotations are not evaluated.
     """
-    scan, register = export_utils._collect_all_valid_cia_ops, torch_ops.OperatorBase.py_impl  # noqa: SLF001 - see above
-    last: tuple[Any, set[torch_ops.OperatorBase]] | None = None  # registrations, and the result of the scan
+    scan, register = compat.export_utils._collect_all_valid_cia_ops, compat.torch_ops.OperatorBase.py_impl  # noqa: SLF001 - see above
+    last: tuple[Any, set[compat.torch_ops.OperatorBase]] | None = None  # registrations, and the result of the scan
 
-    def py_impl(operator: torch_ops.OperatorBase, key: Any) -> Any:
+    def py_impl(operator: compat.torch_ops.OperatorBase, key: Any) -> Any:
         nonlocal last
         if last and key == _COMPOSITE and operator not in last[1]:
             last = None
         return register(operator, key)
 
-    def scan_once() -> set[torch_ops.OperatorBase]:
+    def scan_once() -> set[compat.torch_ops.OperatorBase]:
         nonlocal last
         if last is None or last[0] != _registered():
-            export_utils._materialize_cpp_cia_ops()  # noqa: SLF001 - see above
-            with patch.object(export_utils, "_materialize_cpp_cia_ops", lambda: None):  # so that C++ is asked once
+            compat.export_utils._materialize_cpp_cia_ops()  # noqa: SLF001 - see above
+            with patch.object(
+                compat.export_utils, "_materialize_cpp_cia_ops", lambda: None
+            ):  # so that C++ is asked once
                 operators = scan()
             last = _registered(), operators  # asked again: the scan itself creates namespaces
         return set(last[1])
@@ -160,8 +157,8 @@ def one_registry_scan() -> Iterator[None]:
     with ExitStack() as patches:
         for module in [module for module in list(sys.modules.values()) if vars(module).get(scan.__name__) is scan]:
             patches.enter_context(patch.object(module, scan.__name__, scan_once))
-        patches.enter_context(patch.object(torch_ops.OperatorBase, "py_impl", py_impl))
-        patches.enter_context(patch.object(torch_ops, "Callable", typing.Callable))
+        patches.enter_context(patch.object(compat.torch_ops.OperatorBase, "py_impl", py_impl))
+        patches.enter_context(patch.object(compat.torch_ops, "Callable", typing.Callable))
         yield
 
 
@@ -191,7 +188,7 @@ def no_pending_symbols(program: ExportedProgram) -> Iterator[None]:
     model share, and `compute_unbacked_bindings` (torch/fx/experimental/symbolic_shapes.py) takes them for symbols of
     the program that is traced. Delete once exir's passes leave no symbol pending.
     """
-    mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
+    mode = compat.detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
     pending = mode.shape_env.pending_fresh_unbacked_symbols if mode and mode.shape_env else []
     kept = list(pending)
     pending.clear()

@@ -22,25 +22,7 @@ from executorch.exir.pass_base import ExportPass
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from .compat import (
-    ANY_TEXTURE,
-    FakeTensor,
-    FuseViewCopyTransform,
-    ProxyValue,
-    SqueezeUnsqueezeInputs,
-    VulkanBackend,
-    VulkanSupportedOperators,
-    WebGPUPartitioner,
-    apply_passes,
-    exir_ops,
-    find,
-    fusable_patterns,
-    get_op_features,
-    is_reduce_node_supported_by_per_row_impl,
-    pick_storage_for_reduce,
-    pytree,
-    unset_fake_temporarily,
-)
+from . import compat
 from .exir import KEPT, exclude_from_partitions
 from .patches import mends
 
@@ -74,7 +56,7 @@ def _value(node: Any) -> Any:
 def _tensors(node: Node) -> Iterator[torch.Tensor]:
     """Inputs and results of a call."""
     for value in (node, *node.all_input_nodes):
-        yield from filter(torch.is_tensor, pytree.tree_leaves(_value(value)))
+        yield from filter(torch.is_tensor, compat.pytree.tree_leaves(_value(value)))
 
 
 def _always(*_: object) -> bool:
@@ -95,7 +77,7 @@ def _is_odd_line(node: Node, _: Facts) -> bool:
     if lines.dim() != 3:
         return False
     if weight.shape[2] == 1:
-        return [*pytree.tree_leaves(node.args[3]), *pytree.tree_leaves(node.args[4])] != [1, 0]
+        return [*compat.pytree.tree_leaves(node.args[3]), *compat.pytree.tree_leaves(node.args[4])] != [1, 0]
     return _symbols(lines.shape[2]) and not node.args[8] == lines.shape[1] == weight.shape[0]
 
 
@@ -110,7 +92,7 @@ def _is_odd_resize(node: Node, _: Facts) -> bool:
     before, after = (list(_value(value).shape[2:]) for value in (node.args[0], node))
     if _symbols(*before):
         return node.args[1] is not None
-    factors = pytree.tree_leaves(node.args[-1])
+    factors = compat.pytree.tree_leaves(node.args[-1])
     if node.args[1] is None and [old * factor for old, factor in zip(before, factors, strict=True)] != after:
         return True
     if "bilinear" in _name(node):
@@ -121,7 +103,7 @@ def _is_odd_resize(node: Node, _: Facts) -> bool:
 def _is_squeezed(node: Node, _: Facts) -> bool:
     """Whether an operator that upstream squeezes has dynamic sizes, which upstream cannot write."""
     shape = [size if isinstance(size, int) else 2 for size in _value(node).shape]
-    return _is_dynamic(node) and SqueezeUnsqueezeInputs().should_squeeze(None, shape)
+    return _is_dynamic(node) and compat.SqueezeUnsqueezeInputs().should_squeeze(None, shape)
 
 
 _INDICES = {"embedding": 1, "index_select": 2, "gather": 2}  # position of what has to be int64
@@ -136,7 +118,7 @@ def _holds_int64(node: Node, facts: Facts) -> bool:
 
 
 def _dtypes(node: Node) -> set[torch.dtype]:
-    return {leaf.dtype for leaf in pytree.tree_leaves(_value(node)) if torch.is_tensor(leaf)}
+    return {leaf.dtype for leaf in compat.pytree.tree_leaves(_value(node)) if torch.is_tensor(leaf)}
 
 
 def _is_in_groups(node: Node, _: Facts) -> bool:
@@ -159,7 +141,7 @@ def _is_odd_depthwise(node: Node, _: Facts) -> bool:
     It takes equal strides and dilations only, and is wrong at the edges of padding unless a kernel is one line.
     """
     kernel = list(_value(node.args[1]).shape[2:])
-    stride, padding, dilation = (list(pytree.tree_leaves(argument)) for argument in node.args[3:6])
+    stride, padding, dilation = (list(compat.pytree.tree_leaves(argument)) for argument in node.args[3:6])
     if node.args[8] == 1 or len(kernel) != 2 or kernel in ([3, 3], [5, 5]):
         return False
     return stride != dilation or (any(padding) and min(kernel) > 1)
@@ -168,7 +150,7 @@ def _is_odd_depthwise(node: Node, _: Facts) -> bool:
 def _is_over_outer_dims(node: Node, _: Facts) -> bool:
     """Whether a reduction or a softmax is over images, or over channels of several images."""
     value, dims = _value(node.args[0]), node.args[1]
-    over = {dim % value.dim() for dim in pytree.tree_leaves(dims) if dim is not None}
+    over = {dim % value.dim() for dim in compat.pytree.tree_leaves(dims) if dim is not None}
     return bool(value.dim() == 4 and (0 in over or (1 in over and value.shape[0] != 1)))
 
 
@@ -330,7 +312,7 @@ _OF_VULKAN = (
     ),
     Limit(
         ["convolution"],
-        lambda node, _: bool(node.args[6]) and any(step > 1 for step in pytree.tree_leaves(node.args[5])),
+        lambda node, _: bool(node.args[6]) and any(step > 1 for step in compat.pytree.tree_leaves(node.args[5])),
         "the runtime throws for dilations of transposed ones: `ConvTranspose2d(3, 7, 3, dilation=2)`",
     ),
     Limit(
@@ -375,7 +357,7 @@ _IDLE = "the runtime is wrong or throws where a part takes no input, or gives no
 
 def _why_not(node: Node, facts: Facts, target: str) -> str:
     """Why a call is left to the CPU; empty if it is not."""
-    if not (hasattr(node.target, "_schema") and any(map(torch.is_tensor, pytree.tree_leaves(_value(node))))):
+    if not (hasattr(node.target, "_schema") and any(map(torch.is_tensor, compat.pytree.tree_leaves(_value(node))))):
         return ""  # it takes a result apart, or computes a size
     limits = (limit for limit in LIMITS[target] if not limit.operators or _name(node) in limit.operators)
     return next((limit.why for limit in limits if limit.is_beyond(node, facts)), "")
@@ -531,7 +513,7 @@ def _exact_gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
 def _leaving(facts: Facts, target: str) -> Callable[[Any, Node], bool]:
     """Upstream's check of a node, after ours. Nodes that upstream fuses into one operator are not checked."""
-    supported = VulkanSupportedOperators._is_node_supported  # noqa: SLF001 - there is no public function
+    supported = compat.VulkanSupportedOperators._is_node_supported  # noqa: SLF001 - there is no public function
 
     def check(operators: Any, node: Node) -> bool:
         if node not in operators.fusable_nodes and (why := _why_not(node, facts, target)):
@@ -564,7 +546,7 @@ def _within_limits(upstream: type, target: str) -> type:
                         node.meta[KEPT] = _SIZES
                 return PartitionResult(tagged_exported_program=exported_program, partition_tags={})
             facts = _facts(exported_program)
-            with patch.object(VulkanSupportedOperators, "_is_node_supported", _leaving(facts, target)):
+            with patch.object(compat.VulkanSupportedOperators, "_is_node_supported", _leaving(facts, target)):
                 result = super().partition(exported_program)
             _keep_int8_inside(result.tagged_exported_program)
             _drop_idle(result, facts.constants)
@@ -592,7 +574,9 @@ class _WriteOut(ExportPass):  # type: ignore[misc]  # executorch is untyped here
         result = super().call_operator(op, args, kwargs, meta)
         if op in _CLAMPS:
             constants = _constants(self._exported_program)
-            for operand in (arg for arg in args if isinstance(arg, ProxyValue) and _is_given(arg.node, constants)):
+            for operand in (
+                arg for arg in args if isinstance(arg, compat.ProxyValue) and _is_given(arg.node, constants)
+            ):
                 result = call(_ATEN.add.Tensor, (result, _zeros(call, operand)))
         return result
 
@@ -603,7 +587,7 @@ def _zeros(call: Callable[..., Any], x: Any) -> Any:
     return call(_ATEN.sub.Tensor, (parts, parts))
 
 
-_ATEN = exir_ops.edge.aten
+_ATEN = compat.exir_ops.edge.aten
 
 
 def _write_total(
@@ -715,12 +699,12 @@ def _is_finite(program: ExportedProgram, placeholder: Node) -> bool:
     value = getattr(_value(placeholder), "constant", None)
     if value is None and (name := owners.get(placeholder.name)):
         value = program.state_dict.get(name, program.constants.get(name))
-        value = None if isinstance(value, FakeTensor) else value
-    with unset_fake_temporarily():  # passes run in a mode of fake tensors
+        value = None if isinstance(value, compat.FakeTensor) else value
+    with compat.unset_fake_temporarily():  # passes run in a mode of fake tensors
         return value is not None and bool((value.abs() < _MASK).all())
 
 
-_preprocess = find("VulkanBackend.preprocess")
+_preprocess = compat.find("VulkanBackend.preprocess")
 
 
 @mends(
@@ -733,18 +717,18 @@ def write_operators_out() -> None:
 
     def preprocess(program: ExportedProgram, specs: list[Any]) -> Any:
         if any(node.target in _WRITTEN_OUT.keys() | _CLAMPS for node in program.graph.nodes):
-            program = apply_passes(program, [_WriteOut()])
+            program = compat.apply_passes(program, [_WriteOut()])
         return _preprocess(program, specs)
 
-    VulkanBackend.preprocess = staticmethod(preprocess)
+    compat.VulkanBackend.preprocess = staticmethod(preprocess)
     for operator in _TOTALS:
-        get_op_features(operator).pick_io_storage_fn = _texture_of_total
+        compat.get_op_features(operator).pick_io_storage_fn = _texture_of_total
 
 
 def _texture_of_total(node: Node) -> Any:
     """Storage of a total: textures, as those over buffers are held to the range of fp16."""
-    per_row = is_reduce_node_supported_by_per_row_impl(node)
-    return (ANY_TEXTURE, ANY_TEXTURE) if per_row else pick_storage_for_reduce(node)
+    per_row = compat.is_reduce_node_supported_by_per_row_impl(node)
+    return (compat.ANY_TEXTURE, compat.ANY_TEXTURE) if per_row else compat.pick_storage_for_reduce(node)
 
 
 @mends(
@@ -756,7 +740,7 @@ def trace_patterns_once() -> None:
 
     They depend on nothing, and are only compared with programs. Delete this once upstream keeps them itself.
     """
-    for entry in fusable_patterns.values():
+    for entry in compat.fusable_patterns.values():
         if entry.get_graphs_fn and not hasattr(entry.get_graphs_fn, "cache_info"):
             entry.get_graphs_fn = cache(entry.get_graphs_fn)
 
@@ -768,7 +752,7 @@ def _lacks_constants(match: Any) -> bool:
     while weight.op == "call_function" and _name(weight) in _CASTS:
         weight = weight.args[0]
     is_constant = weight.op == "placeholder" and weight.name.startswith(_CONSTANT_NAMES)
-    return not is_constant or (isinstance(value, FakeTensor) and value.constant is None)
+    return not is_constant or (isinstance(value, compat.FakeTensor) and value.constant is None)
 
 
 _CASTS = ("_to_copy", "to.dtype", "dim_order_ops._to_dim_order_copy")
@@ -836,7 +820,7 @@ def mend_vulkan() -> None:
     merge_views_in_order()
 
 
-_merge = find("FuseViewCopyTransform._merge_view_copy_chains")
+_merge = compat.find("FuseViewCopyTransform._merge_view_copy_chains")
 
 
 @mends(
@@ -845,10 +829,10 @@ _merge = find("FuseViewCopyTransform._merge_view_copy_chains")
 )
 def merge_views_in_order() -> None:
     """Mends the order of views that upstream merges."""
-    FuseViewCopyTransform._merge_view_copy_chains = _merge_views  # noqa: SLF001 - there is no other place
+    compat.FuseViewCopyTransform._merge_view_copy_chains = _merge_views  # noqa: SLF001 - there is no other place
 
 
-def _merge_views(fuse: FuseViewCopyTransform, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, bool]:
+def _merge_views(fuse: compat.FuseViewCopyTransform, graph: torch.fx.Graph) -> tuple[torch.fx.Graph, bool]:
     """Moves sizes to the front where upstream finds the order of merged views wrong.
 
     It gives the first of several views the shape of the last, whose sizes may be computed after the first, as for a
@@ -873,7 +857,7 @@ def decline_fusions() -> None:
     Delete an entry of `_DECLINED` once `rms_norm.py` reads epsilon from the program, or the runtime has the shaders.
     """
     for name, declines in _DECLINED.items():
-        entry = fusable_patterns[name]
+        entry = compat.fusable_patterns[name]
         if not hasattr(entry.detector_fn, "__wrapped__"):
             entry.detector_fn = _declining(entry.detector_fn, declines)
 
@@ -891,4 +875,4 @@ def _declining(detect: Callable[[Node], Any], declines: Callable[[Any], bool]) -
 
 
 LimitedVulkanPartitioner = _within_limits(VulkanPartitioner, "vulkan")
-LimitedWebGpuPartitioner = _within_limits(WebGPUPartitioner, "webgpu")
+LimitedWebGpuPartitioner = _within_limits(compat.WebGPUPartitioner, "webgpu")

@@ -28,33 +28,7 @@ from torch.fx.passes.operator_support import create_op_support
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from .compat import (
-    ALL_PARTITIONER_CONFIGS,
-    IS_IMPLICIT_Q_DQ_TAG,
-    AddmmConfig,
-    BatchNormConfig,
-    ConstantPadConfig,
-    ConvolutionConfig,
-    GeluConfig,
-    GroupBasedPartitioner,
-    LinearConfig,
-    MaxDimConfig,
-    MMConfig,
-    PreluConfig,
-    QuantizationConfig,
-    ToDimOrderCopyConfig,
-    UnsqueezeCopyConfig,
-    UpsampleBilinear2dConfig,
-    exir_ops,
-    get_control_flow_submodules,
-    is_dequant,
-    is_dynamic_qdq,
-    is_quant,
-    is_relu_node,
-    is_tagged_as_implicit_q_dq,
-    propagate_annotation,
-    xnnpack_quantizer_utils,
-)
+from . import compat
 from .torch_export import STEPS, call_operator
 from .xnnpack_passes import is_approximate
 
@@ -128,7 +102,7 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
             with _apart_from_activations(model):
                 return super()._annotate_all_patterns(model, config, *args, **kwargs)
         config = _with_scales_from(_smallest_scale(model), config)
-        with patch.object(xnnpack_quantizer_utils, "is_relu_node", lambda node: node.target in _CLAMPS):
+        with patch.object(compat.xnnpack_quantizer_utils, "is_relu_node", lambda node: node.target in _CLAMPS):
             return super()._annotate_all_patterns(model, config, *args, **kwargs)
 
     def annotate(self, model: GraphModule) -> GraphModule:
@@ -145,7 +119,7 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
             if node.target in _PADS and _pads_with_zeros(node):
                 padded |= _keep_scale(node)
         if padded:
-            propagate_annotation(model)
+            compat.propagate_annotation(model)
         return model
 
 
@@ -251,7 +225,7 @@ def _smallest_scale(model: GraphModule) -> float:
 
 
 @cache
-def _with_scales_from(smallest: float, config: QuantizationConfig | None) -> QuantizationConfig | None:
+def _with_scales_from(smallest: float, config: compat.QuantizationConfig | None) -> compat.QuantizationConfig | None:
     """The configuration with this smallest scale of activations, if it has fixed scales."""
     if config is None or config.input_activation is None:
         return config
@@ -270,7 +244,7 @@ def _apart_from_activations(model: GraphModule) -> Iterator[None]:
     """Puts a node between each convolution and the ReLU that follows it, which quantizers then do not see together."""
     placed = []
     for node in list(model.graph.nodes):
-        if is_relu_node(node) and isinstance(node.args[0], Node) and node.args[0].target in _CONVOLUTIONS:
+        if compat.is_relu_node(node) and isinstance(node.args[0], Node) and node.args[0].target in _CONVOLUTIONS:
             with model.graph.inserting_before(node):
                 placed.append(model.graph.call_function(_ATEN.alias.default, (node.args[0],)))
             node.replace_input_with(node.args[0], placed[-1])
@@ -342,7 +316,7 @@ def _keep_scale(node: Node) -> bool:
 
 
 _TAG = "delegation_tag"
-_COPIES = (exir_ops.edge.dim_order_ops._clone_dim_order.default, exir_ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
+_COPIES = (compat.exir_ops.edge.dim_order_ops._clone_dim_order.default, compat.exir_ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
 
 
 def _has_one_dynamic_size(node: Node) -> bool:
@@ -352,13 +326,13 @@ def _has_one_dynamic_size(node: Node) -> bool:
 def _keeps_layout_of_quantized(node: Node) -> bool:
     """Whether a node changes the layout of no quantized value, as ``x.to(memory_format=torch.channels_last)`` does."""
     source: Any = node.args[0]
-    return source.meta["val"].dim_order() == node.meta["val"].dim_order() or not is_dequant(source)
+    return source.meta["val"].dim_order() == node.meta["val"].dim_order() or not compat.is_dequant(source)
 
 
 def _is_quantized_on_both_sides(node: Node) -> bool:
     """Whether padding with zeros is quantized on both sides, or on neither."""
     zeros = len(node.args) == 2 or node.args[2] == 0
-    return not (zeros and is_dequant(node.args[0])) or any(map(is_quant, node.users))
+    return not (zeros and compat.is_dequant(node.args[0])) or any(map(compat.is_quant, node.users))
 
 
 def _is_state(weight: Any, ep: ExportedProgram) -> bool:
@@ -376,17 +350,20 @@ def _is_constant(weight: Any) -> bool:
     weight: the mask of a pruned layer, so that ``linear(x, mask * weight)`` comes out at -18 dB. Delete once
     `find_partition_args` (partition/config/gemm_configs.py) and `ConvertToLinearPass` stop at operators that compute.
     """
-    while weight.op == "call_function" and (weight.target in _LAID_OUT or is_dequant(weight)):
+    while weight.op == "call_function" and (weight.target in _LAID_OUT or compat.is_dequant(weight)):
         weight = weight.all_input_nodes[0]
     return bool(weight.op != "call_function")
 
 
 _LAID_OUT = {
     *_COPIES,
-    exir_ops.edge.dim_order_ops._to_dim_order_copy.default,  # noqa: SLF001 - the operator's name
-    exir_ops.edge.aten._to_copy.default,  # noqa: SLF001 - as above
-    *(getattr(exir_ops.edge.aten, name).default for name in ("t_copy", "permute_copy", "view_copy", "unsqueeze_copy")),
-    exir_ops.edge.aten.transpose_copy.int,
+    compat.exir_ops.edge.dim_order_ops._to_dim_order_copy.default,  # noqa: SLF001 - the operator's name
+    compat.exir_ops.edge.aten._to_copy.default,  # noqa: SLF001 - as above
+    *(
+        getattr(compat.exir_ops.edge.aten, name).default
+        for name in ("t_copy", "permute_copy", "view_copy", "unsqueeze_copy")
+    ),
+    compat.exir_ops.edge.aten.transpose_copy.int,
 }
 
 
@@ -403,35 +380,35 @@ def _scales_by_sizes(node: Node) -> bool:
 
 _EXTENDED: dict[Any, Callable[[Node, ExportedProgram], bool]] = {
     # The delegate crashes on weights that are state. Delete these three once upstream checks it.
-    AddmmConfig: lambda node, ep: not _is_state(node.args[2], ep),
-    LinearConfig: lambda node, ep: not _is_state(node.args[1], ep),
-    MMConfig: lambda node, ep: not _is_state(node.args[1], ep),
+    compat.AddmmConfig: lambda node, ep: not _is_state(node.args[2], ep),
+    compat.LinearConfig: lambda node, ep: not _is_state(node.args[1], ep),
+    compat.MMConfig: lambda node, ep: not _is_state(node.args[1], ep),
     # XNNPACK's passes make convolutions of batch norms, and fail without scale and shift ("'NoneType' has no
     # attribute").
-    BatchNormConfig: lambda node, _: None not in node.args[1:3],
+    compat.BatchNormConfig: lambda node, _: None not in node.args[1:3],
     # A pass (backends/xnnpack/_passes/insert_pad_qdq.py) gives the scale of a quantized value to the node that pads it
     # with zeros, even if the result is needed in floating point, as in ``unfold``, and the file cannot be loaded
     # ("Failed to create StaticConstantPad node"). Delete once it does not.
-    ConstantPadConfig: lambda node, _: _is_quantized_on_both_sides(node),
+    compat.ConstantPadConfig: lambda node, _: _is_quantized_on_both_sides(node),
     # XNNPACK's reshapes take one dynamic dimension ("XNNPACK reshape only supports 1 dynamic dimension"). Upstream
     # checks that of views, but not of ``unsqueeze``. XNNPACK's passes make convolutions over one dimension (batch,
     # channels, length) ones over two, with reshapes before and after. Delete these two once partition/config checks it.
-    UnsqueezeCopyConfig: lambda node, _: _has_one_dynamic_size(node),
-    ConvolutionConfig: lambda node, _: node.meta["val"].dim() != 3 or _has_one_dynamic_size(node),
+    compat.UnsqueezeCopyConfig: lambda node, _: _has_one_dynamic_size(node),
+    compat.ConvolutionConfig: lambda node, _: node.meta["val"].dim() != 3 or _has_one_dynamic_size(node),
     # Scalars have no approximate GELU: XNNPACK does not take their products with constants. See `expand_tanh_gelu`.
-    GeluConfig: lambda node, _: node.meta["val"].dim() != 0 or not is_approximate(node),
+    compat.GeluConfig: lambda node, _: node.meta["val"].dim() != 0 or not is_approximate(node),
     # XNNPACK computes ``max`` over dimension 2 or 3 and keeps it ("amax.default only supports keep_dim == True").
     # Delete once upstream checks it.
-    MaxDimConfig: lambda node, _: node.args[1] in (2, 3) and node.args[2:] == (True,),
+    compat.MaxDimConfig: lambda node, _: node.args[1] in (2, 3) and node.args[2:] == (True,),
     # XNNPACK's passes give PReLU's input channels last, so it must have four dimensions. Inputs after linear layers
     # have two ("Attempting to convert non-NHWC compatible node to NHWC"). Delete once upstream checks it.
-    PreluConfig: lambda node, _: bool(node.meta["val"].dim() == 4),
+    compat.PreluConfig: lambda node, _: bool(node.meta["val"].dim() == 4),
     # XNNPACK's passes mistake a changed layout for one of their own copies, and the file computes something else.
     # Delete once they tell these apart.
-    ToDimOrderCopyConfig: lambda node, _: _keeps_layout_of_quantized(node),
+    compat.ToDimOrderCopyConfig: lambda node, _: _keeps_layout_of_quantized(node),
     # XNNPACK derives scales from sizes, and torch takes the given one. With ``scale_factor=0.3``, 64 rows become 19,
     # which is not 0.3 of 64. Delete once upstream compares them.
-    UpsampleBilinear2dConfig: lambda node, _: _scales_by_sizes(node),
+    compat.UpsampleBilinear2dConfig: lambda node, _: _scales_by_sizes(node),
 }
 """Further conditions for XNNPACK to compute an operator, by upstream's description of the operator."""
 
@@ -450,7 +427,7 @@ def _extended(config: Any) -> Any:
     class Extended(config):  # type: ignore[misc]  # executorch is untyped here
         def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
             ours = config not in _EXTENDED or _EXTENDED[config](node, ep)
-            if config in (AddmmConfig, MMConfig) and not self.force_non_static_weights_for_f32_linear:
+            if config in (compat.AddmmConfig, compat.MMConfig) and not self.force_non_static_weights_for_f32_linear:
                 ours = ours and _is_constant(node.args[-1])
             return ours and _has_few_dimensions(node) and bool(super().check_constraints(node, ep))
 
@@ -470,7 +447,7 @@ class ExtendedXnnpackPartitioner(XnnpackPartitioner):  # type: ignore[misc]  # e
 
     def __init__(self, **options: Any) -> None:
         """Takes the options of upstream's."""
-        super().__init__(configs=[*map(_extended, ALL_PARTITIONER_CONFIGS)], **options)
+        super().__init__(configs=[*map(_extended, compat.ALL_PARTITIONER_CONFIGS)], **options)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool]]:
         """Checks nodes in a branch against that branch, since its inputs may have names of the method's weights."""
@@ -530,7 +507,7 @@ class _Branch:
 
 
 def _branches(module: GraphModule) -> Iterator[GraphModule]:
-    for _, branch, _ in get_control_flow_submodules(module):
+    for _, branch, _ in compat.get_control_flow_submodules(module):
         yield branch
         yield from _branches(branch)
 
@@ -554,7 +531,7 @@ def leave_in_float(graph: Graph) -> None:
     left = [node for node in graph.nodes if _is_left(node)]
     while left:
         for other in _around(left.pop()):
-            if other.meta.pop(IS_IMPLICIT_Q_DQ_TAG, False) and _is_dequantize(other):
+            if other.meta.pop(compat.IS_IMPLICIT_Q_DQ_TAG, False) and _is_dequantize(other):
                 left += other.users
 
 
@@ -563,11 +540,11 @@ def _is_left(node: Node) -> bool:
     scales = {other.args[1:] for other in around if node in other.users or other in node.users}
     if node.target in _MOVING and len(scales) > 1:
         return True
-    shared = any(_is_shared(other) and is_tagged_as_implicit_q_dq(other) for other in around)
+    shared = any(_is_shared(other) and compat.is_tagged_as_implicit_q_dq(other) for other in around)
     return (shared and not _result(node)) or any(other.meta.get(_TAG) != node.meta.get(_TAG) for other in around)
 
 
-_MOVING = {getattr(exir_ops.edge.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d")}
+_MOVING = {getattr(compat.exir_ops.edge.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d")}
 
 
 def _around(node: Node) -> list[Node]:
@@ -581,7 +558,7 @@ def _is_shared(node: Node) -> bool:
 
 
 def _is_dequantize(node: Node) -> bool:
-    return is_dequant(node) and not is_dynamic_qdq(node)
+    return compat.is_dequant(node) and not compat.is_dynamic_qdq(node)
 
 
 def _result(node: Node) -> Node | None:
@@ -590,8 +567,8 @@ def _result(node: Node) -> Node | None:
         if len(node.users) != 1:
             return None
         (node,) = node.users
-        if is_quant(node):
-            return node if is_tagged_as_implicit_q_dq(node) else None
+        if compat.is_quant(node):
+            return node if compat.is_tagged_as_implicit_q_dq(node) else None
     return None
 
 
@@ -666,7 +643,7 @@ def merged_without_cycles(module: GraphModule, groups: Sequence[Sequence[Node]])
     return list(_Partitioner(module, groups).propose_partitions())
 
 
-class _Partitioner(GroupBasedPartitioner):  # type: ignore[misc]  # executorch is untyped here
+class _Partitioner(compat.GroupBasedPartitioner):  # type: ignore[misc]  # executorch is untyped here
     def __init__(self, module: GraphModule, groups: Sequence[Sequence[Node]]) -> None:
         nodes = {node for group in groups for node in group}
         supported = create_op_support(lambda _, node: node in nodes)

@@ -18,24 +18,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
-from .compat import ChannelsLastTaggedReshapePass as _Pass
-from .compat import (
-    Conv1dUnsqueezePass,
-    ConvertToLinearPass,
-    ConvertToSDPAPass,
-    ConvertToUpsampleBilinear2d,
-    FuseBatchNormPass,
-    NodeVisitor,
-    XNNPACKPass,
-    XNNPACKPassManager,
-    bilinear_2d,
-    create_constant_placeholder,
-    exir_ops,
-    find,
-    is_dequant,
-    is_dynamic_qdq,
-    sdpa,
-)
+from . import compat
 from .patches import mends
 from .torchao import packed_by_rows
 
@@ -51,7 +34,7 @@ def mend_xnnpack_passes() -> None:
     mend_batch_norms()
 
 
-_pack = find("NodeVisitor.convert_to_qc4w")
+_pack = compat.find("NodeVisitor.convert_to_qc4w")
 
 
 @mends(
@@ -64,10 +47,10 @@ def pack_by_rows() -> None:
     `convert_to_qc4w` (backends/xnnpack/operators/node_visitor.py) makes three copies of a matrix, of a byte for each
     weight. Delete once it does not.
     """
-    NodeVisitor.convert_to_qc4w = staticmethod(wraps(_pack)(partial(packed_by_rows, pack=_pack)))
+    compat.NodeVisitor.convert_to_qc4w = staticmethod(wraps(_pack)(partial(packed_by_rows, pack=_pack)))
 
 
-_can_fuse, _insert_pair = find("FuseBatchNormPass.can_fuse"), find("Conv1dUnsqueezePass.insert_q_dq_pair")
+_can_fuse, _insert_pair = compat.find("FuseBatchNormPass.can_fuse"), compat.find("Conv1dUnsqueezePass.insert_q_dq_pair")
 
 
 @mends(
@@ -87,8 +70,8 @@ def mend_batch_norms() -> None:
 
     Delete each once upstream compares the dimensions, and checks the weight.
     """
-    FuseBatchNormPass.can_fuse = staticmethod(_can_fuse_rows)
-    Conv1dUnsqueezePass.insert_q_dq_pair = _insert_where_quantized
+    compat.FuseBatchNormPass.can_fuse = staticmethod(_can_fuse_rows)
+    compat.Conv1dUnsqueezePass.insert_q_dq_pair = _insert_where_quantized
 
 
 @wraps(_can_fuse)
@@ -100,12 +83,12 @@ def _can_fuse_rows(layer: Node, norm: Node, *rest: Any) -> bool:
 @wraps(_insert_pair)
 def _insert_where_quantized(self: Any, graph: Graph, anchor: Node, q_params: Any) -> None:
     layer = anchor if anchor.target is _CONVOLUTION else next(iter(anchor.users))
-    if is_dequant(layer.args[1]):
+    if compat.is_dequant(layer.args[1]):
         _insert_pair(self, graph, anchor, q_params)
 
 
 _to_nhwc, _to_nchw, _takes_nhwc, _takes_nchw, _is_nhwc, _is_nchw, _call, _insert, _usual_layout = (
-    find(f"ChannelsLastTaggedReshapePass.{name}")
+    compat.find(f"ChannelsLastTaggedReshapePass.{name}")
     for name in (
         *(
             "input_to_nhwc",
@@ -118,7 +101,7 @@ _to_nhwc, _to_nchw, _takes_nhwc, _takes_nchw, _is_nhwc, _is_nchw, _call, _insert
         *("call", "insert_copy_q_dq", "memory_sensitive_ops_nchw"),
     )
 )
-_COPY = exir_ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
+_COPY = compat.exir_ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
 
 
 @mends(
@@ -144,7 +127,7 @@ def mend_dynamic_layouts() -> None:
     value, and leaves its other users as they are.
     """
     for name, method in _DYNAMIC.items():
-        setattr(_Pass, name, method)
+        setattr(compat.ChannelsLastTaggedReshapePass, name, method)
 
 
 def _mended(
@@ -169,7 +152,7 @@ def _mended(
 
 def _quantized_value(node: Node) -> Any:
     """The value whose dynamic quantization ends in a node; the node itself if there is none."""
-    while is_dynamic_qdq(node):
+    while compat.is_dynamic_qdq(node):
         node = node.args[0]
     return node
 
@@ -226,7 +209,7 @@ _DYNAMIC = {
 }
 
 
-_CONVOLUTION, _LINEAR = exir_ops.edge.aten.convolution.default, exir_ops.edge.aten.linear.default
+_CONVOLUTION, _LINEAR = compat.exir_ops.edge.aten.convolution.default, compat.exir_ops.edge.aten.linear.default
 
 
 @mends(
@@ -242,7 +225,7 @@ def separate_products() -> None:
     both share one quantization, outputs come out at 2 to 10 dB, without an error. Delete once
     `test_executorch_fails_by_itself` of its tests fails on such a machine.
     """
-    _Pass.call = _separated
+    compat.ChannelsLastTaggedReshapePass.call = _separated
 
 
 @wraps(_call)
@@ -257,7 +240,9 @@ def _separated(layouts: Any, module: GraphModule) -> Any:
 def _separate_products(graph: Graph) -> bool:
     """Gives products their own quantizations if others share theirs; returns whether there were any."""
     changed = False
-    for quantize in [node for node in graph.nodes if is_dynamic_qdq(node) and not is_dynamic_qdq(node.args[0])]:
+    for quantize in [
+        node for node in graph.nodes if compat.is_dynamic_qdq(node) and not compat.is_dynamic_qdq(node.args[0])
+    ]:
         users = list(users_of(quantize))
         products = [(dequantize, user) for dequantize, user in users if _is_product(user)]
         if not products or len(products) == len(users):
@@ -305,7 +290,7 @@ def mend_static_layouts() -> None:
     on, uses the whole tensor, and has ``_softmax`` in `memory_sensitive_ops_nchw`.
     """
     for name, value in _STATIC.items():
-        setattr(_Pass, name, value)
+        setattr(compat.ChannelsLastTaggedReshapePass, name, value)
 
 
 @wraps(_insert)
@@ -337,25 +322,25 @@ def _takes(layouts: Any, user: Node, target: Node, copy: Node) -> bool:
 
 
 def _is_channels_last(node: Node) -> bool:
-    value: Any = node.args[0].args[0] if is_dequant(node) and node.args[0].args else None
+    value: Any = node.args[0].args[0] if compat.is_dequant(node) and node.args[0].args else None
     if isinstance(value, Node) and value.op == "placeholder":
-        return bool(_Pass._is_nhwc_tensor(value.meta["val"]))  # noqa: SLF001 - upstream's own name
+        return bool(compat.ChannelsLastTaggedReshapePass._is_nhwc_tensor(value.meta["val"]))  # noqa: SLF001 - upstream's own name
     return bool(_is_nhwc(node))
 
 
 _STATIC = {
-    "memory_sensitive_ops_nchw": {*_usual_layout, exir_ops.edge.aten._softmax.default},  # noqa: SLF001 - the operator's name
+    "memory_sensitive_ops_nchw": {*_usual_layout, compat.exir_ops.edge.aten._softmax.default},  # noqa: SLF001 - the operator's name
     "insert_copy_q_dq": _insert_for_its_users,
     "is_nhwc_node": staticmethod(_is_channels_last),
     "is_nchw_node": staticmethod(lambda node: not _is_channels_last(node)),
 }
 
 
-_GELU, _SIGMOID = exir_ops.edge.aten.gelu.default, exir_ops.edge.aten.sigmoid.default
-_ADD, _MUL = exir_ops.edge.aten.add.Tensor, exir_ops.edge.aten.mul.Tensor
+_GELU, _SIGMOID = compat.exir_ops.edge.aten.gelu.default, compat.exir_ops.edge.aten.sigmoid.default
+_ADD, _MUL = compat.exir_ops.edge.aten.add.Tensor, compat.exir_ops.edge.aten.mul.Tensor
 _FACTOR = 2 * math.sqrt(2 / math.pi)
 _COEFFICIENTS = {"gelu_linear": _FACTOR, "gelu_cubic": _FACTOR * 0.044715}
-_init = find("XNNPACKPassManager.__init__")
+_init = compat.find("XNNPACKPassManager.__init__")
 
 
 @mends('GELU with `approximate="tanh"` reaches 75 dB', "XNNPACKPassManager.__init__")
@@ -366,10 +351,10 @@ def expand_tanh_gelu() -> None:
     SigLIP or Gemma agree to some 75 dB only. ``(1 + tanh(u)) / 2`` is ``sigmoid(2u)``, so ``gelu(x)`` is
     ``x * sigmoid(x * (a + b * x * x))``. Delete once the visitor refuses the argument or knows it.
     """
-    XNNPACKPassManager.__init__ = _with_pass
+    compat.XNNPACKPassManager.__init__ = _with_pass
 
 
-class ExpandTanhGelu(XNNPACKPass):  # type: ignore[misc]  # executorch is untyped here
+class ExpandTanhGelu(compat.XNNPACKPass):  # type: ignore[misc]  # executorch is untyped here
     """Writes the approximation as products, a sum and a sigmoid."""
 
     def call(self, module: GraphModule) -> PassResult:
@@ -384,7 +369,7 @@ class ExpandTanhGelu(XNNPACKPass):  # type: ignore[misc]  # executorch is untype
 
     def _constant(self, module: GraphModule, name: str, value: float) -> Node:
         with module.graph.inserting_before(next(iter(module.graph.nodes))):
-            constant: Node = create_constant_placeholder(
+            constant: Node = compat.create_constant_placeholder(
                 self.exported_program, module.graph, name, InputKind.PARAMETER, torch.tensor([value])
             )
         return constant
@@ -413,13 +398,16 @@ def _expand(node: Node, linear: Node, cubic: Node) -> None:
 @wraps(_init)
 def _with_pass(manager: Any, *args: Any, **options: Any) -> None:
     _init(manager, *args, **options)
-    if ConvertToLinearPass in manager.passes[1:]:  # all passes, and not a choice of them
-        manager.passes.insert(manager.passes.index(ConvertToLinearPass), ExpandTanhGelu)
+    if compat.ConvertToLinearPass in manager.passes[1:]:  # all passes, and not a choice of them
+        manager.passes.insert(manager.passes.index(compat.ConvertToLinearPass), ExpandTanhGelu)
 
 
 # The operator that every pattern of bilinear upsampling has, and the one of scaled dot product attention, which finds
 # rows of the mask without a value.
-NEEDED_BY_BILINEAR, NEEDED_BY_SDPA = exir_ops.edge.aten.upsample_bilinear2d.vec, exir_ops.edge.aten.any.dim
+NEEDED_BY_BILINEAR, NEEDED_BY_SDPA = (
+    compat.exir_ops.edge.aten.upsample_bilinear2d.vec,
+    compat.exir_ops.edge.aten.any.dim,
+)
 
 
 @mends("patterns that match nothing are compared with each partition, which takes time")
@@ -430,8 +418,8 @@ def prune_xnnpack_patterns() -> None:
     The first use of the patterns in a process traces six small models, which takes 2.3 s of CPU time, and each stage
     runs in a process of its own. Delete once `get_graphs` in backends/xnnpack/partition/graphs/ traces on demand.
     """
-    _match_only_with(NEEDED_BY_BILINEAR, ConvertToUpsampleBilinear2d, bilinear_2d, "get_graphs_dict")
-    _match_only_with(NEEDED_BY_SDPA, ConvertToSDPAPass, sdpa, "get_graphs")
+    _match_only_with(NEEDED_BY_BILINEAR, compat.ConvertToUpsampleBilinear2d, compat.bilinear_2d, "get_graphs_dict")
+    _match_only_with(NEEDED_BY_SDPA, compat.ConvertToSDPAPass, compat.sdpa, "get_graphs")
 
 
 def _match_only_with(needed: Any, pass_: Any, patterns: Any, getter: str) -> None:

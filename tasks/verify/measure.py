@@ -23,7 +23,7 @@ from ...formats.pte.reader import open_pte
 from ...formats.pte.tables import I32, U64, Flatbuffer, TableView
 from ..results.costs import MemoryUse, TimeShare, Timing, percentile
 from ..results.figures import WHOLE_FILE
-from ..upstream.compat import _load_for_executorch
+from ..upstream.compat import load_for_executorch
 from .running import Loadable, load_libraries, missing_backends, runnable_payloads
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class HostProgram:
 
     def trace(self, method: str, inputs: Sequence[Any], calls: int) -> bytes:
         data = self.loadable.data and str(self.loadable.data)
-        program = _load_for_executorch(
+        program = load_for_executorch(
             str(self.path), data, enable_etdump=True, program_verification=Verification.InternalConsistency
         )
         if not program.has_etdump():
