@@ -13,7 +13,7 @@ from .base import FrozenModel, Seconds
 
 HOST = "host"  # the place that every zoo has: ExecuTorch's runtime in the processes that make files
 
-_KINDS = ("library", "command", "qemu")
+_KINDS = ("library", "command", "qemu", "python")
 
 
 def _check_command(text: str) -> str:
@@ -31,7 +31,7 @@ Command = Annotated[str, AfterValidator(_check_command)]
 
 
 class PlaceConfig(FrozenModel):
-    """A runtime that verification runs on. Exactly one of `library`, `command` and `qemu` says how."""
+    """A runtime that verification runs on. Exactly one of `library`, `command`, `qemu` and `python` says how."""
 
     library: tuple[Path, ...] = Field(
         (),
@@ -50,6 +50,11 @@ class PlaceConfig(FrozenModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,=+-]*$",
         examples=["cortex-a53"],
         description="An Arm core that QEMU emulates, on which nfat_run runs: `pteforge runtime install arm64`.",
+    )
+    python: Path | None = Field(
+        None,
+        description="The Python of another environment with pteforge, whose release of ExecuTorch runs files; relative "
+        "to this file.",
     )
     env: dict[str, str] = Field({}, description="Environment variables, such as VK_ICD_FILENAMES.")
     about: Command | None = Field(
@@ -86,17 +91,19 @@ class PlaceConfig(FrozenModel):
         kind, colon, value = text.partition(":")
         if kind not in _KINDS or not colon or not value:
             raise InputError(
-                f"{text!r} is no place: name one of the zoo's, or write qemu:cortex-a53, library:PATH or "
-                "command:COMMAND"
+                f"{text!r} is no place: name one of the zoo's, or write qemu:cortex-a53, library:PATH, python:PATH "
+                "or command:COMMAND"
             )
         try:
             words = shlex.split(value) if kind == "command" else [value]
-            found = [str(Path(word).absolute()) if _is_path(word, kind) else word for word in words]
+            found = [str(Path(word).expanduser().absolute()) if _is_path(word, kind) else word for word in words]
             config = cls.model_validate({kind: shlex.join(found) if kind == "command" else found[0], "required": True})
         except ValueError as error:
             raise InputError(f"{text!r} is no place: {error}") from error
+        if kind == "python":  # its environment has the name that tells
+            return config.python.parents[1].name, config  # type: ignore[union-attr]  # as it was given
         return (value if kind == "qemu" else Path(words[0]).stem), config
 
 
 def _is_path(word: str, kind: str) -> bool:
-    return kind == "library" or (kind == "command" and "/" in word and Path(word).exists())
+    return kind in ("library", "python") or (kind == "command" and "/" in word and Path(word).exists())

@@ -189,7 +189,7 @@ def verify_files(
     ],
     *,
     place: Annotated[
-        str, option("Run them elsewhere: qemu:CORE, library:PATH or command:COMMAND.", "PLACE", False)
+        str, option("Run them elsewhere: qemu:CORE, library:PATH, python:PATH or command:COMMAND.", "PLACE", False)
     ] = "",
     device: Annotated[str, typer.Option(hidden=True)] = "",  # the former spelling
     store: STORE = None,
@@ -281,7 +281,9 @@ def bench_files(
     *,
     place: Annotated[
         list[str] | None,
-        option("Where: host, qemu:CORE, library:PATH or command:COMMAND; may be repeated.", "PLACE", "host"),
+        option(
+            "Where: host, qemu:CORE, library:PATH, python:PATH or command:COMMAND; may be repeated.", "PLACE", "host"
+        ),
     ] = None,
     against: Annotated[
         Path | None, option("Measure FILE and this one in turns, and print the ratio of their times.", "OLD.pte")

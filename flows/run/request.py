@@ -67,7 +67,7 @@ class ExportRequest(BaseModel):
     on: Place | None = Field(None, title="Where stages run")
     """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
     places: Annotated[tuple[str, ...], EVERYWHERE] = Field((), title="Verify also on")
-    """Also verify on this place: one of the zoo's, or qemu:CORE, library:PATH, command:COMMAND; may be repeated."""
+    """Also verify on this place: one of the zoo's, or qemu:CORE, library:PATH, python:PATH, command:COMMAND; repeatable."""
     publish: str | None = Field(None, title="Release at")
     """Folder or URL to release the files at in the end; by default as the zoo says."""
     refresh: Annotated[bool, Also("plan", "doctor", "upgrade")] = Field(default=False, title="Run again what is cached")
@@ -107,8 +107,8 @@ class ExportRequest(BaseModel):
 
 
 def _absolute_library(place: str) -> str:
-    library = place.removeprefix("library:")
-    return place if library == place else f"library:{Path(library).absolute()}"
+    kind, colon, path = place.partition(":")
+    return f"{kind}:{Path(path).expanduser().absolute()}" if colon and kind in ("library", "python") else place
 
 
 def describe(field: str) -> str:

@@ -27,7 +27,7 @@ from ...artifacts.store import cache_folder
 from ...configs.model import Limits
 from ...configs.places import PlaceConfig
 from ...errors import InputError, PteforgeError, SourceError, first_line, printable
-from .stages.prove import PlaceParams
+from .stages.prove import PYTHON_PLACE, PlaceParams
 
 Machine = Literal["host", "arm64"]
 NFAT_RUN = "nfat_run"  # the program, and the name by which places call that of this machine
@@ -100,6 +100,8 @@ def _command(config: PlaceConfig, folder: Path) -> tuple[str, ...]:
     """The command of a place, with absolute paths; empty for a library. Raises InputError for one that is missing."""
     if config.qemu:
         return arm_host(config.qemu)
+    if config.python:
+        return (str(config.python), "-m", PYTHON_PLACE)
     words = shlex.split(config.command or "")
     if words[:1] == [NFAT_RUN] and shutil.which(NFAT_RUN) is None:
         words[0] = str(installed("host"))

@@ -12,6 +12,8 @@ from ....formats.pte.reader import open_pte
 from ...engine import kinds, stage
 from ...programs.payload import write_delivered
 
+PYTHON_PLACE = "pteforge.runtime.place"  # the module that runs files with the ExecuTorch of an environment
+
 
 class PlaceParams(stage.Params):
     """A place: how it is reached, and what it is."""
@@ -27,6 +29,11 @@ class PlaceParams(stage.Params):
     def machine(self) -> str:
         """Device and driver in one line, which tells apart times of several machines."""
         return ", ".join(self.about.splitlines())
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is another environment's ExecuTorch, whose Python runtime measures no memory."""
+        return PYTHON_PLACE in self.command
 
     @property
     def emulated(self) -> bool:
@@ -74,7 +81,7 @@ class Prove(stage.Stage, name="prove"):
             if not missing:
                 with device_program(place.command, path, data_files, place.env) as program:
                     figures = verify_program(program, examples, params.bounds)
-                    memory = measure_memory(program, examples)
+                    memory = [] if place.is_python else measure_memory(program, examples)
         else:
             load_libraries(place.library, place.env)
             missing, no_device = missing_backends(backends), bool(without_device(backends))
