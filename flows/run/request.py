@@ -67,7 +67,7 @@ class ExportRequest(BaseModel):
     on: Place | None = Field(None, title="Where stages run")
     """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
     places: Annotated[tuple[str, ...], EVERYWHERE] = Field((), title="Verify also on")
-    """Also verify on this place: one of the zoo's, or qemu:CORE, library:PATH, python:PATH, command:COMMAND; repeatable."""
+    """Also verify on this place: the zoo's, or qemu:CORE, library:PATH, python:PATH, command:COMMAND; any number."""
     publish: str | None = Field(None, title="Release at")
     """Folder or URL to release the files at in the end; by default as the zoo says."""
     refresh: Annotated[bool, Also("plan", "doctor", "upgrade")] = Field(default=False, title="Run again what is cached")
