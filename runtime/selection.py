@@ -187,7 +187,8 @@ def load_program(file: Path, data_file: Path | None = None) -> Any:
     for module in open_pte(file).kernel_modules:
         importlib.import_module(module)
     try:
-        return Runtime.get().load_program(file, verification=Verification.InternalConsistency, data_path=data_file)
+        data = {"data_path": data_file} if data_file else {}  # ExecuTorch before 1.5 takes none
+        return Runtime.get().load_program(file, verification=Verification.InternalConsistency, **data)
     except MemoryError as error:  # std::bad_alloc: a damaged file may ask for any size
         raise RuntimeError("it asks for more memory than there is") from error
 
