@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ...artifacts.digest import is_digest
-from ...errors import InputError, printable
+from ...errors import InputError, first_line, printable
 from ...tasks.results.tables import format_size
 from ..reports.figures_text import markdown, markdown_table, open_table
 from ..run.interrupt import INTERRUPTED, leave_interrupted
@@ -110,7 +110,7 @@ def upgrade(
     from ...tasks.lowering.toolchain import toolchain_of
     from ..releases.difference import compare, find_side
     from ..reports.comparison import parse_limits
-    from ..run.toolchains import export_with, python_of
+    from ..run.toolchains import export_with, python_of, run_on
 
     if as_json and markdown:
         raise InputError("--json and --markdown exclude each other; give one of them")
@@ -131,11 +131,21 @@ def upgrade(
     with open_existing_store(request.store) as store:
         before, after = (find_side(run, lambda: store) for run in runs)
         files = [_without_toolchain(file) for file in compare(before, after, limits)]
+    crossed = {}
+    for made, other in (("now", "next"), ("next", "now")):
+        crossed[made] = run_on(pythons[other], out / made, request.store)
+        versions = [toolchains[side].versions["executorch"] for side in (made, other)]
+        told = f"{len(crossed[made].ran)} files of ExecuTorch {versions[0]} run on the runtime of {versions[1]}"
+        failed = [f"{name} does not: {first_line(why)}" for name, why in crossed[made].failed.items()]
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in (told, *failed)))
     exceeded = [sentence for file in files for sentence in file.regressions]
     exceeded += [f"{file.name}: {'; '.join(file.notes)}" for file in files if file.status == "removed"]
     for line in toolchains["next"].changes_since(toolchains["now"]):
         sys.stderr.write(f"{printable(line)}\n")
-    more = {"toolchains": {side: asdict(toolchain) for side, toolchain in toolchains.items()}}
+    more = {
+        "toolchains": {side: asdict(toolchain) for side, toolchain in toolchains.items()},
+        "on_the_other_runtime": {side: asdict(each) for side, each in crossed.items()},
+    }
     now, following = (toolchain.title for toolchain in toolchains.values())
     _show(now, following, files, exceeded, as_json, markdown, more)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...configs.base import did_you_mean
@@ -39,6 +41,32 @@ def export_with(python: Path | str, request: ExportRequest) -> int:
     """
     command = [str(python), "-c", _MAIN, "export", *arguments_of(request)]
     return subprocess.run(command, stdout=sys.stderr, check=False).returncode  # noqa: S603 - the user's own Python
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """What came of files of one toolchain on the runtime of another one.
+
+    Attributes:
+        ran: the lowest signal-to-noise ratio to eager of each file that runs there, in dB; None where all is equal.
+        failed: why the others do not, or are wrong.
+    """
+
+    ran: dict[str, float | None]
+    failed: dict[str, str]
+
+
+def run_on(python: Path, folder: Path, store: str | None) -> Crossed:
+    """Verifies files on the ExecuTorch runtime of another environment; raises InputError if that cannot be said."""
+    command = [sys.executable, "-c", _MAIN, "verify", str(folder), "--place", f"python:{python}", "--json"]
+    command += ["--store", store] if store else []
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 - our own
+    try:
+        said = json.loads(done.stdout)
+        ran = {name: figures["overall"]["sqnr_db"] for name, figures in said["verified"].items()}
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(f"the files in {folder} could not be verified with {python}, for the reason above") from error
+    return Crossed(ran, dict(said["failed"]))
 
 
 _OPTIONS = {"models": "--model", "recipes": "--recipe", "overrides": "--set", "places": "--place"}
