@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, nullcontext
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class Patch:
             return False
 
 
+OFF = "PTEFORGE_UPSTREAM_OFF"  # environment variable: names of patches, joined by commas, that are not applied
+
 PATCHES: dict[str, Patch] = {}
 """Those of the modules that have been imported, by name."""
 
@@ -67,7 +70,7 @@ def mends(
 
         @wraps(function)
         def apply(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
-            if not patch.holds() or patch.missing():
+            if not patch.holds() or patch.missing() or patch.name in os.environ.get(OFF, "").split(","):
                 return cast("_Result", _Nothing())
             return function(*args, **options)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ....artifacts.digest import digest_bytes
 from ...upstream.compat import WITHOUT
+from ...upstream.patches import OFF
 from .loaded import normalised
 
 SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
@@ -138,9 +139,9 @@ _OFTEN_BUILT_LOCALLY = ("torch", "executorch")  # from source, so that two build
 
 
 def toolchain_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of Python and of the distributions of `names`, and names of upstream that are taken for missing."""
-    without = {"without": os.environ[WITHOUT]} if os.environ.get(WITHOUT) else {}
-    return {"python": platform.python_version(), **distribution_versions(names), **without}
+    """Versions of Python and of the distributions of `names`, and what of upstream is left out on purpose."""
+    changed = {name: os.environ[name] for name in (WITHOUT, OFF) if os.environ.get(name)}
+    return {"python": platform.python_version(), **distribution_versions(names), **changed}
 
 
 def distribution_versions(names: Iterable[str]) -> dict[str, str]:

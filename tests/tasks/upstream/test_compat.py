@@ -155,27 +155,34 @@ def test_all_patches_apply_to_the_supported_release():
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
-SHARED = ("exir_ops", "pytree", "FakeTensor", "FakeTensorMode")
-"""Names without which no program can be stored."""
-
-
 @pytest.mark.nightly
 def test_each_name_taken_away():
     """Without any one name, each recipe is made, or refused by a sentence that names it; nothing else fails."""
     replaced = {path for each in PATCHES.values() for path in each.replaces}
     paths = sorted({*compat.PATHS.values(), *replaced})
     script = Path(__file__).with_name("without.py")
-    answer = subprocess.run([sys.executable, str(script), *paths], capture_output=True, text=True, check=True)
-    tried = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith('{"path"')]
-    assert [each["path"] for each in tried] == paths
+    answer = subprocess.run([sys.executable, str(script), "names", *paths], capture_output=True, text=True, check=True)
+    tried = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith('{"subject"')]
+    assert [each["subject"] for each in tried] == paths
     wrong, refused = {}, 0
     for each in tried:
-        full = compat.PATHS.get(each["path"].partition(".")[0], each["path"])
         for recipe, result in each["results"].items():
-            if result != "made" and not (result.startswith("refused:") and full.split(".")[-1] in result):
-                wrong[each["path"], recipe] = result
-            refused += result != "made"
-        if each["status"] or not each["results"]:
-            wrong[each["path"]] = each["status"]
+            made = result.startswith("made")
+            named = result.startswith("refused:") and each["subject"].rpartition(".")[2] in result
+            if not (made or named):
+                wrong[each["subject"], recipe] = result
+            refused += not made
     assert wrong == {}
     assert refused < len(paths)  # of three recipes each
+
+
+@pytest.mark.nightly
+def test_the_smallest_case_of_each_patch():
+    """With the patch it is made, and without it is refused, fails, or is another file: else nothing needs the patch."""
+    script = Path(__file__).with_name("without.py")
+    answer = subprocess.run([sys.executable, str(script), "patches"], capture_output=True, text=True, check=True)
+    tried = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith('{"subject"')]
+    assert len(tried) > 15
+    failed = {each["subject"]: each["results"] for each in tried if not each["results"]["with"].startswith("made")}
+    needless = [each["subject"] for each in tried if each["results"]["with"] == each["results"]["without"]]
+    assert (failed, needless) == ({}, [])
