@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ...artifacts.digest import is_digest
-from ...errors import InputError, first_line, printable
+from ...errors import InputError, printable
 from ...tasks.results.tables import format_size
 from ..reports.figures_text import markdown, markdown_table, open_table
-from ..run.interrupt import INTERRUPTED, leave_interrupted
+from ..run.interrupt import leave_interrupted
 from ..run.request import ExportRequest
 from . import completion
 from .options import AS_JSON, FOLDER, JOBS, STORE, argument, flag, open_existing_store, option, takes_request
@@ -107,59 +106,19 @@ def upgrade(
 
     Exits with 1 if a file is not made any more, or is worse than the limits.
     """
-    from ...tasks.lowering.toolchain import toolchain_of
-    from ..releases.difference import compare, find_side
     from ..reports.comparison import parse_limits
-    from ..run.toolchains import export_with, python_of, run_on
+    from ..run.toolchains import Rehearsal, python_of
 
     if as_json and markdown:
         raise InputError("--json and --markdown exclude each other; give one of them")
     limits = () if fail_on is None else parse_limits(fail_on)
-    pythons = {"now": Path(sys.executable), "next": python_of(request, to)}
-    toolchains = {side: toolchain_of(python) for side, python in pythons.items()}
-    runs = []
-    for side, python in pythons.items():
-        sys.stderr.write(f"{side}: {toolchains[side].title}\n")
-        zoo = f"{request.zoo.stem} {side}"
-        last = _last_run(request.store, zoo)
-        fields = {"out": out / side, "overrides": (*request.overrides, f"name={zoo}")}
-        if export_with(python, request.model_copy(update=fields)) == INTERRUPTED:
-            leave_interrupted()
-        runs.append(_last_run(request.store, zoo))
-        if runs[-1] == last:
-            raise InputError(f"nothing was exported with {python}, for the reason above")
-    with open_existing_store(request.store) as store:
-        before, after = (find_side(run, lambda: store) for run in runs)
-        files = [_without_toolchain(file) for file in compare(before, after, limits)]
-    crossed = {}
-    for made, other in (("now", "next"), ("next", "now")):
-        crossed[made] = run_on(pythons[other], out / made, request.store)
-        versions = [toolchains[side].versions["executorch"] for side in (made, other)]
-        told = f"{len(crossed[made].ran)} files of ExecuTorch {versions[0]} run on the runtime of {versions[1]}"
-        failed = [f"{name} does not: {first_line(why)}" for name, why in crossed[made].failed.items()]
-        sys.stderr.write("".join(f"{printable(line)}\n" for line in (told, *failed)))
-    exceeded = [sentence for file in files for sentence in file.regressions]
-    exceeded += [f"{file.name}: {'; '.join(file.notes)}" for file in files if file.status == "removed"]
-    for line in toolchains["next"].changes_since(toolchains["now"]):
+    with ExitStack() as stack:
+        opened = cache(lambda: stack.enter_context(open_existing_store(request.store)))
+        rehearsal = Rehearsal.of(request, python_of(request, to), out, opened, limits)
+    for line in rehearsal.told():
         sys.stderr.write(f"{printable(line)}\n")
-    more = {
-        "toolchains": {side: asdict(toolchain) for side, toolchain in toolchains.items()},
-        "on_the_other_runtime": {side: asdict(each) for side, each in crossed.items()},
-    }
-    now, following = (toolchain.title for toolchain in toolchains.values())
-    _show(now, following, files, exceeded, as_json, markdown, more)
-
-
-def _last_run(store: str | None, zoo: str) -> str:
-    """The id of the last run of a zoo; empty if there is none, or no store."""
-    with suppress(InputError), open_existing_store(store) as opened:
-        return next((run.id for run in opened.runs.of_zoo(zoo)), "")
-    return ""
-
-
-def _without_toolchain(file: FileDifference) -> FileDifference:
-    """The other differences: that the toolchains differ is known."""
-    return replace(file, changes=tuple(change for change in file.changes if change.area != "toolchain"))
+    sides = rehearsal.now.title, rehearsal.next.title
+    _show(*sides, rehearsal.files, rehearsal.problems, as_json, markdown, rehearsal.to_json())
 
 
 def print_differences(console: Console, files: Sequence[FileDifference]) -> None:

@@ -6,15 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from ...artifacts.store import Store
 from ...configs.base import did_you_mean
-from ...errors import InputError
+from ...errors import InputError, first_line
+from ...tasks.lowering.toolchain import Toolchain, toolchain_of
+from ..releases.difference import FileDifference, compare, find_side
+from ..reports.comparison import Limit
+from .interrupt import INTERRUPTED
 from .request import ExportRequest
 from .session import load
 
-_MAIN = "from pteforge.flows.cli import main; main()"
+_COMMAND = ("-c", "from pteforge.flows.cli import main; main()")
 
 
 def python_of(request: ExportRequest, name: str) -> Path:
@@ -34,18 +42,9 @@ def python_of(request: ExportRequest, name: str) -> Path:
     return python
 
 
-def export_with(python: Path | str, request: ExportRequest) -> int:
-    """Runs `pteforge export` in the environment of a Python, and returns its exit code.
-
-    What it prints goes to standard error.
-    """
-    command = [str(python), "-c", _MAIN, "export", *arguments_of(request)]
-    return subprocess.run(command, stdout=sys.stderr, check=False).returncode  # noqa: S603 - the user's own Python
-
-
 @dataclass(frozen=True, slots=True)
 class Crossed:
-    """What came of files of one toolchain on the runtime of another one.
+    """What came of files of one toolchain on the runtime of the other one.
 
     Attributes:
         ran: the lowest signal-to-noise ratio to eager of each file that runs there, in dB; None where all is equal.
@@ -56,9 +55,90 @@ class Crossed:
     failed: dict[str, str]
 
 
-def run_on(python: Path, folder: Path, store: str | None) -> Crossed:
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """A zoo, exported with two toolchains: this process's, and the next one.
+
+    Attributes:
+        files: what differs in each file, besides the toolchains.
+        crossed: what came of the files of each toolchain on the runtime of the other, by ``now`` and ``next``.
+    """
+
+    now: Toolchain
+    next: Toolchain
+    files: Sequence[FileDifference]
+    crossed: dict[str, Crossed]
+
+    @classmethod
+    def of(
+        cls, request: ExportRequest, python: Path, out: Path, open_store: Callable[[], Store], limits: Sequence[Limit]
+    ) -> Rehearsal:
+        """Exports, into the folders ``now`` and ``next`` of `out`; what that prints goes to standard error.
+
+        `open_store` is called once the store exists. Raises InputError if one of the two exported nothing,
+        KeyboardInterrupt if it was interrupted.
+        """
+        pythons = {"now": Path(sys.executable), "next": python}
+        toolchains = {side: toolchain_of(each) for side, each in pythons.items()}
+        runs = []
+        for side, each in pythons.items():
+            sys.stderr.write(f"{side}: {toolchains[side].title}\n")
+            runs.append(_export(each, request, f"{request.zoo.stem} {side}", out / side, open_store))
+        before, after = (find_side(run, open_store) for run in runs)
+        files = [
+            replace(file, changes=tuple(change for change in file.changes if change.area != "toolchain"))
+            for file in compare(before, after, limits)
+        ]
+        crossed = {
+            made: _verify_on(pythons[other], out / made, request.store)
+            for made, other in (("now", "next"), ("next", "now"))
+        }
+        return cls(toolchains["now"], toolchains["next"], files, crossed)
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each file that is not made any more, or is worse than a limit."""
+        gone = [f"{file.name}: {'; '.join(file.notes)}" for file in self.files if file.status == "removed"]
+        return [sentence for file in self.files for sentence in file.regressions] + gone
+
+    def told(self) -> Iterator[str]:
+        """Lines about what is not in the differences of files."""
+        yield from self.next.changes_since(self.now)
+        for made, on, crossed in ((self.now, self.next, "now"), (self.next, self.now, "next")):
+            versions = [each.versions["executorch"] for each in (made, on)]
+            done = self.crossed[crossed]
+            yield f"{len(done.ran)} files of ExecuTorch {versions[0]} run on the runtime of {versions[1]}"
+            yield from (f"{name} does not: {first_line(problem)}" for name, problem in done.failed.items())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "toolchains": {"now": asdict(self.now), "next": asdict(self.next)},
+            "on_the_other_runtime": {made: asdict(crossed) for made, crossed in self.crossed.items()},
+        }
+
+
+def _export(python: Path, request: ExportRequest, zoo: str, out: Path, open_store: Callable[[], Store]) -> str:
+    """Exports a zoo under another name with the pteforge of a Python; returns the id of the run."""
+
+    def last_run() -> str:
+        with suppress(InputError):  # there is no store yet
+            return next((run.id for run in open_store().runs.of_zoo(zoo)), "")
+        return ""
+
+    before = last_run()
+    named = request.model_copy(update={"out": out, "overrides": (*request.overrides, f"name={zoo}")})
+    command = [str(python), *_COMMAND, "export", *arguments_of(named)]
+    code = subprocess.run(command, stdout=sys.stderr, check=False).returncode  # noqa: S603 - the user's own Python
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if (run := last_run()) == before:
+        raise InputError(f"nothing was exported with {python}, for the reason above")
+    return run
+
+
+def _verify_on(python: Path, folder: Path, store: str | None) -> Crossed:
     """Verifies files on the ExecuTorch runtime of another environment; raises InputError if that cannot be said."""
-    command = [sys.executable, "-c", _MAIN, "verify", str(folder), "--place", f"python:{python}", "--json"]
+    command = [sys.executable, *_COMMAND, "verify", str(folder), "--place", f"python:{python}", "--json"]
     command += ["--store", store] if store else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 - our own
     try:
