@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 
@@ -23,6 +24,7 @@ from ...errors import PteforgeError, StageFailed, TargetError, first_line
 from ...tasks.engine.executor import Executor, LocalRunner
 from ...tasks.engine.workers import WorkerCall, Workers, memory_for_calls
 from ...tasks.lowering.model import PlannedModel, torchao_calls
+from ...tasks.upstream import TESTED
 from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import git_commit
 from .progress import Progress, expected_stages
@@ -201,6 +203,18 @@ def load(request: ExportRequest) -> LoadedZoo:
     return replace(loaded, zoo=loaded.zoo.with_places(request.places)) if request.places else loaded
 
 
+def _warn_untested() -> None:
+    """Logs that the installed release of ExecuTorch is none that pteforge is tested with."""
+    installed = version("executorch")
+    if installed not in TESTED:
+        _log.warning(
+            "pteforge is tested with ExecuTorch %s, and this is %s: `pteforge doctor --toolchain` says which of its "
+            "patches apply, and `pteforge upgrade` what it changes",
+            " and ".join(TESTED),
+            installed,
+        )
+
+
 @contextmanager
 def open_session(
     request: ExportRequest,
@@ -226,6 +240,7 @@ def open_session(
         selected = tuple(model.for_debugging() for model in selected)
     publication = publication_of(loaded, request) if part_of is None else None
     if writes:
+        _warn_untested()
         check_folders(request.out.absolute() / model.name for model in selected)
     config, jobs, run = loaded.zoo.run, request.jobs, id or uuid.uuid4().hex
     if jobs is None and config.processes:  # those of a cluster on this machine share its cores

@@ -1,4 +1,4 @@
-"""Patches of what lowering uses, for torch 2.13 and ExecuTorch 1.5.1, by the project that is patched.
+"""Patches of what lowering uses, for torch 2.13 and ExecuTorch 1.4.1 and 1.5.1, by the project that is patched.
 
 A patch is applied by one function, whose docstring gives the reason, why it is sound, and when to delete it;
 docs/internals/upstream.md lists all of them. Each file says first of which stages' keys it is a part.
@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+TESTED = ("1.4.1", "1.5.1")  # releases of ExecuTorch
 SWITCH = "PTEFORGE_UPSTREAM"  # environment variable; ``plain`` turns the patches off that only save time
 
 
