@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pteforge.formats.pte.reader import read_pte
+from pteforge.tasks.upstream import compat
 from pteforge.tests.lowering import lower_quantized, worst_sqnr
 from pteforge.tests.zoo.networks import Function, FunctionOfLayers
 from torch import nn
@@ -85,8 +86,8 @@ class TestDynamicLayouts:
     def plain(self, passes, monkeypatch):
         """ExecuTorch's own pass."""
         monkeypatch.setattr(passes, "mend_dynamic_layouts", lambda: None)
-        monkeypatch.setattr(passes._Pass, "input_to_nhwc", passes._to_nhwc)
-        monkeypatch.setattr(passes._Pass, "input_to_nchw", passes._to_nchw)
+        monkeypatch.setattr(compat.ChannelsLastTaggedReshapePass, "input_to_nhwc", passes._to_nhwc)
+        monkeypatch.setattr(compat.ChannelsLastTaggedReshapePass, "input_to_nchw", passes._to_nchw)
 
     @pytest.mark.parametrize("name", _cases(DYNAMIC, *QUICK_DYNAMIC))
     def test_mended(self, request, name):
@@ -148,10 +149,10 @@ class TestStaticLayouts:
 
         monkeypatch.setattr(passes, "mend_static_layouts", lambda: None)
         monkeypatch.delitem(xnnpack._EXTENDED, ToDimOrderCopyConfig)
-        monkeypatch.setattr(passes._Pass, "memory_sensitive_ops_nchw", passes._usual_layout)
-        monkeypatch.setattr(passes._Pass, "insert_copy_q_dq", passes._insert)
-        monkeypatch.setattr(passes._Pass, "is_nhwc_node", staticmethod(passes._is_nhwc))
-        monkeypatch.setattr(passes._Pass, "is_nchw_node", staticmethod(passes._is_nchw))
+        monkeypatch.setattr(compat.ChannelsLastTaggedReshapePass, "memory_sensitive_ops_nchw", passes._usual_layout)
+        monkeypatch.setattr(compat.ChannelsLastTaggedReshapePass, "insert_copy_q_dq", passes._insert)
+        monkeypatch.setattr(compat.ChannelsLastTaggedReshapePass, "is_nhwc_node", staticmethod(passes._is_nhwc))
+        monkeypatch.setattr(compat.ChannelsLastTaggedReshapePass, "is_nchw_node", staticmethod(passes._is_nchw))
 
     @pytest.mark.parametrize("name", [name for name in STATIC if name not in ("scalars", "half precision")])
     def test_mended(self, request, name):
@@ -214,7 +215,7 @@ class TestSharing:
     def plain(self, passes, monkeypatch):
         """ExecuTorch's own pass."""
         monkeypatch.setattr(passes, "separate_products", lambda: None)
-        monkeypatch.setattr(passes._Pass, "call", passes._call)
+        monkeypatch.setattr(compat.ChannelsLastTaggedReshapePass, "call", passes._call)
 
     @pytest.mark.parametrize("name", _cases(SHARED, "convolution"))
     def test_mended(self, request, name):
@@ -251,7 +252,7 @@ class TestGelu:
 
     def test_executorch_fails_by_itself(self, lower_for, passes, monkeypatch):
         """Once this fails, so does the reason for the patch."""
-        monkeypatch.setattr(passes.XNNPACKPassManager, "__init__", passes._init)
+        monkeypatch.setattr(compat.XNNPACKPassManager, "__init__", passes._init)
         monkeypatch.setattr(passes, "expand_tanh_gelu", lambda: None)
         network, x = self._network((2, 16))
         assert worst_sqnr(lower_for("xnnpack", network, x), network, x) < 90
