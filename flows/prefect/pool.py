@@ -10,11 +10,12 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
-from uuid import UUID
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
 
 import httpx
 from prefect import get_client
@@ -36,6 +37,7 @@ from ..run.session import Session
 from ..run.zoo import conclude_elsewhere, find_model
 
 _log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
 
 PART_OF = "part-of:"
 """Prefix of the tag of a run of models; the id of the zoo's run follows."""
@@ -234,17 +236,21 @@ class _Pool:
 
     async def _start(self, models: Sequence[PlannedModel]) -> FlowRun:
         session, names = self.session, [model.name for model in models]
-        return await arun_deployment(
-            model_deployment(self.name),
-            parameters=self._parameters(names),
-            flow_run_name=printable(f"export {session.request.zoo.name} {shortened(names)}"),
-            tags=[
-                f"zoo:{session.zoo}",
-                f"{PART_OF}{session.id}",
-                *(f"model:{name}" for name in names if len(names) < 4),
-                *_of_deployment(),
-            ],
-            timeout=0,
+        key = uuid4().hex  # if its answer is lost, the server gives the run that it has made, not another one
+        return await _answered(
+            lambda: arun_deployment(
+                model_deployment(self.name),
+                parameters=self._parameters(names),
+                flow_run_name=printable(f"export {session.request.zoo.name} {shortened(names)}"),
+                tags=[
+                    f"zoo:{session.zoo}",
+                    f"{PART_OF}{session.id}",
+                    *(f"model:{name}" for name in names if len(names) < 4),
+                    *_of_deployment(),
+                ],
+                timeout=0,
+                idempotency_key=key,
+            )
         )
 
     async def _watch(self, run: FlowRun, models: Sequence[PlannedModel]) -> FlowRun | None:
@@ -272,14 +278,15 @@ class _Pool:
                 if silence.look(began, heard=heard) > (_GONE if seen else _NEVER_SEEN):
                     record = await asyncio.to_thread(self.session.store.runs.find, run.id.hex)
                     problem = "nothing was heard of its process any more; its machine may have died"
-                    await client.set_flow_run_state(run.id, unreported(record, problem), force=True)
+                    gone = unreported(record, problem)
+                    await _answered(partial(client.set_flow_run_state, run.id, gone, force=True))
                 if seen and len(models) > 1 and time.monotonic() - looked > _LOOK:
                     record = await asyncio.to_thread(self.session.store.runs.find, run.id.hex)
                     await self._conclude(models, run, record)
                     looked = time.monotonic()
                 await asyncio.sleep(self.interval)
                 began = time.monotonic()
-                run = await _read(client, run)
+                run = await _answered(partial(client.read_flow_run, run.id))
         self._note(run, taken=False)
         return run
 
@@ -297,7 +304,7 @@ class _Pool:
             )
 
     async def _online(self, client: PrefectClient) -> int:
-        workers = await client.read_workers_for_work_pool(self.name)
+        workers = await _answered(partial(client.read_workers_for_work_pool, self.name))
         return sum(worker.status.value == "ONLINE" for worker in workers)
 
     def _give_up(self, problem: str) -> None:
@@ -337,12 +344,12 @@ def _of_deployment() -> list[str]:
     return [f"of:{deployment}"] if deployment else []
 
 
-async def _read(client: PrefectClient, run: FlowRun) -> FlowRun:
-    """The run's current state; waits for a server that is away, for minutes."""
+async def _answered(call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Makes a call to the server, and again, for minutes, while that is away."""
     deadline = time.monotonic() + _SERVER_OUTAGE
     while True:
         try:
-            return await client.read_flow_run(run.id)
+            return await call()
         except (httpx.TransportError, PrefectHTTPStatusError) as error:
             refused = isinstance(error, PrefectHTTPStatusError) and error.response.status_code < 500
             if refused or time.monotonic() > deadline:
@@ -357,7 +364,7 @@ async def _cancel(run: FlowRun) -> None:
     state.message = "the run of the zoo that started it does not need it any more"
     with suppress(ObjectNotFound):
         async with get_client() as client:
-            await client.set_flow_run_state(run.id, state, force=True)
+            await _answered(partial(client.set_flow_run_state, run.id, state, force=True))
 
 
 def _first_time(model: PlannedModel) -> float:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prefect.client.schemas.objects import State
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Completed, Running
 from pteforge.artifacts.runs import RunRecord
 from pteforge.flows.prefect import pool
@@ -117,3 +120,46 @@ def test_run_whose_process_is_gone(monkeypatch, status, state):
     assert run.watch().state.type == state
     assert run.state.message
     assert time.monotonic() - began > 0.5
+
+
+def test_a_start_whose_answer_is_lost(monkeypatch):
+    """The server is asked for the same run again, which it may have made; each run has a key of its own."""
+    asked: list[str] = []
+
+    async def start(*_: Any, idempotency_key: str, **__: Any) -> str:
+        asked.append(idempotency_key)
+        if len(asked) % 2:
+            raise httpx.ReadError("the server was stopped")
+        return idempotency_key
+
+    async def pause(_: float) -> None:
+        pass
+
+    monkeypatch.setattr(pool, "arun_deployment", start)
+    monkeypatch.setattr(pool.asyncio, "sleep", pause)
+    monkeypatch.setattr(_Pool, "_parameters", lambda *_: {})
+    session: Any = SimpleNamespace(request=SimpleNamespace(zoo=Path("zoo.yaml")), zoo="zoo", id="run")
+    runs = [asyncio.run(_Pool(session, "forge")._start([])) for _ in range(2)]
+    assert asked == [runs[0], runs[0], runs[1], runs[1]]
+    assert runs[0] != runs[1]
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_answers_that_are_no_outage(monkeypatch, status):
+    """A server that refuses is not asked again; one that is not ready is, until it has been away for minutes."""
+    asked = []
+
+    async def fail() -> None:
+        asked.append(time.monotonic())
+        raise httpx.HTTPStatusError("no", request=httpx.Request("GET", "http://x"), response=httpx.Response(status))
+
+    async def call() -> None:
+        try:
+            await fail()
+        except httpx.HTTPStatusError as error:
+            raise PrefectHTTPStatusError.from_httpx_error(error) from error
+
+    monkeypatch.setattr(pool, "_SERVER_OUTAGE", 1.5)
+    with pytest.raises(PrefectHTTPStatusError):
+        asyncio.run(pool._answered(call))
+    assert len(asked) == (1 if status == 404 else 3)
