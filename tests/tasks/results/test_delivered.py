@@ -228,13 +228,13 @@ class Counted(Finding):
 
 
 def test_a_finding_in_the_file_of_its_stage(tmp_path, monkeypatch):
-    """A finding with the name of its stage may be in the stage's file; whoever reads its JSON finds it there."""
+    """A finding with the name of its stage may be in the stage's file; it is found there by its JSON."""
     folder = tmp_path / "file" / "stages"
     folder.mkdir(parents=True)
     (folder / "counted.py").write_text(OF_A_STAGE)
     monkeypatch.setattr(finding, "_TASKS", tmp_path)
     monkeypatch.setattr(stages, "__path__", [str(folder)])
     value = MADE.to_json()
-    made = Delivered.from_json({**value, "findings": {"counted": {"calls": 3}, "unknown": 1}})
+    delivered = Delivered.from_json({**value, "findings": {"counted": {"calls": 3}, "unknown": 1}})
     monkeypatch.delitem(sys.modules, f"{stages.__name__}.counted")
-    assert (made.to_json()["findings"], made.value("calls")) == ({"counted": {"calls": 3}}, 3)
+    assert (delivered.to_json()["findings"], delivered.value("calls")) == ({"counted": {"calls": 3}}, 3)
