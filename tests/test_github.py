@@ -55,8 +55,8 @@ def test_files_for_github_are_valid(schema, files):
 
 def test_versions_are_those_of_the_package():
     """The citation, the action and its documentation name this version, and the torch and Python that it is for."""
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (torch,) = re.findall(r'"(torch==\S+)"', project)
+    lock = (ROOT / "requirements/lock.txt").read_text(encoding="utf-8")
+    (torch,) = re.findall(r"^torch==\S+$", lock, re.MULTILINE)
     assert any(f"pip install {torch} " in step.get("run", "") for step in ACTION["runs"]["steps"])
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == pteforge.__version__
     page = (ROOT / "docs" / "how-to" / "pull-requests.md").read_text(encoding="utf-8")

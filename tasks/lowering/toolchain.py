@@ -9,6 +9,7 @@ import importlib
 import json
 import logging
 import pkgutil
+import re
 import subprocess
 import sys
 import warnings
@@ -20,7 +21,8 @@ from pathlib import Path
 
 from ...errors import InputError, printable
 from .. import upstream
-from ..upstream.compat import is_missing
+from ..upstream import compat
+from ..upstream.compat import PATHS, find, is_missing
 from ..upstream.patches import PATCHES
 
 _PACKAGES = ("torch", "executorch", "torchao", "transformers")
@@ -114,12 +116,25 @@ def describe() -> Toolchain:
             with suppress(ImportError):
                 patches.append(PatchState(patch.name, patch.fault, patch.missing()))
     of_patches = {path for patch in patches for path in patch.lacks}
-    lacks: dict[str, tuple[str, ...]] = {}
-    for name, module in sorted(sys.modules.items()):
-        for value in list(vars(module).values()) if name.startswith(f"{upstream.__name__.partition('.')[0]}.") else ():
-            if is_missing(value) and value.__module__ != name and value.path not in of_patches:
-                lacks[value.path] = (*lacks.get(value.path, ()), name.partition(".")[2])
+    lacks = {path: modules for path, modules in _lacks() if path not in of_patches}
     return Toolchain(dict(_versions()), tuple(patches), lacks)
+
+
+def _lacks() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Names of `compat` that upstream lacks, as dotted names, and the imported modules that mention them."""
+    package = upstream.__name__.partition(".")[0]
+    files = {name: module.__file__ for name, module in sys.modules.items() if name.startswith(f"{package}.")}
+    sources = {name: Path(file).read_text(encoding="utf-8") for name, file in sorted(files.items()) if file}
+    users = {
+        name.removeprefix(f"{package}."): source
+        for name, source in sources.items()
+        if name != compat.__name__ and re.search(r"\bcompat\b", source)
+    }
+    for name, path in PATHS.items():
+        with suppress(ImportError):
+            if is_missing(find(path)):
+                mentions = re.compile(rf"\b{name}\b")
+                yield path, tuple(user for user, source in users.items() if mentions.search(source))
 
 
 def _versions() -> list[tuple[str, str]]:

@@ -28,7 +28,11 @@ def test_places_of_a_zoo(load, tmp_path):
 @pytest.mark.parametrize(
     ("place", "on", "telling"),
     [
-        ("{}", "[gpu]", "zoo.yaml:4:3: places.wrong: needs exactly one of library, command, qemu, and has none"),
+        (
+            "{}",
+            "[gpu]",
+            "zoo.yaml:4:3: places.wrong: needs exactly one of library, command, qemu, python, and has none",
+        ),
         ("{qemu: a, command: b}", "[gpu]", "and has command and qemu"),
         ('{command: "\'"}', "[gpu]", "is not a command"),
         ("{command: ''}", "[gpu]", "is empty; write a command"),

@@ -19,7 +19,7 @@ from pteforge.tests.conftest import run_process
 PLACES = typing.get_args(RunConfig.model_fields["on"].annotation)
 COMMANDS = ["export", "plan", "init", "inspect", "metadata", "contract", "check", "run", "generate"]
 COMMANDS += ["verify", "bench", "thin", "extract", "merge", "bisect", "doctor", "publish", "reproduce", "deploy"]
-COMMANDS += ["serve", "runs", "why", "diff"]
+COMMANDS += ["serve", "runs", "why", "diff", "upgrade"]
 COMMANDS += ["schema", "release", "store"]
 COMMANDS += ["runtime"]
 BIN = Path(sys.executable).parent

@@ -75,6 +75,7 @@ COMMANDS = {
     "serve": [[f"--{HOSTILE}"]],
     "runs": [[], ["--limit", HOSTILE]],
     "why": [[HOSTILE], ["linear"], ["bad"], [f"{HOSTILE}/{HOSTILE}"], [HOSTILE, "--run", HOSTILE]],
+    "upgrade": [["zoo.yaml", "--to", HOSTILE], ["zoo.yaml", "--to", f"./{HOSTILE}"], [HOSTILE, "--to", "next"]],
     "diff": [[FILE, "out"], [FILE, "out", "--markdown"], ["forged", "out"], [HOSTILE, "out"]],
     "schema": [[]],
     "store ls": [[], ["--store", HOSTILE]],

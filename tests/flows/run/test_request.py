@@ -34,10 +34,10 @@ def test_every_field_is_an_option_and_a_parameter():
 def test_commands_that_start_no_run():
     """They have options for the fields that name them, and no others."""
     commands = typer.main.get_command(app).commands
-    offered = {name: {param.name for param in commands[name].params} for name in EVERYWHERE.commands}
+    offered = {name: {(param.name, param.help) for param in commands[name].params} for name in EVERYWHERE.commands}
     for name, field in ExportRequest.model_fields.items():
         named = {command for extra in field.metadata if isinstance(extra, Also) for command in extra.commands}
-        assert named == {command for command, names in offered.items() if name in names}, name
+        assert named == {command for command, names in offered.items() if (name, field.description) in names}, name
 
 
 def test_empty_fields_of_a_form():

@@ -251,7 +251,7 @@ def test_another_machine_or_toolchain(made, monkeypatch):
             assert holding(made) == set()
     whole._toolchain.cache_clear()
     for module, name, found in (
-        (whole, "distribution_versions", lambda names: dict.fromkeys(names, "0")),
+        (whole, "toolchain_versions", lambda names: dict.fromkeys(names, "0")),
         (platform, "python_version", lambda: "3.99.0"),
     ):
         with monkeypatch.context() as other:

@@ -275,7 +275,7 @@ class TestPatterns:
     @pytest.fixture
     def unguarded(self, passes, monkeypatch):
         passes.prune_xnnpack_patterns()
-        for pass_ in (passes.ConvertToUpsampleBilinear2d, passes.ConvertToSDPAPass):
+        for pass_ in (compat.ConvertToUpsampleBilinear2d, compat.ConvertToSDPAPass):
             monkeypatch.setattr(pass_, "call", pass_.call.__wrapped__)
 
     def _network(self, name: str) -> Net:
@@ -292,8 +292,8 @@ class TestPatterns:
     def test_every_pattern_needs_the_operator(self, passes):
         """What the guard looks for is in all of upstream's patterns, so that a graph without it matches none."""
         for graphs, needed in (
-            (passes.bilinear_2d.get_graphs(), passes.NEEDED_BY_BILINEAR),
-            (passes.sdpa.get_graphs(), passes.NEEDED_BY_SDPA),
+            (compat.bilinear_2d.get_graphs(), passes.NEEDED_BY_BILINEAR),
+            (compat.sdpa.get_graphs(), passes.NEEDED_BY_SDPA),
         ):
             assert graphs
             assert all(any(node.target is needed for node in graph.graph.nodes) for graph in graphs)
@@ -307,14 +307,14 @@ class TestPatterns:
             patch.setattr(passes, "prune_xnnpack_patterns", lambda: None)
             assert lower_for("xnnpack", *self._network(name)) == guarded
 
-    def test_nothing_is_traced_in_vain(self, passes, monkeypatch, lower_for):
+    def test_nothing_is_traced_in_vain(self, monkeypatch, lower_for):
         """A model without the operators is lowered without the patterns; one that has them uses them."""
 
         def traced(*_args: object) -> None:
             raise AssertionError("patterns were traced")
 
-        monkeypatch.setattr(passes.bilinear_2d, "get_graphs_dict", traced)
-        monkeypatch.setattr(passes.sdpa, "get_graphs", traced)
+        monkeypatch.setattr(compat.bilinear_2d, "get_graphs_dict", traced)
+        monkeypatch.setattr(compat.sdpa, "get_graphs", traced)
         assert lower_for("xnnpack", *self._network("conv"))
         with pytest.raises(Exception, match="ConvertToUpsampleBilinear2d"):
             lower_for("xnnpack", *self._network("bilinear"))
