@@ -340,6 +340,9 @@ class Recipe(FrozenModel):
         {}, description="Globs of models to skip, each with the reason, which the run reports."
     )
     accuracy: Accuracy | None = Field(None, description="How good the file must be at its task; null: not scored.")
+    toolchain: str | None = Field(
+        None, description="The toolchain of the zoo that lowers with it; null: the environment that runs the zoo."
+    )
 
     @property
     def compile_options(self) -> CompileOptions:

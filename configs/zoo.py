@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic.json_schema import models_json_schema
@@ -90,10 +90,20 @@ class PublishConfig(FrozenModel):
 class ToolchainConfig(FrozenModel):
     """Another environment to lower models with: its releases of torch and ExecuTorch, and a pteforge of its own."""
 
-    python: Path = Field(
+    python: Path | None = Field(
+        None,
         description="Its Python, such as ~/venvs/executorch-1.6/bin/python; a path is relative to this file.",
         examples=["~/venvs/executorch-1.6/bin/python"],
     )
+    pool: str | None = Field(
+        None, description="Instead of `python`: a Prefect work pool whose workers are in that environment."
+    )
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if (self.python is None) == (self.pool is None):
+            raise ValueError("needs either `python` or `pool`")
+        return self
 
 
 _NULL_IS_EMPTY = BeforeValidator(lambda section: {} if section is None else section)

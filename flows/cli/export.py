@@ -52,20 +52,27 @@ def export(
     metrics: Annotated[Path | None, typer.Option(metavar="FILE.prom", envvar="PTEFORGE_METRICS", help=_METRICS)] = None,
     dry_run: Annotated[bool, flag("--dry-run", "Show what would run, and run nothing: as `pteforge plan`.")] = False,
     quiet: Annotated[bool, flag("--quiet", "Print only failures and the last line.", "-q")] = False,
+    part: Annotated[str | None, typer.Option(hidden=True)] = None,  # RUN:ID, for a run that is a part of another one
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
-    from ..prefect.run_flow import run_flow
+    from ..prefect.run_flow import by_pool, run_flow
     from ..reports.page import NAME
     from ..run.telemetry import check_metrics_file
+    from ..run.toolchains import lower_elsewhere
     from ..run.zoo import find_models
     from .progress import Failures, observe, print_failures, print_published, print_summary
 
     if dry_run:
         _show_plan(request, as_json=as_json)
     as_text = not as_json and log_format == "text"
+    part_of, _, own = part.partition(":") if part else (None, "", None)
     try:
-        with open_configured(request) as session, session.recording.open(metrics and check_metrics_file(metrics)):
+        with (
+            open_configured(request, id=own, part_of=part_of) as session,
+            session.recording.open(metrics and check_metrics_file(metrics)),
+        ):
+            lower_elsewhere(session, by_pool)
             find_models(session)
             failures = Failures(None if request.until else session.out / NAME)
             if session.progress.complete and not server_configured():
@@ -112,11 +119,15 @@ def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
 def _show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
     with open_configured(request, writes=False) as session:
         cached, will_run, may_run = _plan(session)
+    elsewhere = {f"{model.name}/{name}": other for model in session.models for name, other in model.elsewhere.items()}
     if as_json:
         stages = [_due_json(due) for due in will_run]
         stages += [{"stage": call.title, "runs": "maybe"} for call in may_run]
-        print_json({"zoo": session.zoo, "cached": cached, "stages": stages})
+        print_json({"zoo": session.zoo, "cached": cached, "stages": stages, "elsewhere": elsewhere})
     else:
+        for file, toolchain in elsewhere.items():
+            line = printable(f"{file} is planned by its toolchain, {toolchain!r}")
+            open_console().print(line, style="dim", soft_wrap=True)
         _print_plan(open_console(), cached, will_run, may_run)
     raise typer.Exit(3 if will_run else 0)
 

@@ -107,14 +107,19 @@ def upgrade(
     Exits with 1 if a file is not made any more, or is worse than the limits.
     """
     from ..reports.comparison import parse_limits
-    from ..run.toolchains import Rehearsal, python_of
+    from ..run.select import find_toolchain
+    from ..run.session import load
+    from ..run.toolchains import Rehearsal
 
     if as_json and markdown:
         raise InputError("--json and --markdown exclude each other; give one of them")
     limits = () if fail_on is None else parse_limits(fail_on)
+    python = find_toolchain(load(request), to).python
+    if python is None:
+        raise InputError(f"toolchain {to!r} is a work pool; name the Python of an environment on this machine")
     with ExitStack() as stack:
         opened = cache(lambda: stack.enter_context(open_existing_store(request.store)))
-        rehearsal = Rehearsal.of(request, python_of(request, to), out, opened, limits)
+        rehearsal = Rehearsal.of(request, python, out, opened, limits)
     for line in rehearsal.told():
         sys.stderr.write(f"{printable(line)}\n")
     sides = rehearsal.now.title, rehearsal.next.title

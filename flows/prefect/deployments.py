@@ -122,8 +122,9 @@ class ZooDeployment:
         run = self._loaded.zoo.run
         with _server_errors(), get_client(sync_client=True) as client:
             _check_pool(client, pool)
-            if run.on == "pool" and run.pool:
-                _deploy_models(client, run.pool)
+            others = {toolchain.pool for toolchain in self._loaded.zoo.toolchains.values()}
+            for others_pool in sorted({*filter(None, others), *([run.pool] if run.on == "pool" and run.pool else [])}):
+                _deploy_models(client, others_pool, shared=others_pool == pool)
             name = f"{export_zoo.name}/{self.name}"
             change = _apply(client, name, wanted)
             deployment = client.read_deployment_by_name(name)
@@ -141,9 +142,9 @@ class ZooDeployment:
                 raise InputError(f"the bucket {bucket!r} of {public_url(url)} does not exist; {create}")
 
 
-def _deploy_models(client: SyncPrefectClient, pool: str) -> None:
-    """Creates or updates the deployment whose runs lower models."""
-    if _check_pool(client, pool).concurrency_limit == 1:
+def _deploy_models(client: SyncPrefectClient, pool: str, *, shared: bool) -> None:
+    """Creates or updates the deployment whose runs lower models; it may be `shared` with the run of the zoo."""
+    if _check_pool(client, pool).concurrency_limit == 1 and shared:
         raise InputError(
             f"the work pool {pool!r} runs one flow at a time, so the runs of models would wait for the zoo's for ever; "
             f"raise its limit with: prefect work-pool set-concurrency-limit {pool} 4"

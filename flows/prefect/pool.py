@@ -122,11 +122,27 @@ async def lower_in_pool(session: Session) -> None:
         )
 
 
+async def run_part(session: Session, pool: str, changes: Mapping[str, Any]) -> tuple[RunRecord | None, str]:
+    """Lowers models in one run on a pool, with fields of the request changed.
+
+    Returns the record of that run, if it left one, and how the run ended. Raises InputError as `lower_in_pool`.
+    """
+    part = _Pool(session, pool, changes=changes)
+    with session.prefect.optional():
+        await part.check()
+        run = await part.watch(await part.start(changes["models"].split(",")), ())
+        if run and run.state:
+            record = await asyncio.to_thread(session.store.runs.take, run.id.hex)
+            return record, f"its run {run.name!r} ended as {run.state.name}: {run.state.message}"
+    return None, f"the work pool {pool!r} did not lower it"
+
+
 @dataclass
 class _Pool:
     """Runs of models on a work pool.
 
     Attributes:
+        changes: fields of the request that these runs have otherwise.
         interval: seconds between looks at the state of a run.
         taken: runs that a worker has taken, and that have not ended.
         quiet_since: when a worker last took a run, or one ended.
@@ -135,6 +151,7 @@ class _Pool:
 
     session: Session
     name: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
     interval: float = 1.0
     taken: set[UUID] = field(default_factory=set)
     quiet_since: float = field(default_factory=time.monotonic)
@@ -229,13 +246,13 @@ class _Pool:
         """Awaits the end of a run, which it starts unless one is left; None if Prefect fails, or no worker takes it."""
         if not (self.given_up or self.session.prefect.lost):
             with self.session.prefect.optional():
-                run = left or await self._start(models)
+                run = left or await self.start([model.name for model in models])
                 self.session.progress.flow_runs |= dict.fromkeys((model.name for model in models), str(run.id))
-                return await self._watch(run, () if left else models)
+                return await self.watch(run, () if left else models)
         return None
 
-    async def _start(self, models: Sequence[PlannedModel]) -> FlowRun:
-        session, names = self.session, [model.name for model in models]
+    async def start(self, names: Sequence[str]) -> FlowRun:
+        session = self.session
         key = uuid4().hex  # if its answer is lost, the server gives the run that it has made, not another one
         return await _answered(
             lambda: arun_deployment(
@@ -253,7 +270,7 @@ class _Pool:
             )
         )
 
-    async def _watch(self, run: FlowRun, models: Sequence[PlannedModel]) -> FlowRun | None:
+    async def watch(self, run: FlowRun, models: Sequence[PlannedModel]) -> FlowRun | None:
         """Waits for the end of a run, and concludes its models as they are done; None if no worker takes it.
 
         A run whose machine died ends as `Crashed`.
@@ -318,7 +335,7 @@ class _Pool:
         """
         request = self.session.request
         store = request.store if (request.store or "").startswith(BLOCK) else self.session.store.url
-        changes = {"models": ",".join(models), "publish": None, "store": store, "on": "local"}
+        changes = {"models": ",".join(models), "publish": None, "store": store, "on": "local", **self.changes}
         return request.model_copy(update=changes).parameters() | {"out": "out"}
 
     async def _unfinished(self) -> list[FlowRun]:

@@ -41,10 +41,12 @@ from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest, describe, joined
 from ..run.session import Session, check_names, start_workers
 from ..run.telemetry import tracer_provider
+from ..run.toolchains import lower_elsewhere
 from ..run.zoo import find_models, lower_one, lower_rest
 from .machines import check_machines, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
 from .pool import PART_OF, lower_in_pool, shortened, unreported
+from .run_flow import by_pool
 from .runner import PrefectRunner, add_tags, runner_of
 from .settings import open_configured, redact_workspaces, server_configured
 
@@ -181,6 +183,9 @@ async def _lower(fields: Mapping[str, Any], *, part: bool) -> Any:
             await take_turn(session, stack)
         metrics = None if part else os.environ.get("PTEFORGE_METRICS")
         await asyncio.to_thread(stack.enter_context, session.recording.open(Path(metrics) if metrics else None))
+        if not part:
+            with _workers_stopped_on_abort(session):
+                await asyncio.to_thread(lower_elsewhere, session, by_pool)
         await asyncio.to_thread(find_models, session)
         check_machines(session)
         await asyncio.to_thread(check_space, session)

@@ -16,6 +16,7 @@ from ...tasks.engine.executor import PlanRunner
 from ...tasks.engine.runner import Done, Observer, StageCall
 from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.runs import outcome_of, outcome_of_failure
+from ...tasks.results.delivered import Delivered
 from .outcome import ModelOutcome, ZooOutcome
 
 PAUSE = 10.0  # seconds between two lines about the progress of one thing
@@ -213,6 +214,8 @@ class Progress(Observer):
     planned: dict[str, dict[str, ExpectedStage]] = field(default_factory=dict)  # by slot, of models that have to run
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # in order of completion
     unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by slot, of models without outcome
+    # what came of recipes of other toolchains, by model
+    elsewhere: dict[str, tuple[list[Delivered], tuple[StageOutcome, ...]]] = field(default_factory=dict)
     flow_runs: dict[str, str] = field(default_factory=dict)  # ids of flow runs that lower models elsewhere
     start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -181,7 +181,7 @@ class Recording:
     def _write_page(self, record: RunRecord) -> None:
         """Writes the page about the run next to its files, if it makes files; warns if that fails."""
         session = self.session
-        if not session.progress.outcomes or session.request.until:
+        if not session.progress.outcomes or session.request.until or (session.part_of and session.request.toolchain):
             return
         try:
             from ..reports.page import NAME, write_page  # noqa: PLC0415 - imports that only runs need

@@ -68,6 +68,8 @@ class ExportRequest(BaseModel):
     """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
     places: Annotated[tuple[str, ...], EVERYWHERE] = Field((), title="Verify also on")
     """Also verify on this place: the zoo's, or qemu:CORE, library:PATH, python:PATH, command:COMMAND; any number."""
+    toolchain: str | None = Field(None, title="Toolchain")
+    """Lower with this toolchain of the zoo, or with the Python at this path; by default as recipes say."""
     publish: str | None = Field(None, title="Release at")
     """Folder or URL to release the files at in the end; by default as the zoo says."""
     refresh: Annotated[bool, Also("plan", "doctor", "upgrade")] = Field(default=False, title="Run again what is cached")
@@ -80,7 +82,7 @@ class ExportRequest(BaseModel):
             raise InputError(f"--out {out} is a URL, and results are files; choose a folder, and copy it from there")
         return out
 
-    @field_validator("store", "until", "publish", mode="before")
+    @field_validator("store", "until", "toolchain", "publish", mode="before")
     @classmethod
     def _is_given(cls, text: Any) -> Any:
         return text or None  # an empty field of Prefect's form

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
+from pathlib import Path
 
-from ...configs.base import TARGET_SEPARATOR
+from ...configs.base import TARGET_SEPARATOR, did_you_mean
 from ...configs.load import LoadedZoo
 from ...configs.model import ModelConfig
 from ...configs.nodes import FieldPath
@@ -17,7 +19,7 @@ from ...configs.recipe import Recipe
 from ...configs.sources import BuilderSource, HuggingFaceSource, LayerFields, ProgramSource, ResolvedSource
 from ...configs.text_samples import METRICS, check_text_options
 from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
-from ...configs.zoo import PublishConfig
+from ...configs.zoo import PublishConfig, ToolchainConfig
 from ...errors import ConfigError, InputError, Location, SourceError
 from ...tasks.engine.keys.builder import find_builder
 from ...tasks.engine.keys.search import ModuleSearch
@@ -29,8 +31,13 @@ from ..releases.publish import Publication
 from .request import ExportRequest, absolute_url
 
 
-def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> tuple[PlannedModel, ...]:
+def select_models(
+    loaded: LoadedZoo, models: str = "*", recipes: str = "*", toolchain: str | None = None, here: str | None = None
+) -> tuple[PlannedModel, ...]:
     """The models and recipes whose names match comma-separated globs.
+
+    `toolchain` comes before those of recipes. Recipes of others than `here`, None for that of the run of the zoo, are
+    not planned, but named in `elsewhere`.
 
     Raises:
         InputError: nothing matches; a target is unknown or not available, or does not take its options; a builder or a
@@ -45,14 +52,14 @@ def select_models(loaded: LoadedZoo, models: str = "*", recipes: str = "*") -> t
     search, place = ModuleSearch(zoo.python_path), cache(partial(_plan_place, loaded))
     for name, config in chosen.items():
         with _collected(problems):
-            model = _plan(loaded, name, config, recipes, search, place)
-            planned += [model] if model.recipes or model.not_applicable else []
+            model = _plan(loaded, name, config, recipes, search, place, partial(_toolchain, loaded, toolchain, here))
+            planned += [model] if model.recipes or model.not_applicable or model.elsewhere else []
     _raise(problems)
     if not planned:
         raise InputError(
             f"no recipe of the chosen models matches {recipes!r}; the zoo's recipes: {', '.join(zoo.recipes)}"
         )
-    if not any(model.recipes for model in planned):
+    if not any(model.recipes or model.elsewhere for model in planned):
         raise _not_applicable(loaded, planned)
     return tuple(planned)
 
@@ -112,6 +119,7 @@ def _plan(
     recipes: str,
     search: ModuleSearch,
     place: Callable[[str], PlannedPlace],
+    toolchain: Callable[[str], str | None],
 ) -> PlannedModel:
     problems: list[InputError] = []
     with _collected(problems):
@@ -122,10 +130,13 @@ def _plan(
     with _collected(problems):
         _check_layers(loaded, name, names)
     reasons = {recipe: loaded.zoo.recipes[recipe].reason_against(name) for recipe in names if _matches(recipe, recipes)}
-    planned = []
+    planned, elsewhere = [], {}
     for recipe in [recipe for recipe, reason in reasons.items() if reason is None]:
         with _collected(problems):
-            planned.append(_plan_recipe(loaded, name, recipe, search, place))
+            if other := toolchain(recipe):
+                elsewhere[recipe] = other
+            else:
+                planned.append(_plan_recipe(loaded, name, recipe, search, place))
     _raise(problems)
     model = PlannedModel.of_config(
         name,
@@ -139,7 +150,37 @@ def _plan(
     )
     if methods := methods_of(source):
         _check_methods(loaded, model, methods)
-    return model
+    return replace(model, elsewhere=elsewhere)
+
+
+def _toolchain(loaded: LoadedZoo, asked: str | None, here: str | None, recipe: str) -> str | None:
+    """The toolchain that lowers with a recipe, None if it is `here`; raises InputError for one that cannot be used."""
+    wanted = asked or loaded.zoo.recipes[recipe].toolchain
+    if wanted is None or wanted == here:
+        return None
+    try:
+        find_toolchain(loaded, wanted)
+    except InputError as error:
+        raise error if asked else loaded.locations.error(str(error), ("recipes", recipe, "toolchain")) from error
+    return wanted
+
+
+def find_toolchain(loaded: LoadedZoo, name: str) -> ToolchainConfig:
+    """A toolchain of the zoo, or the one of a Python whose path is given instead of a name.
+
+    Raises InputError if there is no such toolchain, or no program at that path.
+    """
+    configs = loaded.zoo.toolchains
+    if name not in configs and os.sep not in name:
+        raise InputError(
+            f"the zoo has no toolchain {name!r}{did_you_mean(name, tuple(configs))}; write "
+            f"`toolchains: {{{name}: {{python: PATH}}}}` in it, or give the path of a Python"
+        )
+    config = configs.get(name) or ToolchainConfig(python=Path(name).expanduser().absolute())
+    python = config.python
+    if python and (not os.access(python, os.X_OK) or python.is_dir()):
+        raise InputError(f"{python} cannot be run: it should be the Python of an environment with pteforge")
+    return config
 
 
 def _check_methods(loaded: LoadedZoo, model: PlannedModel, methods: Mapping[str, bool]) -> None:

@@ -24,6 +24,7 @@ from ...errors import PteforgeError, StageFailed, TargetError, first_line
 from ...tasks.engine.executor import Executor, LocalRunner
 from ...tasks.engine.workers import WorkerCall, Workers, memory_for_calls
 from ...tasks.lowering.model import PlannedModel, torchao_calls
+from ...tasks.lowering.toolchain import known_problems
 from ...tasks.upstream import TESTED
 from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import git_commit
@@ -203,16 +204,20 @@ def load(request: ExportRequest) -> LoadedZoo:
     return replace(loaded, zoo=loaded.zoo.with_places(request.places)) if request.places else loaded
 
 
-def _warn_untested() -> None:
-    """Logs that the installed release of ExecuTorch is none that pteforge is tested with."""
-    installed = version("executorch")
+def unmended(store: Store) -> list[str]:
+    """What pteforge cannot mend in this environment's toolchain; the store's folder here remembers it."""
+    return known_problems(store.local.root / "toolchains")
+
+
+def _warn_of_toolchain(store: Store) -> None:
+    """Logs what pteforge cannot mend in this toolchain, and whether it is tested with that release of ExecuTorch."""
+    installed, tested = version("executorch"), " and ".join(TESTED)
     if installed not in TESTED:
         _log.warning(
-            "pteforge is tested with ExecuTorch %s, and this is %s: `pteforge doctor --toolchain` says which of its "
-            "patches apply, and `pteforge upgrade` what it changes",
-            " and ".join(TESTED),
-            installed,
+            "pteforge is tested with ExecuTorch %s; see what %s changes by `pteforge upgrade`", tested, installed
         )
+    for problem in unmended(store):
+        _log.warning("%s", problem)
 
 
 @contextmanager
@@ -233,19 +238,20 @@ def open_session(
     loaded = load(request)
     shipped = {"recipes": ",".join(recipe_names(request.recipes))} if split_source(request.zoo) else {}
     request = request.model_copy(update=shipped)
-    selected = select_models(loaded, request.models, request.recipes)
+    here = None if part_of is None else request.toolchain
+    selected = select_models(loaded, request.models, request.recipes, request.toolchain, here)
     if request.until:
         selected = tuple(model.ending_with(request.until) for model in selected)
     if request.debug:
         selected = tuple(model.for_debugging() for model in selected)
     publication = publication_of(loaded, request) if part_of is None else None
     if writes:
-        _warn_untested()
         check_folders(request.out.absolute() / model.name for model in selected)
     config, jobs, run = loaded.zoo.run, request.jobs, id or uuid.uuid4().hex
     if jobs is None and config.processes:  # those of a cluster on this machine share its cores
         jobs = max(1, (os.cpu_count() or 1) // config.processes)
     workers = Workers(jobs=jobs, memory=stage_memory(config))
     with open_store(store_url(request.store)) as opened, workers:
+        _warn_of_toolchain(opened)
         executor = Executor(opened, workers, refresh=run if request.refresh else "")
         yield Session(loaded, selected, executor, workers, request, publication, run, part_of)

@@ -3,43 +3,97 @@
 from __future__ import annotations
 
 import json
-import os
+import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from ...artifacts.runs import RunRecord
 from ...artifacts.store import Store
-from ...configs.base import did_you_mean
-from ...errors import InputError, first_line
+from ...errors import InputError, StoreError, first_line
 from ...tasks.lowering.toolchain import Toolchain, toolchain_of
+from ...tasks.results.delivered import Delivered, Failure
 from ..releases.difference import FileDifference, compare, find_side
 from ..reports.comparison import Limit
 from .interrupt import INTERRUPTED
 from .request import ExportRequest
-from .session import load
+from .select import find_toolchain
+from .session import Session
+from .zoo import publish_again
 
+_log = logging.getLogger(__name__)
 _COMMAND = ("-c", "from pteforge.flows.cli import main; main()")
+_LOOK = 0.5  # seconds
+_STDERR = 2  # of the process, whatever has replaced `sys.stderr`
 
 
-def python_of(request: ExportRequest, name: str) -> Path:
-    """The Python of a toolchain of the request's zoo, or the one whose path is given instead of a name.
+Part = tuple[RunRecord | None, str]
+"""The record of a run that is a part of another one, and why it lacks what it lacks."""
 
-    Raises InputError if there is no such toolchain, or no program at that path.
+
+def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[str, Any]], Part]) -> None:
+    """Lowers recipes of other toolchains, each in a run of its own there; `Progress.elsewhere` has what came of them.
+
+    Those runs are parts of this one: they share its store, and release nothing. `by_pool` makes one with fields of the
+    request changed, on a work pool.
     """
-    known = load(request).zoo.toolchains
-    if name not in known and os.sep not in name:
-        raise InputError(
-            f"the zoo has no toolchain {name!r}{did_you_mean(name, tuple(known))}; write "
-            f"`toolchains: {{{name}: {{python: PATH}}}}` in it, or give the path of a Python"
-        )
-    python = known[name].python if name in known else Path(name).expanduser().absolute()
-    if not os.access(python, os.X_OK) or python.is_dir():
-        raise InputError(f"{python} cannot be run: it should be the Python of an environment with pteforge")
-    return python
+    models = [model for model in session.models if model.elsewhere]
+    for toolchain in dict.fromkeys(name for model in models for name in model.elsewhere.values()):
+        recipes = {
+            model.name: [recipe for recipe, name in model.elsewhere.items() if name == toolchain] for model in models
+        }
+        recipes = {model: names for model, names in recipes.items() if names}
+        named = dict.fromkeys(name for names in recipes.values() for name in names)
+        _log.warning("with toolchain %s: %s of %s", toolchain, ", ".join(named), ", ".join(recipes))
+        changes = {
+            "models": ",".join(map(escape, recipes)),
+            "recipes": ",".join(map(escape, named)),
+            "toolchain": toolchain,
+            "publish": None,
+            "on": "local",
+        }
+        config = find_toolchain(session.loaded, toolchain)
+        by = partial(by_pool, session, config.pool) if config.pool else partial(_by_python, session, config.python)
+        record, problem = by(changes)
+        for model, names in recipes.items():
+            before, stages = session.progress.elsewhere.get(model, ([], ()))
+            delivered = [_delivered(session, record, model, name, problem) for name in names]
+            ran = record.models.get(model, ()) if record else ()
+            session.progress.elsewhere[model] = ([*before, *delivered], (*stages, *ran))
+
+
+def _delivered(session: Session, record: RunRecord | None, model: str, recipe: str, problem: str) -> Delivered:
+    """What came of a recipe in another run; its file, if it was made, is written here."""
+    there = Delivered.of_run(record, model, recipe) if record else None
+    if there is None:
+        return Delivered(model, recipe, "failed", failure=Failure("", problem, "", bad_input=False))
+    try:
+        return publish_again(session, there)
+    except StoreError as error:
+        return Delivered(model, recipe, "failed", failure=Failure.of("", error))
+
+
+def _by_python(session: Session, python: Path | None, changes: Mapping[str, Any]) -> Part:
+    part, request = uuid4().hex, session.request.model_copy(update={**changes, "store": session.store.url})
+    command = [str(python), *_COMMAND, "export", *arguments_of(request), "--quiet", "--part", f"{session.id}:{part}"]
+    with subprocess.Popen(command, stdout=_STDERR) as process:  # noqa: S603 - the user's own Python
+        try:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK)
+                if session.progress.aborted:
+                    process.terminate()
+        except BaseException:
+            process.terminate()
+            raise
+    return session.store.runs.find(part), f"{python}, its toolchain, did not make it (exit code {process.returncode})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +182,7 @@ def _export(python: Path, request: ExportRequest, zoo: str, out: Path, open_stor
     before = last_run()
     named = request.model_copy(update={"out": out, "overrides": (*request.overrides, f"name={zoo}")})
     command = [str(python), *_COMMAND, "export", *arguments_of(named)]
-    code = subprocess.run(command, stdout=sys.stderr, check=False).returncode  # noqa: S603 - the user's own Python
+    code = subprocess.run(command, stdout=_STDERR, check=False).returncode  # noqa: S603 - the user's own Python
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if (run := last_run()) == before:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from ...tasks.engine.runner import CutShort, NotCached
 from ...tasks.file.stages.report import Report
 from ...tasks.file.stages.serialize import Serialize
 from ...tasks.lowering.graph import lower_model
-from ...tasks.lowering.model import PlannedModel, PlannedRecipe
+from ...tasks.lowering.model import PlannedModel
 from ...tasks.lowering.runs import History, ModelRun, StageCalls, run_without_loop
 from ...tasks.results.delivered import Delivered, Failure, Status
 from ...tasks.results.finding import Finding, to_json
@@ -31,7 +31,7 @@ from ...tasks.verify.stages.verify import Verify
 from .origin import Origin
 from .outcome import KEPT_AS, ModelOutcome
 from .progress import planned_stages
-from .session import Session
+from .session import Session, unmended
 
 Results = dict[str, Report.Outputs | Exception]  # by recipe
 _ATTEMPTS = 3  # of a step that misses an object or finds one damaged: the stage that makes the object runs again
@@ -125,8 +125,8 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
         planned = {recipe.name: recipe for recipe in model.recipes}
         try:
             for delivered in recipes:
-                provenance = delivered.parts["provenance"]
-                _publish(session, model, planned[delivered.recipe], provenance, delivered.findings)
+                provenance, names = delivered.parts["provenance"], planned[delivered.recipe].payloads
+                _publish(session, model.name, names, provenance, delivered.findings)
         except (ObjectMissing, ObjectDamaged):
             return False
     _add(session, model, recipes, record.stages)
@@ -197,7 +197,8 @@ def _add(
         roles = [done.roles for part in run.all() for done in part.done.values() if done.key.digest() in ran]
         observed = {of_stage["observed"] for of_stage in roles if "observed" in of_stage}
         unwatched = tuple(sorted({name for ref in observed for name in run.read_json(ref)["unwatched"]}))
-    outcome = ModelOutcome(model.name, (*recipes, *rest), stages, unwatched)
+    there, stages_there = session.progress.elsewhere.get(model.name, ((), ()))
+    outcome = ModelOutcome(model.name, (*recipes, *there, *rest), (*stages, *stages_there), unwatched)
     session.progress.add(outcome)
     return outcome
 
@@ -217,23 +218,34 @@ def _conclude_recipe(
     seconds = sum(done.seconds for done in run.done.values())
     if isinstance(result, CutShort):
         return Delivered(model.name, recipe, status, seconds=seconds, until=run.plan.until or "")
-    delivered = _publish(session, model, run.plan, result.provenance, run.found_since())
+    delivered = _publish(session, model.name, run.plan.payloads, result.provenance, run.found_since())
     return replace(delivered, status=status, seconds=seconds, left_out=run.why_left_out(delivered.left_out))
 
 
+def publish_again(session: Session, delivered: Delivered) -> Delivered:
+    """Writes a file that another run has made; raises StoreError."""
+    if "provenance" not in delivered.parts:
+        return delivered
+    payloads = [spec.payload for spec in session.loaded.zoo.recipes[delivered.recipe].specializations]
+    again = _publish(session, delivered.model, payloads, delivered.parts["provenance"], delivered.findings)
+    return replace(again, status=delivered.status, seconds=delivered.seconds)
+
+
 def _publish(
-    session: Session, model: PlannedModel, recipe: PlannedRecipe, report: ArtifactRef, findings: Iterable[Finding]
+    session: Session, model: str, payloads: Sequence[str], report: ArtifactRef, findings: Iterable[Finding]
 ) -> Delivered:
     """Writes the files that a provenance describes, and the provenance with this run and its later findings."""
     session.store.fetch(report)
     provenance = json.loads(session.store.local.read_artifact(report))
-    origin = Origin.of(session.loaded, model.name, debug=session.request.debug)
+    origin = Origin.of(session.loaded, model, debug=session.request.debug)
     provenance["run"] = {**session.identity, "request": origin.to_json()}
+    if problems := unmended(session.store):
+        provenance["run"]["unmended"] = problems
     if since := {role: value for role, value in to_json(findings).items() if role not in provenance["findings"]}:
         provenance["run"]["findings"] = since
     delivered = Delivered.of_provenance(provenance)
     delivered = session.results.publish(delivered, provenance)
-    session.results.publish_debug_files(delivered, [spec.name for spec in recipe.specializations])
+    session.results.publish_debug_files(delivered, payloads)
     return replace(delivered, parts={**delivered.parts, "provenance": report})
 
 

@@ -89,6 +89,10 @@ class PlannedRecipe:
     found: FoundLayers | None = None  # layers to leave in floating point, after a search for them
 
     @property
+    def payloads(self) -> list[str]:
+        return [spec.name for spec in self.specializations]
+
+    @property
     def fat(self) -> bool:
         return self.recipe.output.form == "fat"
 
@@ -201,6 +205,7 @@ class PlannedModel:
     # method name to the dataset that quantizers calibrate on; None for samples in the caller's memory
     calibration: Mapping[str, Dataset | None] = field(default_factory=dict)
     not_applicable: Mapping[str, str] = field(default_factory=dict)  # selected recipe -> why it does not apply
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # selected recipe -> the other toolchain that lowers it
     seed: int = 0  # seeds torch, numpy and random before the user's code runs
     strict: bool = False
     dynamic_shapes: Any = None  # the zoo file's, as JSON; they replace the builder's

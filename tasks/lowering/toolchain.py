@@ -13,17 +13,23 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, Self
 
+from ...artifacts.digest import digest_bytes, digest_json
+from ...artifacts.files import replace_file
 from ...errors import InputError, printable
 from .. import upstream
-from ..upstream import compat
-from ..upstream.compat import PATHS, find, is_missing
-from ..upstream.patches import PATCHES
+from ..engine.keys.loaded import own_sources
+from ..engine.keys.search import toolchain_versions
+from ..upstream import TESTED, compat
+from ..upstream.compat import PATHS, WITHOUT, find, is_missing
+from ..upstream.patches import OFF, PATCHES
 
 _PACKAGES = ("torch", "executorch", "torchao", "transformers")
 _SECONDS = 120.0  # of importing everything
@@ -75,17 +81,25 @@ class Toolchain:
             elif patch.name in lacked - lacking:
                 yield f"mended from now on: {patch.fault} ({patch.name})"
 
-    def __str__(self) -> str:
-        lines = [self.title]
-        applied = [patch for patch in self.patches if not patch.lacks]
-        lines.append(f"{len(applied)} of {len(self.patches)} patches apply")
-        lines += [
+    @property
+    def problems(self) -> list[str]:
+        """A line for each fault that is not mended, and for each other name that upstream lacks."""
+        unmended = [
             f"not mended: {patch.fault} ({patch.name} needs {', '.join(patch.lacks)})"
             for patch in self.patches
             if patch.lacks
         ]
-        lines += [f"{path} is missing: {', '.join(modules)} need it" for path, modules in self.lacks.items()]
-        return "\n".join(lines)
+        return unmended + [f"{path} is missing: {', '.join(modules)} need it" for path, modules in self.lacks.items()]
+
+    def __str__(self) -> str:
+        applied = sum(not patch.lacks for patch in self.patches)
+        return "\n".join([self.title, f"{applied} of {len(self.patches)} patches apply", *self.problems])
+
+    @classmethod
+    def from_json(cls, described: Mapping[str, Any]) -> Self:
+        patches = tuple(PatchState(**{**patch, "lacks": tuple(patch["lacks"])}) for patch in described["patches"])
+        lacks = {path: tuple(modules) for path, modules in described["lacks"].items()}
+        return cls(described["versions"], patches, lacks)
 
 
 def toolchain_of(python: Path = Path(sys.executable)) -> Toolchain:
@@ -93,13 +107,33 @@ def toolchain_of(python: Path = Path(sys.executable)) -> Toolchain:
     command = [str(python), "-m", __name__]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)  # noqa: S603 - as asked
-        described = json.loads(answer.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        return Toolchain.from_json(json.loads(answer.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
         said = printable(str(getattr(error, "stderr", None) or error).strip().rpartition("\n")[2])
         raise InputError(f"{python} cannot say what it lowers with: {said}") from error
-    patches = tuple(PatchState(**{**patch, "lacks": tuple(patch["lacks"])}) for patch in described["patches"])
-    lacks = {path: tuple(modules) for path, modules in described["lacks"].items()}
-    return Toolchain(described["versions"], patches, lacks)
+
+
+@cache
+def known_problems(folder: Path) -> list[str]:
+    """The problems of this environment's toolchain, which is asked once and then remembered in a folder.
+
+    The newest release of ExecuTorch that pteforge is tested with is not asked: it has none.
+    """
+    versions = toolchain_versions(_PACKAGES)
+    if versions.get("executorch", "").partition(" ")[0] == TESTED[-1] and not {WITHOUT, OFF} & versions.keys():
+        return []
+    own = {path: digest_bytes(content) for path, content in own_sources().items()}
+    remembered = folder / f"{digest_json([versions, own])}.json"
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return Toolchain.from_json(json.loads(remembered.read_bytes())).problems
+    try:
+        toolchain = toolchain_of()
+    except InputError as error:
+        return [str(error)]
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(remembered, json.dumps(asdict(toolchain)).encode(), folder)
+    return toolchain.problems
 
 
 def describe() -> Toolchain:

@@ -3,6 +3,7 @@
 The other toolchain is this environment with something planted: a name of ExecuTorch that is missing.
 """
 
+import json
 import sys
 
 import pytest
@@ -18,6 +19,8 @@ recipes:
   xnnpack: {specializations: [{target: xnnpack}]}
 defaults: {recipes: [portable, xnnpack]}
 """
+LACKING = "toolchains: {{lacking: {{python: {}}}}}\n"
+FILES = ("net/portable", "net/xnnpack", "wide/portable", "wide/xnnpack")
 PARTITIONER = "executorch.exir.backend.canonical_partitioners.group_partitioner.GroupBasedPartitioner"
 MODELS = """
 import torch
@@ -75,6 +78,34 @@ def test_files_that_are_not_made_any_more(zoo):
     assert PARTITIONER in done.out
 
 
+@pytest.mark.slow
+def test_toolchains_of_recipes(zoo):
+    """A recipe is lowered with its toolchain, next to others; `--toolchain` is for all. No stage is taken for another.
+
+    What a toolchain does not make fails, with its reason. A plan says which recipes are not planned.
+    """
+    python = planted(zoo, PARTITIONER)
+    zoo.write("zoo.yaml", ZOO.replace("portable: {", "portable: {toolchain: lacking, ") + LACKING.format(python))
+
+    def export(*more):
+        done = zoo.run("export", "zoo.yaml", "--out", "out", "--json", *more)
+        models = done.json["models"].items()
+        return done.json["stages"], {f"{m}/{r}": entry for m, recipes in models for r, entry in recipes.items()}
+
+    first, files = export()
+    assert {name: entry["status"] for name, entry in files.items()} == dict.fromkeys(FILES, "made")
+    versions = {name: json.loads((zoo.out / f"{name}.json").read_bytes())["toolchain"] for name in FILES}
+    assert [name for name in FILES if WITHOUT in versions[name]] == ["net/portable", "wide/portable"]
+    assert export()[0] == {"ran": 0, "cached": first["ran"]}
+    plan = zoo.run("plan", "zoo.yaml")
+    assert "net/portable is planned by its toolchain, 'lacking'" in plan.out
+    _, files = export("--toolchain", "lacking")
+    assert [name for name, entry in files.items() if entry["status"] == "failed"] == ["net/xnnpack", "wide/xnnpack"]
+    assert PARTITIONER in files["net/xnnpack"]["problem"]
+    assert export()[0]["ran"] == 0
+    assert len(zoo.run("runs", "--json").json["runs"]) == 4
+
+
 @pytest.mark.parametrize(
     ("to", "problem"),
     [
@@ -87,6 +118,11 @@ def test_files_that_are_not_made_any_more(zoo):
 def test_bad_input(zoo, to, problem):
     """A toolchain that does not exist is refused before anything runs."""
     zoo.write("zoo.yaml", ZOO + "toolchains: {nightly: {python: ~/none}}\n")
-    done = zoo.run("upgrade", "zoo.yaml", "--to", to)
+    for command in (("upgrade", "zoo.yaml", "--to", to), ("export", "zoo.yaml", "--toolchain", to)):
+        done = zoo.run(*command)
+        assert done.code == 2
+        assert problem.partition(";")[0] in done.err
+    zoo.write("zoo.yaml", ZOO.replace("portable: {", f"portable: {{toolchain: {to}, "))
+    done = zoo.export()
     assert done.code == 2
-    assert problem.partition(";")[0] in done.err
+    assert "zoo.yaml:7:14: recipes.portable.toolchain: " in done.err

@@ -11,6 +11,7 @@ from pathlib import Path
 import pteforge
 import pytest
 from pteforge.artifacts.store import open_store
+from pteforge.tasks.upstream.patches import OFF
 from pteforge.tests.conftest import run_process
 from pteforge.tests.flows.conftest import PTEFORGE
 from pteforge.tests.flows.server.conftest import eventually, running_worker
@@ -73,6 +74,31 @@ def test_models_run_on_a_work_pool(project, on_server, collector):
     flows = ["export zoo.yaml linear", "export zoo.yaml"]  # Prefect's: the model's run, and the zoo's
     own = ["recipe portable-fp32", "model linear", "run zoo"]
     assert [span["name"] for span in above[1:]] == [*own, *flows, "run zoo"]
+
+
+OF_TWO_TOOLCHAINS = """
+version: 1
+models: {linear: {source: nets:linear, recipes: [portable-fp32, other]}}
+recipes: {other: {base: portable-fp32, toolchain: old}}
+toolchains: {old: {pool: old}}
+"""
+
+
+def test_a_toolchain_on_a_work_pool(project, prefect, on_server):
+    """Its recipes are lowered by the workers of its pool, in their environment; the run of the zoo writes the files."""
+    project.write("zoo.yaml", OF_TWO_TOOLCHAINS)
+    prefect("work-pool", "create", "old", "--type", "process")
+    done = project.run("deploy", "zoo.yaml", "--pool", "old", "--name", "nights", env=on_server)
+    assert done.code == 0, done.err
+    with running_worker(project, {**on_server, OFF: "code_on_demand"}, "old"):
+        first, second = (project.export("--out", "out", "--json", env=on_server) for _ in range(2))
+    assert first.code == 0, first.err
+    assert {entry["status"] for entry in first.json["models"]["linear"].values()} == {"made"}
+    assert second.json["stages"]["ran"] == 0
+    own, other = (json.loads((project.out / f"linear/{name}.json").read_bytes()) for name in ("portable-fp32", "other"))
+    assert OFF not in own["toolchain"]
+    assert other["toolchain"][OFF] == "code_on_demand"
+    assert own["sha256"] == other["sha256"]
 
 
 ON_A_CLUSTER = """

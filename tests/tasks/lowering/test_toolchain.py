@@ -5,21 +5,45 @@ from pathlib import Path
 
 import pytest
 from pteforge.errors import InputError
-from pteforge.tasks.lowering.toolchain import PatchState, Toolchain, toolchain_of
+from pteforge.tasks.lowering import toolchain
+from pteforge.tasks.lowering.toolchain import PatchState, Toolchain, known_problems, toolchain_of
 from pteforge.tasks.upstream.compat import WITHOUT
+
+LACKING = Toolchain({"executorch": "1"}, (PatchState("first", "a fault", ("torch.a",)),), {})
 
 
 def test_without_a_name(monkeypatch):
     """Patches that cannot be applied are told with their fault, other names with the modules that need them."""
     monkeypatch.setenv(WITHOUT, "torch.fx.graph_module.GraphModule.recompile,executorch.exir._serialize.padding.pad_to")
-    toolchain = toolchain_of()
-    assert not toolchain.well
-    (lacking,) = [patch for patch in toolchain.patches if patch.lacks]
-    assert lacking.name == "code_on_demand"
-    assert toolchain.lacks == {"executorch.exir._serialize.padding.pad_to": ("tasks.backend.file_programs",)}
-    lines = str(toolchain).splitlines()
+    lacking = toolchain_of()
+    assert not lacking.well
+    (patch,) = [patch for patch in lacking.patches if patch.lacks]
+    assert patch.name == "code_on_demand"
+    assert lacking.lacks == {"executorch.exir._serialize.padding.pad_to": ("tasks.backend.file_programs",)}
+    lines = str(lacking).splitlines()
     assert lines[0].startswith("torch 2.")
     assert any("not mended: the code of graphs" in line for line in lines)
+
+
+def test_problems_are_remembered(monkeypatch, tmp_path):
+    """The newest release that is tested has none. Another one is asked once, and once more for other versions."""
+    assert known_problems(tmp_path / "newest") == []
+    assert not (tmp_path / "newest").exists()
+    asked = []
+    monkeypatch.setenv(WITHOUT, "torch.fx.graph_module.GraphModule.recompile")
+    monkeypatch.setattr(toolchain, "toolchain_of", lambda: asked.append(1) or LACKING)
+    for _ in range(2):
+        known_problems.cache_clear()
+        assert known_problems(tmp_path) == ["not mended: a fault (first needs torch.a)"]
+    assert len(asked) == 1
+    (remembered,) = tmp_path.iterdir()
+    remembered.write_bytes(b"{")  # half written
+    known_problems.cache_clear()
+    assert known_problems(tmp_path)
+    monkeypatch.setenv(WITHOUT, "torch.fx.graph_module.GraphModule.print_readable")
+    known_problems.cache_clear()
+    assert known_problems(tmp_path)
+    assert len(asked) == 3
 
 
 def test_changes():
