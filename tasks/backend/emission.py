@@ -272,7 +272,7 @@ def _inline_scalars(module: GraphModule) -> None:
     for branch in branches:
         for node in branch.graph.find_nodes(op="get_attr"):
             if (value := scalar_constant(branch, node)) is not None:
-                inline_scalar(node, value, compat.exir_ops.edge.aten.full.default)
+                inline_scalar(node, value, compat.edge_ops.aten.full.default)
 
 
 def _sources(module: GraphModule) -> dict[str, list[dict[str, str]]]:

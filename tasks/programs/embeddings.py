@@ -22,8 +22,8 @@ from ..upstream import compat
 from ..upstream.torch_export import set_constant
 from ..upstream.torchao import packed_by_rows
 
-_LOOKUPS = {torch.ops.aten.embedding.default, compat.exir_ops.edge.aten.embedding.default}
-_EDGE_DEQUANTIZE = compat.exir_ops.edge.torchao.dequantize_affine.default
+_LOOKUPS = {torch.ops.aten.embedding.default, compat.edge_ops.aten.embedding.default}
+_EDGE_DEQUANTIZE = compat.edge_ops.torchao.dequantize_affine.default
 _DEQUANTIZES = {torch.ops.torchao.dequantize_affine.default, _EDGE_DEQUANTIZE}
 
 
@@ -90,7 +90,7 @@ def _fuse(program: ExportedProgram, table: Node, nodes: Sequence[Node]) -> None:
 
 def _packed(program: ExportedProgram, table: Node, form: _Form) -> Any:
     """Packs a table where its weights have 4 or 2 bits; returns the operator for it."""
-    operators = compat.exir_ops.edge.quantized_decomposed
+    operators = compat.edge_ops.quantized_decomposed
     bits = {(-8, 7): 4, (-2, 1): 2}.get((form.lowest, form.highest), 8)
     weights = compat.get_param_tensor(program, table)
     if bits == 8 or weights.shape[1] * bits % 8:

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from ...errors import SourceError, TargetError
-from ..upstream.compat import EdgeOpOverload, exir_ops, get_control_flow_submodules, inductor_decompositions
+from ..upstream.compat import EdgeOpOverload, edge_ops, get_control_flow_submodules, inductor_decompositions
 from .embeddings import is_table
 
 
@@ -29,7 +29,7 @@ def find_edge_operators(names: Iterable[str]) -> list[EdgeOpOverload]:
     operators = []
     for operator in find_operators(names):
         namespace, name = operator.name().split("::")
-        packet = getattr(getattr(exir_ops.edge, namespace), name.partition(".")[0])
+        packet = getattr(getattr(edge_ops, namespace), name.partition(".")[0])
         operators.append(getattr(packet, operator._overloadname))  # noqa: SLF001 - torch has no public name for it
     return operators
 

@@ -16,14 +16,14 @@ from unittest.mock import patch
 import torch
 from torch.fx import GraphModule, Node
 
-from .compat import exir_ops
+from .compat import edge_ops
 from .patches import mends
 
 Layer = Callable[..., torch.Tensor]
 
 NORM = frozenset({torch.ops.aten.batch_norm.default})  # the operator of `torch.nn.functional.batch_norm`
 
-_PADS = (torch.ops.aten.pad.default, exir_ops.edge.aten.pad.default)
+_PADS = (torch.ops.aten.pad.default, edge_ops.aten.pad.default)
 
 
 @mends(
@@ -51,8 +51,7 @@ def decompose_circular_padding() -> None:
 
 
 @mends(
-    "Core ML's temporary files, weights included, stay until the process ends",
-    "CoreMLBackend.preprocess_multimethod",
+    "Core ML's temporary files, weights included, stay until the process ends", "CoreMLBackend.preprocess_multimethod"
 )
 @cache
 def remove_coreml_temporary_files() -> None:
@@ -74,10 +73,7 @@ def remove_coreml_temporary_files() -> None:
     CoreMLBackend.preprocess_multimethod = staticmethod(call)
 
 
-@mends(
-    "patterns that match nothing are compared with each model, which takes time",
-    "CoreMLQuantizer.annotate",
-)
+@mends("patterns that match nothing are compared with each model, which takes time", "CoreMLQuantizer.annotate")
 @cache
 def prune_coreml_patterns() -> None:
     """Makes the quantizer match only patterns whose operators are all in the graph, for the rest of the process.

@@ -114,8 +114,7 @@ def declared_bounds() -> Iterator[None]:
 
 
 @mends(
-    "fake kernels narrow the bounds of dynamic sizes",
-    "torch.fx.experimental.symbolic_shapes.ShapeEnv._refine_ranges",
+    "fake kernels narrow the bounds of dynamic sizes", "torch.fx.experimental.symbolic_shapes.ShapeEnv._refine_ranges"
 )
 def _unrefined_ranges() -> AbstractContextManager[object]:
     """Keeps the bounds of input sizes.
@@ -135,10 +134,7 @@ def _unrefined_ranges() -> AbstractContextManager[object]:
     return patch.object(ShapeEnv, "_refine_ranges", refine_ranges)
 
 
-@mends(
-    "functions of sizes, such as `torch.sym_max`, are refused",
-    "edge_verifier._EXECUTORCH_SYM_OPS",
-)
+@mends("functions of sizes, such as `torch.sym_max`, are refused", "edge_verifier._EXECUTORCH_SYM_OPS")
 def _functions_of_sizes() -> AbstractContextManager[object]:
     """Lets exir's verifier (verification/verifier.py) take functions of sizes that are written in Python.
 
@@ -148,10 +144,7 @@ def _functions_of_sizes() -> AbstractContextManager[object]:
     return patch.object(compat.edge_verifier, "_EXECUTORCH_SYM_OPS", operators)
 
 
-@mends(
-    "what `split` returns has the example's size",
-    "EdgeOpArgValidator.call_function",
-)
+@mends("what `split` returns has the example's size", "EdgeOpArgValidator.call_function")
 def _whole_lists() -> AbstractContextManager[object]:
     """Lets exir's verifier see the whole list that an operator returns, such as ``split``.
 
@@ -176,10 +169,7 @@ def _whole_lists() -> AbstractContextManager[object]:
     return patch.object(compat.EdgeOpArgValidator, "call_function", call_function)
 
 
-@mends(
-    "`empty` takes constant sizes only",
-    "MemoryFormatOpsPass.call_operator",
-)
+@mends("`empty` takes constant sizes only", "MemoryFormatOpsPass.call_operator")
 def _full_for_empty() -> AbstractContextManager[object]:
     """Fills empty tensors of dynamic sizes with zeros.
 
@@ -189,11 +179,11 @@ def _full_for_empty() -> AbstractContextManager[object]:
     convert = compat.MemoryFormatOpsPass.call_operator
 
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        if op is not compat.exir_ops.edge.aten.empty.memory_format or all(type(size) is int for size in args[0]):
+        if op is not compat.edge_ops.aten.empty.memory_format or all(type(size) is int for size in args[0]):
             return convert(self, op, args, kwargs, meta)
         options = {**kwargs, "dtype": meta["val"].dtype}
         options.pop("memory_format", None)
-        return ExportPass.call_operator(self, compat.exir_ops.edge.aten.full.default, (args[0], 0), options, meta)
+        return ExportPass.call_operator(self, compat.edge_ops.aten.full.default, (args[0], 0), options, meta)
 
     return patch.object(compat.MemoryFormatOpsPass, "call_operator", call_operator)
 
@@ -261,7 +251,7 @@ def _one_layout() -> AbstractContextManager[object]:
 
 def _has_several_layouts(op: Any, args: Any, result: Any) -> bool:
     """Whether an operator takes or returns images in several layouts; convolutions may, and so may copies."""
-    if op is compat.exir_ops.edge.aten.convolution.default or _is_copy(op):
+    if op is compat.edge_ops.aten.convolution.default or _is_copy(op):
         return False
     leaves = compat.pytree.tree_leaves((args, result))
     values = [leaf.data if isinstance(leaf, compat.ProxyValue) else _of_node(leaf) for leaf in leaves]
@@ -281,10 +271,7 @@ def _is_contiguous(value: torch.Tensor) -> bool:
     return bool(compat.dim_order_from_stride(value.stride()) == tuple(range(value.dim())))
 
 
-@mends(
-    "the whole graph is copied for each partition, which takes time",
-    "lowered_backend_module.legalize_graph",
-)
+@mends("the whole graph is copied for each partition, which takes time", "lowered_backend_module.legalize_graph")
 def sorting_in_place() -> AbstractContextManager[object]:
     """Has exir move the nodes of a graph that it sorts, while the context is open.
 
@@ -383,10 +370,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-@mends(
-    "passes trace graphs again in which nothing changed, which takes time",
-    "ExportPassBase.call",
-)
+@mends("passes trace graphs again in which nothing changed, which takes time", "ExportPassBase.call")
 def no_idle_retraces() -> AbstractContextManager[object]:
     """Skips traces at the end of passes that would return their graph, while the context is open.
 

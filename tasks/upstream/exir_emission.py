@@ -26,8 +26,8 @@ from .patches import mends
 
 _COND = torch.ops.higher_order.cond
 _CONTROL_FLOW = (_COND, torch.ops.higher_order.map_impl, torch.ops.higher_order.scan)
-_CLONE = compat.exir_ops.edge.dim_order_ops._clone_dim_order.default  # noqa: SLF001 - the operator's name
-_VIEWS = (compat.exir_ops.edge.aten.view_copy.default,)  # which become views of the same memory
+_CLONE = compat.edge_ops.dim_order_ops._clone_dim_order.default  # noqa: SLF001 - the operator's name
+_VIEWS = (compat.edge_ops.aten.view_copy.default,)  # which become views of the same memory
 
 
 @mends("the result of `torch.cond` is overwritten by the next control flow operator")
@@ -90,14 +90,8 @@ def floor_remainders(program: ExportedProgram) -> None:
 
 
 _DIVISIONS = {
-    compat.exir_ops.edge.aten.remainder.Tensor: (
-        compat.exir_ops.edge.aten.div.Tensor_mode,
-        compat.exir_ops.edge.aten.mul.Tensor,
-    ),
-    compat.exir_ops.edge.aten.remainder.Scalar: (
-        compat.exir_ops.edge.aten.div.Scalar_mode,
-        compat.exir_ops.edge.aten.mul.Scalar,
-    ),
+    compat.edge_ops.aten.remainder.Tensor: (compat.edge_ops.aten.div.Tensor_mode, compat.edge_ops.aten.mul.Tensor),
+    compat.edge_ops.aten.remainder.Scalar: (compat.edge_ops.aten.div.Scalar_mode, compat.edge_ops.aten.mul.Scalar),
 }
 """Operators of remainders to those that divide and multiply."""
 
@@ -126,7 +120,7 @@ def _floor_divide(graph: Graph, remainder: Node) -> None:
     with graph.inserting_before(remainder):
         quotient = graph.call_function(divide, (dividend, divisor), {"rounding_mode": "floor"})
         product = graph.call_function(multiply, (quotient, divisor))
-        left = graph.call_function(compat.exir_ops.edge.aten.sub.Tensor, (dividend, product))
+        left = graph.call_function(compat.edge_ops.aten.sub.Tensor, (dividend, product))
     for node in (quotient, product, left):
         node.meta |= remainder.meta
     remainder.replace_all_uses_with(left)

@@ -587,7 +587,7 @@ def _zeros(call: Callable[..., Any], x: Any) -> Any:
     return call(_ATEN.sub.Tensor, (parts, parts))
 
 
-_ATEN = compat.exir_ops.edge.aten
+_ATEN = compat.edge_ops.aten
 
 
 def _write_total(
@@ -707,11 +707,7 @@ def _is_finite(program: ExportedProgram, placeholder: Node) -> bool:
 _preprocess = compat.find("VulkanBackend.preprocess")
 
 
-@mends(
-    "totals, powers, softmaxes and pools are wrong on GPUs, or throw",
-    "VulkanBackend.preprocess",
-    "get_op_features",
-)
+@mends("totals, powers, softmaxes and pools are wrong on GPUs, or throw", "VulkanBackend.preprocess", "get_op_features")
 def write_operators_out() -> None:
     """Has the backend write operators out, see `_WriteOut`; again changes nothing."""
 
@@ -731,10 +727,7 @@ def _texture_of_total(node: Node) -> Any:
     return (compat.ANY_TEXTURE, compat.ANY_TEXTURE) if per_row else compat.pick_storage_for_reduce(node)
 
 
-@mends(
-    "patterns are traced again for each payload, which takes time",
-    "fusable_patterns",
-)
+@mends("patterns are traced again for each payload, which takes time", "fusable_patterns")
 def trace_patterns_once() -> None:
     """Keeps the graphs of upstream's patterns, which it traces for each partition and each payload, in over a second.
 

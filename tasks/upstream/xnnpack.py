@@ -316,7 +316,7 @@ def _keep_scale(node: Node) -> bool:
 
 
 _TAG = "delegation_tag"
-_COPIES = (compat.exir_ops.edge.dim_order_ops._clone_dim_order.default, compat.exir_ops.edge.aten.clone.default)  # noqa: SLF001 - the operator's name
+_COPIES = (compat.edge_ops.dim_order_ops._clone_dim_order.default, compat.edge_ops.aten.clone.default)  # noqa: SLF001 - the operator's name
 
 
 def _has_one_dynamic_size(node: Node) -> bool:
@@ -357,13 +357,13 @@ def _is_constant(weight: Any) -> bool:
 
 _LAID_OUT = {
     *_COPIES,
-    compat.exir_ops.edge.dim_order_ops._to_dim_order_copy.default,  # noqa: SLF001 - the operator's name
-    compat.exir_ops.edge.aten._to_copy.default,  # noqa: SLF001 - as above
+    compat.edge_ops.dim_order_ops._to_dim_order_copy.default,  # noqa: SLF001 - the operator's name
+    compat.edge_ops.aten._to_copy.default,  # noqa: SLF001 - as above
     *(
-        getattr(compat.exir_ops.edge.aten, name).default
+        getattr(compat.edge_ops.aten, name).default
         for name in ("t_copy", "permute_copy", "view_copy", "unsqueeze_copy")
     ),
-    compat.exir_ops.edge.aten.transpose_copy.int,
+    compat.edge_ops.aten.transpose_copy.int,
 }
 
 
@@ -544,7 +544,7 @@ def _is_left(node: Node) -> bool:
     return (shared and not _result(node)) or any(other.meta.get(_TAG) != node.meta.get(_TAG) for other in around)
 
 
-_MOVING = {getattr(compat.exir_ops.edge.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d")}
+_MOVING = {getattr(compat.edge_ops.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d")}
 
 
 def _around(node: Node) -> list[Node]:

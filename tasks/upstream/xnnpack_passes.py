@@ -37,10 +37,7 @@ def mend_xnnpack_passes() -> None:
 _pack = compat.find("NodeVisitor.convert_to_qc4w")
 
 
-@mends(
-    "packing weights of 4 bits makes three copies of a matrix",
-    "NodeVisitor.convert_to_qc4w",
-)
+@mends("packing weights of 4 bits makes three copies of a matrix", "NodeVisitor.convert_to_qc4w")
 def pack_by_rows() -> None:
     """Has weights of 4 bits packed some rows at a time.
 
@@ -87,21 +84,12 @@ def _insert_where_quantized(self: Any, graph: Graph, anchor: Node, q_params: Any
         _insert_pair(self, graph, anchor, q_params)
 
 
+_REPLACED = ("input_to_nhwc", "input_to_nchw", "requires_nhwc_input", "requires_nchw_inputs", "is_nhwc_node")
+_REPLACED += ("is_nchw_node", "call", "insert_copy_q_dq", "memory_sensitive_ops_nchw")
 _to_nhwc, _to_nchw, _takes_nhwc, _takes_nchw, _is_nhwc, _is_nchw, _call, _insert, _usual_layout = (
-    compat.find(f"ChannelsLastTaggedReshapePass.{name}")
-    for name in (
-        *(
-            "input_to_nhwc",
-            "input_to_nchw",
-            "requires_nhwc_input",
-            "requires_nchw_inputs",
-            "is_nhwc_node",
-            "is_nchw_node",
-        ),
-        *("call", "insert_copy_q_dq", "memory_sensitive_ops_nchw"),
-    )
+    compat.find(f"ChannelsLastTaggedReshapePass.{name}") for name in _REPLACED
 )
-_COPY = compat.exir_ops.edge.aten._to_copy.default  # noqa: SLF001 - the operator's name
+_COPY = compat.edge_ops.aten._to_copy.default  # noqa: SLF001 - the operator's name
 
 
 @mends(
@@ -209,7 +197,7 @@ _DYNAMIC = {
 }
 
 
-_CONVOLUTION, _LINEAR = compat.exir_ops.edge.aten.convolution.default, compat.exir_ops.edge.aten.linear.default
+_CONVOLUTION, _LINEAR = compat.edge_ops.aten.convolution.default, compat.edge_ops.aten.linear.default
 
 
 @mends(
@@ -329,15 +317,15 @@ def _is_channels_last(node: Node) -> bool:
 
 
 _STATIC = {
-    "memory_sensitive_ops_nchw": {*_usual_layout, compat.exir_ops.edge.aten._softmax.default},  # noqa: SLF001 - the operator's name
+    "memory_sensitive_ops_nchw": {*_usual_layout, compat.edge_ops.aten._softmax.default},  # noqa: SLF001 - the operator's name
     "insert_copy_q_dq": _insert_for_its_users,
     "is_nhwc_node": staticmethod(_is_channels_last),
     "is_nchw_node": staticmethod(lambda node: not _is_channels_last(node)),
 }
 
 
-_GELU, _SIGMOID = compat.exir_ops.edge.aten.gelu.default, compat.exir_ops.edge.aten.sigmoid.default
-_ADD, _MUL = compat.exir_ops.edge.aten.add.Tensor, compat.exir_ops.edge.aten.mul.Tensor
+_GELU, _SIGMOID = compat.edge_ops.aten.gelu.default, compat.edge_ops.aten.sigmoid.default
+_ADD, _MUL = compat.edge_ops.aten.add.Tensor, compat.edge_ops.aten.mul.Tensor
 _FACTOR = 2 * math.sqrt(2 / math.pi)
 _COEFFICIENTS = {"gelu_linear": _FACTOR, "gelu_cubic": _FACTOR * 0.044715}
 _init = compat.find("XNNPACKPassManager.__init__")
@@ -405,8 +393,8 @@ def _with_pass(manager: Any, *args: Any, **options: Any) -> None:
 # The operator that every pattern of bilinear upsampling has, and the one of scaled dot product attention, which finds
 # rows of the mask without a value.
 NEEDED_BY_BILINEAR, NEEDED_BY_SDPA = (
-    compat.exir_ops.edge.aten.upsample_bilinear2d.vec,
-    compat.exir_ops.edge.aten.any.dim,
+    compat.edge_ops.aten.upsample_bilinear2d.vec,
+    compat.edge_ops.aten.any.dim,
 )
 
 
