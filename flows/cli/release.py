@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ...artifacts.digest import is_digest
-from ...errors import InputError, printable
+from ...artifacts.files import replace_file
+from ...errors import InputError, convert_os_errors, printable
 from ...tasks.results.tables import format_size
 from ..reports.figures_text import markdown, markdown_table, open_table
 from ..run.interrupt import leave_interrupted
@@ -39,6 +41,7 @@ _SIDE = (
 )
 _LIMITS = "Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation."
 _MAX_PER_AREA = 10
+_PAGE_WIDTH = 150  # columns
 _SHORT_DIGEST = 8
 _STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
 
@@ -106,7 +109,10 @@ def upgrade(
 
     Exits with 1 if a file is not made any more, or is worse than the limits.
     """
+    from rich.console import Console
+
     from ..reports.comparison import parse_limits
+    from ..reports.page import NAME
     from ..run.select import find_toolchain
     from ..run.session import load
     from ..run.toolchains import Rehearsal
@@ -120,9 +126,13 @@ def upgrade(
     with ExitStack() as stack:
         opened = cache(lambda: stack.enter_context(open_existing_store(request.store)))
         rehearsal = Rehearsal.of(request, python, out, opened, limits)
-    for line in rehearsal.told():
-        sys.stderr.write(f"{printable(line)}\n")
-    sides = rehearsal.now.title, rehearsal.next.title
+    sides, told = (rehearsal.now.title, rehearsal.next.title), [printable(line) for line in rehearsal.told()]
+    page = Console(record=True, file=io.StringIO(), width=_PAGE_WIDTH, markup=False, emoji=False, highlight=False)
+    page.print(f"From {sides[0]}", f"to {sides[1]}", "", *told, "", sep="\n")
+    print_differences(page, rehearsal.files)
+    with convert_os_errors(InputError, f"the page cannot be written to {out}"):
+        replace_file(out / NAME, page.export_html().encode(), out)
+    sys.stderr.write("".join(f"{line}\n" for line in (*told, f"see {printable(str(out / NAME))}")))
     _show(*sides, rehearsal.files, rehearsal.problems, as_json, markdown, rehearsal.to_json())
 
 

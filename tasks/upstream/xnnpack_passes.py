@@ -84,8 +84,8 @@ def _insert_where_quantized(self: Any, graph: Graph, anchor: Node, q_params: Any
         _insert_pair(self, graph, anchor, q_params)
 
 
-_REPLACED = ("input_to_nhwc", "input_to_nchw", "requires_nhwc_input", "requires_nchw_inputs", "is_nhwc_node")
-_REPLACED += ("is_nchw_node", "call", "insert_copy_q_dq", "memory_sensitive_ops_nchw")
+_REPLACED: tuple[str, ...] = ("input_to_nhwc", "input_to_nchw", "requires_nhwc_input", "requires_nchw_inputs")
+_REPLACED += ("is_nhwc_node", "is_nchw_node", "call", "insert_copy_q_dq", "memory_sensitive_ops_nchw")
 _to_nhwc, _to_nchw, _takes_nhwc, _takes_nchw, _is_nhwc, _is_nchw, _call, _insert, _usual_layout = (
     compat.find(f"ChannelsLastTaggedReshapePass.{name}") for name in _REPLACED
 )

@@ -63,6 +63,9 @@ def test_a_planted_difference(zoo):
     }
     assert [sentence.partition(":")[0] for sentence in told["regressions"]] == ["net/portable", "net/xnnpack"]
     assert "not mended any more: integers next to floating point tensors" in done.err
+    page = (zoo.folder / "upgrade/index.html").read_text(encoding="utf-8")
+    assert "not mended any more: integers next to floating point tensors" in page
+    assert "net/xnnpack" in page
     again = zoo.run(*command)
     assert again.json["files"] == told["files"]
     assert again.err.count("0 stages run") == 2
