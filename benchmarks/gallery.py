@@ -57,7 +57,7 @@ def measure(name: str, folder: Path) -> Made:
 
 def quality(made: dict[str, Any]) -> str:
     """The score and how far it is from eager's, or, where there is no evaluator, the SQNR of the outputs."""
-    if gate := made["accuracy"]:
+    if gate := made.get("accuracy"):
         score = min(each["score"] for each in gate["file"]["scores"])
         return f"correlation {score:.3f} ({score - gate['eager']:+.3f})"
     return f"SQNR {format_db(made['sqnr_db'])}"
