@@ -22,7 +22,7 @@ from pteforge.tasks.programs.weights import (
     map_reference,
     reference_of,
 )
-from pteforge.tasks.upstream import transformers as upstream
+from pteforge.tasks.sources import huggingface
 from pteforge.tasks.usercode.model_source import build
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import embedding, linear
@@ -313,7 +313,7 @@ def test_models_by_name_are_what_they_are_in_memory(kind, tmp_path, monkeypatch)
         return build(f"pteforge.tasks.sources.{source}", arguments).definition
 
     on_use = built()
-    monkeypatch.setattr(upstream, "cast_on_use", lambda tensor, dtype: tensor.to(dtype))
+    monkeypatch.setattr(huggingface, "cast_on_use", lambda tensor, dtype: tensor.to(dtype))
     in_memory = built()
     name = next(iter(in_memory.methods))
     method = on_use.methods[name]

@@ -248,9 +248,9 @@ def _padded(function: Any) -> Any:
 @pytest.fixture
 def plain(monkeypatch):
     """ExecuTorch's own quantizer, and its partitioner where that pads."""
-    from pteforge.tasks.upstream import xnnpack
+    from pteforge.tasks.upstream import compat, xnnpack
 
-    monkeypatch.delitem(xnnpack._EXTENDED, xnnpack.ConstantPadConfig)
+    monkeypatch.delitem(xnnpack._EXTENDED, compat.ConstantPadConfig)
     monkeypatch.setattr(xnnpack, "ExtendedXnnpackQuantizer", xnnpack.XNNPACKQuantizer)
 
 
