@@ -13,7 +13,7 @@ import typer
 
 from ...errors import InputError, PteforgeError, convert_os_errors, printable
 from ...tasks.results.tables import format_size
-from ..prefect.settings import open_configured, quiet_console, server_configured
+from ..prefect.settings import by_pool, open_configured, quiet_console, server_configured
 from ..run.interrupt import leave, leave_interrupted
 from ..run.json_log import VARIABLE, log_json
 from ..run.request import ExportRequest
@@ -56,7 +56,7 @@ def export(
     as_json: AS_JSON = False,
 ) -> None:
     """Lower the models of a zoo, verify every file, and write them out. Only what is not cached runs."""
-    from ..prefect.run_flow import by_pool, run_flow
+    from ..prefect.run_flow import run_flow
     from ..reports.page import NAME
     from ..run.telemetry import check_metrics_file
     from ..run.toolchains import lower_elsewhere

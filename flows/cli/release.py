@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from ..run.interrupt import leave_interrupted
 from ..run.request import ExportRequest
 from . import completion
 from .options import AS_JSON, FOLDER, JOBS, STORE, argument, flag, open_existing_store, option, takes_request
-from .terminal import open_console, print_json, styled
+from .terminal import open_console, open_page, print_json, styled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +40,6 @@ _SIDE = (
 )
 _LIMITS = "Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation."
 _MAX_PER_AREA = 10
-_PAGE_WIDTH = 150  # columns
 _SHORT_DIGEST = 8
 _STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
 
@@ -109,8 +107,6 @@ def upgrade(
 
     Exits with 1 if a file is not made any more, or is worse than the limits.
     """
-    from rich.console import Console
-
     from ..reports.comparison import parse_limits
     from ..reports.page import NAME
     from ..run.select import find_toolchain
@@ -127,7 +123,7 @@ def upgrade(
         opened = cache(lambda: stack.enter_context(open_existing_store(request.store)))
         rehearsal = Rehearsal.of(request, python, out, opened, limits)
     sides, told = (rehearsal.now.title, rehearsal.next.title), [printable(line) for line in rehearsal.told()]
-    page = Console(record=True, file=io.StringIO(), width=_PAGE_WIDTH, markup=False, emoji=False, highlight=False)
+    page = open_page()
     page.print(f"From {sides[0]}", f"to {sides[1]}", "", *told, "", sep="\n")
     print_differences(page, rehearsal.files)
     with convert_os_errors(InputError, f"the page cannot be written to {out}"):

@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _log = logging.getLogger(__name__)
+_OF_A_PIPE = 160  # columns
 
 
 def open_console(*, stderr: bool = False) -> Console:
@@ -33,8 +35,15 @@ def open_console(*, stderr: bool = False) -> Console:
     stream = _innermost(sys.stderr if stderr else sys.stdout)
     console = Console(file=stream, stderr=stderr, markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
-        console.width = 160
+        console.width = _OF_A_PIPE
     return console
+
+
+def open_page() -> Console:
+    """Keeps what is printed, for ``export_html``."""
+    from rich.console import Console
+
+    return Console(record=True, file=StringIO(), width=_OF_A_PIPE, markup=False, emoji=False, highlight=False)
 
 
 class SafeStream:

@@ -11,12 +11,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ...artifacts.runs import RunRecord
-from ...errors import InputError
 from ..run.disk import check_space
 from ..run.interrupt import prompt_interrupt
 from ..run.outcome import ZooOutcome
@@ -57,15 +55,6 @@ def run_flow(session: Session) -> ZooOutcome:
         if not session.progress.complete:
             asyncio.run(lower_rest(session, session.local_runner()))
     return session.progress.outcome()
-
-
-def by_pool(session: Session, pool: str, changes: Mapping[str, Any]) -> tuple[RunRecord | None, str]:
-    """A run of models on a work pool, with fields of the request changed: see `pool.run_part`."""
-    if not server_configured():
-        raise InputError(f"the work pool {pool!r} is on a Prefect server, and none is configured: set PREFECT_API_URL")
-    from .pool import run_part  # noqa: PLC0415 - imports Prefect, which takes seconds
-
-    return asyncio.run(run_part(session, pool, changes))
 
 
 def _import_prefect(session: Session) -> tuple[Callable[[Session], Any], EmbeddedServer | None] | None:

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from ...errors import InputError
 from ..run.request import BLOCK, ExportRequest
 
 if TYPE_CHECKING:
+    from ...artifacts.runs import RunRecord
     from ..run.session import Session
 
 _EMBEDDED = {
@@ -73,6 +74,17 @@ def open_configured(request: ExportRequest, **options: Any) -> AbstractContextMa
 
     request = request.model_copy(update={"refresh": request.refresh or refresh_configured()})
     return open_session(request, store_url=store_url, **options)
+
+
+def by_pool(session: Session, pool: str, changes: Mapping[str, Any]) -> tuple[RunRecord | None, str]:
+    """A run of models on a work pool, with fields of the request changed: see `pool.run_part`."""
+    if not server_configured():
+        raise InputError(f"the work pool {pool!r} is on a Prefect server, and none is configured: set PREFECT_API_URL")
+    import asyncio  # noqa: PLC0415 - other commands need neither
+
+    from .pool import run_part  # noqa: PLC0415 - as above; it imports Prefect, which takes seconds
+
+    return asyncio.run(run_part(session, pool, changes))
 
 
 def store_url(store: str | None) -> str | None:

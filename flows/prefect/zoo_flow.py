@@ -46,9 +46,8 @@ from ..run.zoo import find_models, lower_one, lower_rest
 from .machines import check_machines, cluster_of
 from .pages import announce, progress_shown, show_findings, show_tables, show_zoo
 from .pool import PART_OF, lower_in_pool, shortened, unreported
-from .run_flow import by_pool
 from .runner import PrefectRunner, add_tags, runner_of
-from .settings import open_configured, redact_workspaces, server_configured
+from .settings import by_pool, open_configured, redact_workspaces, server_configured
 
 tracer_provider()  # Prefect begins the span of a deployed run before it calls the flow
 _log = logging.getLogger(__name__)

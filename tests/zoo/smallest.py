@@ -5,6 +5,8 @@
 
 import torch
 from builders import dynamic
+from builders import heads as no_idle_decompositions  # noqa: F401 - a case
+from builders import tied as constants_once  # noqa: F401 - a case
 from networks import Function, FunctionOfLayers
 from pteforge.configs.model import MethodDefinition, ModelDefinition
 from torch import nn
@@ -16,7 +18,7 @@ STATIC = {**XNNPACK, "quantize": {"quantizer": "xnnpack"}, "verify": {"min_sqnr_
 DYNAMIC = {**XNNPACK, "quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}}, "verify": {"min_sqnr_db": 20}}
 CASES = {
     "take_numbers_as_tensors": PORTABLE,
-    "no_idle_decompositions": XNNPACK,
+    "no_idle_decompositions": PORTABLE,
     "unrefined_ranges": PORTABLE,
     "functions_of_sizes": PORTABLE,
     "whole_lists": PORTABLE,
@@ -36,17 +38,13 @@ CASES = {
 }
 
 
+def _of_any_batch(function, x):
+    shapes = (({0: Dim("batch", min=1, max=8)},),)  # of a forward method with `*inputs`
+    return ModelDefinition({"forward": MethodDefinition(Function(function), [(x,)], shapes)})
+
+
 def take_numbers_as_tensors():
     return Function(lambda x: 17 % x), (torch.tensor([3, -3, 5]),)
-
-
-def no_idle_decompositions():
-    def views(net, x):
-        heads = (layer(x).view(*x.shape[:2], 2, 4).transpose(1, 2) for layer in (net.query, net.key, net.value))
-        return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).view(x.shape)
-
-    layers = {name: nn.Linear(8, 8) for name in ("query", "key", "value")}
-    return FunctionOfLayers(views, **layers), (torch.randn(2, 4, 8),)
 
 
 def unrefined_ranges():
@@ -54,15 +52,15 @@ def unrefined_ranges():
 
 
 def functions_of_sizes():
-    return dynamic(Function(lambda x: x * torch.sym_max(x.shape[0], 4)), torch.randn(2, 3))
+    return _of_any_batch(lambda x: x * torch.sym_max(x.shape[0], 4), torch.randn(2, 3))
 
 
 def whole_lists():
-    return dynamic(Function(lambda x: x.chunk(2, 1)[0].relu()), torch.randn(2, 4))
+    return _of_any_batch(lambda x: x.chunk(2, 1)[0].relu(), torch.randn(2, 4))
 
 
 def full_for_empty():
-    return dynamic(Function(lambda x: torch.empty(x.shape[0], 2).fill_(1.0) + x[:, :2]), torch.randn(2, 4))
+    return _of_any_batch(lambda x: torch.empty(x.shape[0], 2).fill_(1.0) + x[:, :2], torch.randn(2, 4))
 
 
 def numbers_of_one_type():
@@ -85,18 +83,7 @@ def copy_results_of_cond():
 
 
 def floor_remainders():
-    return dynamic(Function(lambda x: x * (-x.shape[0] % 8)), torch.randn(3, 2))
-
-
-def constants_once():
-    embedding = nn.Embedding(512, 64)
-    head = FunctionOfLayers(lambda net, x: x @ net.table.weight.t(), table=embedding)
-    return ModelDefinition(
-        {
-            "encode": MethodDefinition(embedding, [(torch.arange(4).reshape(1, 4),)]),
-            "decode": MethodDefinition(head, [(torch.randn(1, 64),)]),
-        }
-    )
+    return _of_any_batch(lambda x: x * (-x.shape[0] % 8), torch.randn(3, 2))
 
 
 def uncompared_masks():
@@ -110,7 +97,7 @@ def comparable_strides():
         return both[:, :, None].expand(1, 2, 2, both.shape[2], 8).reshape(1, 4, both.shape[2], 8) * 2
 
     module = FunctionOfLayers(joined, kept=nn.Parameter(torch.randn(1, 2, 6, 8)))
-    dims = ({2: Dim("n", min=1, max=24)},)
+    dims = (({2: Dim("n", min=1, max=24)},),)
     return ModelDefinition({"forward": MethodDefinition(module, [(torch.randn(1, 2, 7, 8),)], dims)})
 
 

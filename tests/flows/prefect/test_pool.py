@@ -94,7 +94,7 @@ class Watched:
             leases=SimpleNamespace(watch=lambda _: self.is_held), runs=SimpleNamespace(find=lambda _: self.record)
         )
         watching = _Pool(SimpleNamespace(store=store), "pool", interval=0.02)  # type: ignore[arg-type]
-        return asyncio.run(watching._watch(self, ()))  # type: ignore[arg-type]
+        return asyncio.run(watching.watch(self, ()))  # type: ignore[arg-type]
 
 
 AWAY = [0.0, 0.7, 0.0, 0.7, 0.7]
@@ -139,7 +139,7 @@ def test_a_start_whose_answer_is_lost(monkeypatch):
     monkeypatch.setattr(pool.asyncio, "sleep", pause)
     monkeypatch.setattr(_Pool, "_parameters", lambda *_: {})
     session: Any = SimpleNamespace(request=SimpleNamespace(zoo=Path("zoo.yaml")), zoo="zoo", id="run")
-    runs = [asyncio.run(_Pool(session, "forge")._start([])) for _ in range(2)]
+    runs = [asyncio.run(_Pool(session, "forge").start([])) for _ in range(2)]
     assert asked == [runs[0], runs[0], runs[1], runs[1]]
     assert runs[0] != runs[1]
 

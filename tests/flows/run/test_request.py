@@ -51,7 +51,7 @@ def test_parameters():
     asked = ExportRequest(zoo="zoo.yaml", models=["a*", "b"], store="store", publish="s3://models", overrides=["a=1"])
     given = asked.parameters()
     assert given == {
-        **dict.fromkeys(("jobs", "until", "on")),
+        **dict.fromkeys(("jobs", "until", "on", "toolchain")),
         "zoo": str(Path("zoo.yaml").absolute()),
         "models": "a*,b",
         "recipes": "*",
