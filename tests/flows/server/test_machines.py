@@ -79,7 +79,7 @@ def test_models_run_on_a_work_pool(project, on_server, collector):
 OF_TWO_TOOLCHAINS = """
 version: 1
 models: {linear: {source: nets:linear, recipes: [portable-fp32, other]}}
-recipes: {other: {base: portable-fp32, toolchain: old}}
+recipes: {other: {extends: portable-fp32, toolchain: old}}
 toolchains: {old: {pool: old}}
 """
 
