@@ -67,12 +67,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_ROOM].cleanup()
 
 
-PARTS = range(1, 9)
+PARTS = range(1, 13)
 """Numbers of the parts of the nightly tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option that CI uses to run some of the nightly tests at each push, and all of them in eight."""
+    """Adds the option that CI uses to run some of the nightly tests at each push, and all of them in twelve."""
     parser.addoption("--part", type=int, choices=PARTS, help="leave out nightly tests of the other parts")
 
 
