@@ -24,7 +24,7 @@ from ...errors import PteforgeError, StageFailed, TargetError, first_line
 from ...tasks.engine.executor import Executor, LocalRunner
 from ...tasks.engine.workers import WorkerCall, Workers, memory_for_calls
 from ...tasks.lowering.model import PlannedModel, torchao_calls
-from ...tasks.lowering.toolchain import known_problems
+from ...tasks.lowering.toolchain import unmended
 from ...tasks.upstream import TESTED
 from ..releases.publish import Publication, ResultsFolder, check_folders
 from .origin import git_commit
@@ -204,9 +204,9 @@ def load(request: ExportRequest) -> LoadedZoo:
     return replace(loaded, zoo=loaded.zoo.with_places(request.places)) if request.places else loaded
 
 
-def unmended(store: Store) -> list[str]:
+def unmended_in(store: Store) -> list[str]:
     """What pteforge cannot mend in this environment's toolchain; the store's folder here remembers it."""
-    return known_problems(store.local.root / "toolchains")
+    return unmended(store.local.root / "toolchains")
 
 
 def _warn_of_toolchain(store: Store) -> None:
@@ -216,7 +216,7 @@ def _warn_of_toolchain(store: Store) -> None:
         _log.warning(
             "pteforge is tested with ExecuTorch %s; see what %s changes by `pteforge upgrade`", tested, installed
         )
-    for problem in unmended(store):
+    for problem in unmended_in(store):
         _log.warning("%s", problem)
 
 

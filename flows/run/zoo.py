@@ -31,7 +31,7 @@ from ...tasks.verify.stages.verify import Verify
 from .origin import Origin
 from .outcome import KEPT_AS, ModelOutcome
 from .progress import planned_stages
-from .session import Session, unmended
+from .session import Session, unmended_in
 
 Results = dict[str, Report.Outputs | Exception]  # by recipe
 _ATTEMPTS = 3  # of a step that misses an object or finds one damaged: the stage that makes the object runs again
@@ -239,7 +239,7 @@ def _publish(
     provenance = json.loads(session.store.local.read_artifact(report))
     origin = Origin.of(session.loaded, model, debug=session.request.debug)
     provenance["run"] = {**session.identity, "request": origin.to_json()}
-    if problems := unmended(session.store):
+    if problems := unmended_in(session.store):
         provenance["run"]["unmended"] = problems
     if since := {role: value for role, value in to_json(findings).items() if role not in provenance["findings"]}:
         provenance["run"]["findings"] = since

@@ -82,18 +82,15 @@ class Toolchain:
                 yield f"mended from now on: {patch.fault} ({patch.name})"
 
     @property
-    def problems(self) -> list[str]:
-        """A line for each fault that is not mended, and for each other name that upstream lacks."""
-        unmended = [
-            f"not mended: {patch.fault} ({patch.name} needs {', '.join(patch.lacks)})"
-            for patch in self.patches
-            if patch.lacks
-        ]
-        return unmended + [f"{path} is missing: {', '.join(modules)} need it" for path, modules in self.lacks.items()]
+    def unmended(self) -> list[str]:
+        """A line for each fault whose patch cannot be applied."""
+        patches = (patch for patch in self.patches if patch.lacks)
+        return [f"not mended: {patch.fault} ({patch.name} needs {', '.join(patch.lacks)})" for patch in patches]
 
     def __str__(self) -> str:
-        applied = sum(not patch.lacks for patch in self.patches)
-        return "\n".join([self.title, f"{applied} of {len(self.patches)} patches apply", *self.problems])
+        applied = f"{len(self.patches) - len(self.unmended)} of {len(self.patches)} patches apply"
+        missing = [f"{path} is missing, which {', '.join(modules)} mention" for path, modules in self.lacks.items()]
+        return "\n".join([self.title, applied, *self.unmended, *missing])
 
     @classmethod
     def from_json(cls, described: Mapping[str, Any]) -> Self:
@@ -114,10 +111,10 @@ def toolchain_of(python: Path = Path(sys.executable)) -> Toolchain:
 
 
 @cache
-def known_problems(folder: Path) -> list[str]:
-    """The problems of this environment's toolchain, which is asked once and then remembered in a folder.
+def unmended(folder: Path) -> list[str]:
+    """What pteforge cannot mend in this environment, which is asked once and then remembered in a folder.
 
-    The newest release of ExecuTorch that pteforge is tested with is not asked: it has none.
+    The newest release of ExecuTorch that pteforge is tested with is not asked: all patches apply to it.
     """
     versions = toolchain_versions(_PACKAGES)
     if versions.get("executorch", "").partition(" ")[0] == TESTED[-1] and not {WITHOUT, OFF} & versions.keys():
@@ -125,7 +122,7 @@ def known_problems(folder: Path) -> list[str]:
     own = {path: digest_bytes(content) for path, content in own_sources().items()}
     remembered = folder / f"{digest_json([versions, own])}.json"
     with suppress(OSError, ValueError, LookupError, TypeError):
-        return Toolchain.from_json(json.loads(remembered.read_bytes())).problems
+        return Toolchain.from_json(json.loads(remembered.read_bytes())).unmended
     try:
         toolchain = toolchain_of()
     except InputError as error:
@@ -133,7 +130,7 @@ def known_problems(folder: Path) -> list[str]:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(remembered, json.dumps(asdict(toolchain)).encode(), folder)
-    return toolchain.problems
+    return toolchain.unmended
 
 
 def describe() -> Toolchain:

@@ -142,6 +142,7 @@ def test_parameters_are_recorded(warm, on_server, recorded):
         "until": "edge",
         "debug": False,
         "on": None,
+        "toolchain": None,
         "publish": None,
         "refresh": False,
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pteforge.errors import InputError
 from pteforge.tasks.lowering import toolchain
-from pteforge.tasks.lowering.toolchain import PatchState, Toolchain, known_problems, toolchain_of
+from pteforge.tasks.lowering.toolchain import PatchState, Toolchain, toolchain_of, unmended
 from pteforge.tasks.upstream.compat import WITHOUT
 
 LACKING = Toolchain({"executorch": "1"}, (PatchState("first", "a fault", ("torch.a",)),), {})
@@ -25,24 +25,24 @@ def test_without_a_name(monkeypatch):
     assert any("not mended: the code of graphs" in line for line in lines)
 
 
-def test_problems_are_remembered(monkeypatch, tmp_path):
+def test_what_is_unmended_is_remembered(monkeypatch, tmp_path):
     """The newest release that is tested has none. Another one is asked once, and once more for other versions."""
-    assert known_problems(tmp_path / "newest") == []
+    assert unmended(tmp_path / "newest") == []
     assert not (tmp_path / "newest").exists()
     asked = []
     monkeypatch.setenv(WITHOUT, "torch.fx.graph_module.GraphModule.recompile")
     monkeypatch.setattr(toolchain, "toolchain_of", lambda: asked.append(1) or LACKING)
     for _ in range(2):
-        known_problems.cache_clear()
-        assert known_problems(tmp_path) == ["not mended: a fault (first needs torch.a)"]
+        unmended.cache_clear()
+        assert unmended(tmp_path) == ["not mended: a fault (first needs torch.a)"]
     assert len(asked) == 1
     (remembered,) = tmp_path.iterdir()
     remembered.write_bytes(b"{")  # half written
-    known_problems.cache_clear()
-    assert known_problems(tmp_path)
+    unmended.cache_clear()
+    assert unmended(tmp_path)
     monkeypatch.setenv(WITHOUT, "torch.fx.graph_module.GraphModule.print_readable")
-    known_problems.cache_clear()
-    assert known_problems(tmp_path)
+    unmended.cache_clear()
+    assert unmended(tmp_path)
     assert len(asked) == 3
 
 
