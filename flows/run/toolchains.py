@@ -70,10 +70,12 @@ def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[s
 
 
 def _delivered(session: Session, record: RunRecord | None, model: str, recipe: str, problem: str) -> Delivered:
-    """What came of a recipe in another run; its file, if it was made, is written here."""
+    """What came of a recipe in another run, whose file is written here unless it is there."""
     there = Delivered.of_run(record, model, recipe) if record else None
     if there is None:
         return Delivered(model, recipe, "failed", failure=Failure("", problem, "", bad_input=False))
+    if there.path and there.path.is_relative_to(session.out):
+        return there  # that run has written it
     try:
         return publish_again(session, there)
     except StoreError as error:

@@ -12,8 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from types import CodeType, FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from packaging.specifiers import SpecifierSet
-
 from . import compat
 from .compat import PATHS, find, is_missing
 
@@ -44,6 +42,10 @@ class Patch:
 
     def holds(self) -> bool:
         """Whether it is for the installed release of ExecuTorch."""
+        if not self.releases:
+            return True
+        from packaging.specifiers import SpecifierSet  # noqa: PLC0415 - users' modules may have that name
+
         try:
             return version("executorch") in SpecifierSet(self.releases, prereleases=True)
         except PackageNotFoundError:
