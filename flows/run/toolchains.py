@@ -95,7 +95,7 @@ def _by_python(session: Session, python: Path | None, changes: Mapping[str, Any]
         except BaseException:
             process.terminate()
             raise
-    return session.store.runs.find(part), f"{python}, its toolchain, did not make it (exit code {process.returncode})"
+    return session.store.runs.take(part), f"{python}, its toolchain, did not make it (exit code {process.returncode})"
 
 
 @dataclass(frozen=True, slots=True)

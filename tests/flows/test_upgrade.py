@@ -20,7 +20,7 @@ recipes:
 defaults: {recipes: [portable, xnnpack]}
 """
 FILES = ("net/portable", "net/xnnpack", "wide/portable", "wide/xnnpack")
-NEEDED = "executorch.exir.tensor.dim_order_from_stride"  # for all files
+NEEDED = "executorch.exir.program._program.transform_op_to_aten_op"  # for all files
 SCALARS = "executorch.exir.passes.scalar_to_tensor_pass.ScalarToTensorPass.call_operator"  # by a patch alone
 MODELS = """
 import torch
