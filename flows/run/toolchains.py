@@ -194,6 +194,8 @@ def _export(python: Path, request: ExportRequest, zoo: str, out: Path, open_stor
 
 def _verify_on(python: Path, folder: Path, store: str | None) -> Crossed:
     """Verifies files on the ExecuTorch runtime of another environment; raises InputError if that cannot be said."""
+    if not any(folder.rglob("*.pte")):
+        return Crossed({}, {})
     command = [sys.executable, *_COMMAND, "verify", str(folder), "--place", f"python:{python}", "--json"]
     command += ["--store", store] if store else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 - our own
