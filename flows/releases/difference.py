@@ -63,7 +63,7 @@ class Side:
 def find_side(text: str, open_store: Callable[[], Store]) -> Side:
     """Finds a file, a folder of results, a release, or a run by its id or a prefix of it.
 
-    Raises InputError if there is none, or no file in it; ReleaseDamaged if a release cannot be understood.
+    Raises InputError if there is none, or nothing to compare in it; ReleaseDamaged if a release cannot be understood.
     """
     path = Path(text)
     if names_release(text):
@@ -171,7 +171,7 @@ def _run_side(title: str, run: RunRecord, store: Store) -> Side:
     results = [result for recipes in delivered_by(run).values() for result in recipes.values()]
     files = {result.name: _recorded_file(store, result, result.path) for result in results if result.path}
     absent = {result.name: _absence(result) for result in results if not result.path}
-    if not files:
+    if not files and not any(result.failure for result in results):
         raise InputError(f"the run {title} of {run.zoo} recorded no files; `pteforge why` says what it did")
     return Side(title, files, absent)
 
