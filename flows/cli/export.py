@@ -66,10 +66,10 @@ def export(
     if dry_run:
         _show_plan(request, as_json=as_json)
     as_text = not as_json and log_format == "text"
-    part_of, _, own = part.partition(":") if part else (None, "", None)
+    part_of, _, part_id = part.partition(":") if part else (None, "", None)
     try:
         with (
-            open_configured(request, id=own, part_of=part_of) as session,
+            open_configured(request, id=part_id, part_of=part_of) as session,
             session.recording.open(metrics and check_metrics_file(metrics)),
         ):
             lower_elsewhere(session, by_pool)

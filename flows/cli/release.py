@@ -122,13 +122,13 @@ def upgrade(
     with ExitStack() as stack:
         opened = cache(lambda: stack.enter_context(open_existing_store(request.store)))
         rehearsal = Rehearsal.of(request, python, out, opened, limits)
-    sides, told = (rehearsal.now.title, rehearsal.next.title), [printable(line) for line in rehearsal.told()]
+    sides, lines = (rehearsal.now.title, rehearsal.next.title), [printable(line) for line in rehearsal.lines()]
     page = open_page()
-    page.print(f"From {sides[0]}", f"to {sides[1]}", "", *told, "", sep="\n")
+    page.print(f"From {sides[0]}", f"to {sides[1]}", "", *lines, "", sep="\n")
     print_differences(page, rehearsal.files)
     with convert_os_errors(InputError, f"the page cannot be written to {out}"):
         replace_file(out / NAME, page.export_html().encode(), out)
-    sys.stderr.write("".join(f"{line}\n" for line in (*told, f"see {printable(str(out / NAME))}")))
+    sys.stderr.write("".join(f"{line}\n" for line in (*lines, f"see {printable(str(out / NAME))}")))
     _show(*sides, rehearsal.files, rehearsal.problems, as_json, markdown, rehearsal.to_json())
 
 

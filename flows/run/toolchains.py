@@ -44,12 +44,11 @@ def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[s
     Those runs are parts of this one: they share its store, and release nothing. `by_pool` makes one with fields of the
     request changed, on a work pool.
     """
-    models = [model for model in session.models if model.elsewhere]
-    for toolchain in dict.fromkeys(name for model in models for name in model.elsewhere.values()):
-        recipes = {
-            model.name: [recipe for recipe, name in model.elsewhere.items() if name == toolchain] for model in models
-        }
-        recipes = {model: names for model, names in recipes.items() if names}
+    lowered_by: dict[str, dict[str, list[str]]] = {}  # recipes by toolchain and model
+    for model in session.models:
+        for recipe, toolchain in model.elsewhere.items():
+            lowered_by.setdefault(toolchain, {}).setdefault(model.name, []).append(recipe)
+    for toolchain, recipes in lowered_by.items():
         named = dict.fromkeys(name for names in recipes.values() for name in names)
         _log.warning("with toolchain %s: %s of %s", toolchain, ", ".join(named), ", ".join(recipes))
         changes = {
@@ -62,11 +61,11 @@ def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[s
         config = find_toolchain(session.loaded, toolchain)
         by = partial(by_pool, session, config.pool) if config.pool else partial(_by_python, session, config.python)
         record, problem = by(changes)
-        for model, names in recipes.items():
-            before, stages = session.progress.elsewhere.get(model, ([], ()))
-            delivered = [_delivered(session, record, model, name, problem) for name in names]
-            ran = record.models.get(model, ()) if record else ()
-            session.progress.elsewhere[model] = ([*before, *delivered], (*stages, *ran))
+        for name, of_model in recipes.items():
+            before, stages = session.progress.elsewhere.get(name, ([], ()))
+            delivered = [_delivered(session, record, name, recipe, problem) for recipe in of_model]
+            ran = record.models.get(name, ()) if record else ()
+            session.progress.elsewhere[name] = ([*before, *delivered], (*stages, *ran))
 
 
 def _delivered(session: Session, record: RunRecord | None, model: str, recipe: str, problem: str) -> Delivered:
@@ -157,7 +156,7 @@ class Rehearsal:
         gone = [f"{file.name}: {'; '.join(file.notes)}" for file in self.files if file.status == "removed"]
         return [sentence for file in self.files for sentence in file.regressions] + gone
 
-    def told(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         """Lines about what is not in the differences of files."""
         yield from self.next.changes_since(self.now)
         for made, on, crossed in ((self.now, self.next, "now"), (self.next, self.now, "next")):

@@ -49,6 +49,11 @@ class PatchState:
     fault: str
     lacks: tuple[str, ...] = ()
 
+    @property
+    def why(self) -> str:
+        """The fault, and what is missing to mend it."""
+        return f"{self.fault} ({self.name} needs {', '.join(self.lacks)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
@@ -77,7 +82,7 @@ class Toolchain:
         lacking, lacked = ({patch.name for patch in each.patches if patch.lacks} for each in (self, earlier))
         for patch in self.patches:
             if patch.name in lacking - lacked:
-                yield f"not mended any more: {patch.fault} ({patch.name} needs {', '.join(patch.lacks)})"
+                yield f"not mended any more: {patch.why}"
             elif patch.name in lacked - lacking:
                 yield f"mended from now on: {patch.fault} ({patch.name})"
 
@@ -85,7 +90,7 @@ class Toolchain:
     def unmended(self) -> list[str]:
         """A line for each fault whose patch cannot be applied."""
         patches = (patch for patch in self.patches if patch.lacks)
-        return [f"not mended: {patch.fault} ({patch.name} needs {', '.join(patch.lacks)})" for patch in patches]
+        return [f"not mended: {patch.why}" for patch in patches]
 
     def __str__(self) -> str:
         applied = f"{len(self.patches) - len(self.unmended)} of {len(self.patches)} patches apply"
@@ -119,8 +124,8 @@ def unmended(folder: Path) -> list[str]:
     versions = toolchain_versions(_PACKAGES)
     if versions.get("executorch", "").partition(" ")[0] == TESTED[-1] and not {WITHOUT, OFF} & versions.keys():
         return []
-    own = {path: digest_bytes(content) for path, content in own_sources().items()}
-    remembered = folder / f"{digest_json([versions, own])}.json"
+    code = {path: digest_bytes(content) for path, content in own_sources().items()}
+    remembered = folder / f"{digest_json([versions, code])}.json"
     with suppress(OSError, ValueError, LookupError, TypeError):
         return Toolchain.from_json(json.loads(remembered.read_bytes())).unmended
     try:
@@ -138,9 +143,9 @@ def describe() -> Toolchain:
     from . import preload  # noqa: PLC0415 - imports every stage
 
     del preload
-    for found in pkgutil.iter_modules(upstream.__path__, f"{upstream.__name__}."):
+    for module in pkgutil.iter_modules(upstream.__path__, f"{upstream.__name__}."):
         with suppress(ImportError):  # of a package that is not installed
-            importlib.import_module(found.name)
+            importlib.import_module(module.name)
     patches = []
     for patch in PATCHES.values():
         if patch.holds():
