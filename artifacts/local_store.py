@@ -21,20 +21,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ObjectDamaged, ObjectMissing, StoreError, StoreUnusable
+from . import files
 from .digest import Digest, canonical_json, digest_bytes, digest_chunks, digest_file, is_digest
-from .files import (
-    abandoned,
-    create_file,
-    move_aside,
-    read_errors,
-    remove,
-    replace_file,
-    staging_file,
-    staging_folder,
-    unreadable,
-    wait_for_lock,
-    write_errors,
-)
 from .known_files import Reference
 from .ref import ArtifactManifest, ArtifactRef, BlobRef
 
@@ -92,7 +80,7 @@ class ObjectFolder:
                 return
             raise ObjectMissing(blob.digest, str(self.root)) from None
         except OSError as error:
-            raise unreadable(self.root, error) from error
+            raise files.unreadable(self.root, error) from error
         if not _is_marked(status, blob.size):
             self.path(blob)
 
@@ -116,7 +104,7 @@ class ObjectFolder:
         if reference is None:
             yield self.path(blob)
             return
-        with write_errors(self.root), staging_file(self.root / "tmp") as (part, file):
+        with files.write_errors(self.root), files.staging_file(self.root / "tmp") as (part, file):
             if not _copied(reference, file, blob):
                 raise ObjectMissing(blob.digest, str(self.root))
             yield part
@@ -132,7 +120,7 @@ class ObjectFolder:
     def path(self, blob: BlobRef) -> Path:
         """A file to map or to read later, whose bytes were just digested; raises ObjectMissing or ObjectDamaged."""
         path = self._path(blob.digest)
-        with self._open(path, blob) as file, read_errors(self.root):
+        with self._open(path, blob) as file, files.read_errors(self.root):
             status = os.fstat(file.fileno())
             if self._digested is not None and self._digested.get(blob.digest) == _file_state(status, blob.size):
                 return path
@@ -154,7 +142,7 @@ class ObjectFolder:
         """The blob's bytes, digested; raises ObjectMissing or ObjectDamaged."""
         while True:
             path = self._path(blob.digest)
-            with self._open(path, blob) as file, read_errors(self.root):
+            with self._open(path, blob) as file, files.read_errors(self.root):
                 content = b""
                 with contextlib.suppress(OSError):  # `path` reads it again, and says so
                     content = file.read(min(blob.size, os.fstat(file.fileno()).st_size) + 1)
@@ -171,7 +159,7 @@ class ObjectFolder:
         if not os.access(self.root, os.W_OK):
             return True
         path = self._path(blob.digest)
-        with write_errors(self.root), self._lock(fcntl.LOCK_SH):
+        with files.write_errors(self.root), self._lock(fcntl.LOCK_SH):
             for kept in (path, path.with_suffix(_REFERENCE)):
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(kept, ns=(VERIFIED_MTIME_NS, VERIFIED_MTIME_NS))
@@ -194,17 +182,17 @@ class ObjectFolder:
 
     def discard(self, digest: Digest, unless_since: float) -> bool:
         path = self._path(digest)
-        with write_errors(self.root), self._lock(fcntl.LOCK_EX):
+        with files.write_errors(self.root), self._lock(fcntl.LOCK_EX):
             kept = [file for file in (path, path.with_suffix(_REFERENCE)) if os.path.lexists(file)]
             if kept and all(file.lstat().st_ctime < unless_since for file in kept):
                 for file in kept:
-                    remove(file)
+                    files.remove(file)
                 return True
         return False
 
     def distrust(self, digest: Digest) -> None:
         """Makes the next use of an object verify it again."""
-        with write_errors(self.root), contextlib.suppress(FileNotFoundError):
+        with files.write_errors(self.root), contextlib.suppress(FileNotFoundError):
             os.utime(self._path(digest))
 
     def damaged(self) -> list[Digest]:
@@ -214,13 +202,13 @@ class ObjectFolder:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise unreadable(self.root, error) from error
+            raise files.unreadable(self.root, error) from error
         return [Digest(name) for name in names if is_digest(name)]
 
     def settle(self, digest: Digest) -> None:
         """Forgets that an object was found damaged: nothing rests on it any more."""
-        with write_errors(self.root):
-            remove(self.root / "damaged" / digest)
+        with files.write_errors(self.root):
+            files.remove(self.root / "damaged" / digest)
 
     def _note_digested(self, path: Path, blob: BlobRef) -> None:
         if self._digested is not None:
@@ -242,7 +230,7 @@ class ObjectFolder:
                     yield StoredObject(Digest(digest), status.st_size, status.st_ctime)
 
     def _listed(self, folder: Path) -> list[os.DirEntry[str]]:
-        with read_errors(self.root):
+        with files.read_errors(self.root):
             try:
                 with os.scandir(folder) as entries:
                     return list(entries)
@@ -250,7 +238,7 @@ class ObjectFolder:
                 return []
 
     def _looked_at(self, entry: os.DirEntry[str]) -> os.stat_result | None:
-        with read_errors(self.root), contextlib.suppress(FileNotFoundError):
+        with files.read_errors(self.root), contextlib.suppress(FileNotFoundError):
             return entry.stat(follow_symlinks=False)
         return None
 
@@ -260,11 +248,11 @@ class ObjectFolder:
     @contextlib.contextmanager
     def _lock(self, operation: int) -> Iterator[None]:
         """Shared by publishers, exclusive for deletion: no object is deleted while it is being published again."""
-        with write_errors(self.root):
+        with files.write_errors(self.root):
             descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            with write_errors(self.root):
-                wait_for_lock(descriptor, operation, f"publishes or deletes in the store {self.root}")
+            with files.write_errors(self.root):
+                files.wait_for_lock(descriptor, operation, f"publishes or deletes in the store {self.root}")
             yield
         finally:
             os.close(descriptor)
@@ -279,11 +267,11 @@ class ObjectFolder:
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(blob.digest, str(self.root)) from None
         except OSError as error:
-            raise unreadable(self.root, error) from error
+            raise files.unreadable(self.root, error) from error
 
     def _copy_in(self, reference: Reference, blob: BlobRef) -> None:
         """Makes a reference's bytes a file of the store, unless they are not the object's any more."""
-        with write_errors(self.root), staging_file(self.root / "tmp") as (part, file):
+        with files.write_errors(self.root), files.staging_file(self.root / "tmp") as (part, file):
             if _copied(reference, file, blob):
                 self.install(part, file.fileno(), blob)
         self._path(blob.digest).with_suffix(_REFERENCE).unlink(missing_ok=True)
@@ -293,13 +281,13 @@ class ObjectFolder:
         if not os.access(self.root, os.W_OK):
             _log.warning("object %s in %s is damaged; it stays, since the store is read-only", blob.digest, self.root)
             raise ObjectDamaged(blob.digest, str(self.root), str(path))
-        with write_errors(self.root), self._lock(fcntl.LOCK_EX):
+        with files.write_errors(self.root), self._lock(fcntl.LOCK_EX):
             try:
                 replaced = path.lstat().st_ino != inode
                 if not replaced:
                     (self.root / "damaged").mkdir(mode=0o700, exist_ok=True)
                     (self.root / "damaged" / blob.digest).touch(mode=0o600)
-                    target = move_aside(path, self.root, blob.digest)
+                    target = files.move_aside(path, self.root, blob.digest)
             except FileNotFoundError:
                 raise ObjectMissing(blob.digest, str(self.root)) from None
         if replaced:
@@ -361,7 +349,7 @@ class LocalStore(ObjectFolder):
         """Publishes bytes; writes nothing if they are already in the store."""
         blob = BlobRef(digest_bytes(content), memoryview(content).nbytes)
         if not self.refresh(blob):
-            with write_errors(self.root), staging_file(self.root / "tmp") as (path, file):
+            with files.write_errors(self.root), files.staging_file(self.root / "tmp") as (path, file):
                 file.write(content)
                 file.flush()
                 self.install(path, file.fileno(), blob)
@@ -369,7 +357,7 @@ class LocalStore(ObjectFolder):
 
     def put_scratch(self, path: Path) -> BlobRef:
         """Publishes a file of a `scratch` folder by renaming it, without copying its bytes."""
-        with write_errors(self.root), path.open("rb") as file:
+        with files.write_errors(self.root), path.open("rb") as file:
             blob = BlobRef(digest_file(path), os.fstat(file.fileno()).st_size)
             if not self.refresh(blob):
                 self.install(path, file.fileno(), blob)
@@ -380,8 +368,8 @@ class LocalStore(ObjectFolder):
         blob = BlobRef(digest_chunks(reference.chunks()), reference.size)
         if not self.refresh(blob):
             path = self._path(blob.digest).with_suffix(_REFERENCE)
-            with write_errors(self.root), self._lock(fcntl.LOCK_SH):
-                replace_file(path, reference.encode(), self.root / "tmp")
+            with files.write_errors(self.root), self._lock(fcntl.LOCK_SH):
+                files.replace_file(path, reference.encode(), self.root / "tmp")
         return blob
 
     def put_artifact(self, kind: str, content: bytes) -> ArtifactRef:
@@ -430,8 +418,8 @@ class LocalStore(ObjectFolder):
     def scratch(self) -> Iterator[Path]:
         """A private folder on the store's file system, removed at the end (by gc if this process is killed)."""
         with contextlib.ExitStack() as stack:
-            with write_errors(self.root):
-                path = stack.enter_context(staging_folder(self.root / "tmp"))
+            with files.write_errors(self.root):
+                path = stack.enter_context(files.staging_folder(self.root / "tmp"))
             yield path
 
     def unfinished(self, name: Digest) -> Path:
@@ -440,12 +428,13 @@ class LocalStore(ObjectFolder):
 
     def sweep_leftovers(self, since: float, *, dry_run: bool) -> int:
         count = 0
-        dead = (abandoned(self.root / name) for name in ("tmp", "leases"))  # a lease is locked as a staging file is
+        # a lease is locked as a staging file is
+        dead = (files.abandoned(self.root / name) for name in ("tmp", "leases"))
         for path in itertools.chain(*dead, *(self._left(folder, since) for folder in ("unfinished", "quarantine"))):
             count += 1
             if not dry_run:
-                with write_errors(self.root):
-                    remove(path)
+                with files.write_errors(self.root):
+                    files.remove(path)
         return count
 
 
@@ -495,7 +484,7 @@ def _check_layout(root: Path) -> None:
             raise StoreUnusable(
                 f"{root} is neither empty nor a pteforge store (it holds {unexpected[0]}); give an empty folder"
             )
-        create_file(marker, LAYOUT, root / "tmp")
+        files.create_file(marker, LAYOUT, root / "tmp")
     _check_version(root)
 
 

@@ -16,18 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measuring import (
-    HERE,
-    Seconds,
-    arguments_of,
-    environment_of,
-    exporting,
-    prepare_database,
-    read_libraries,
-    run,
-    size_of,
-    temporary_folder,
-)
+import measuring
 from peer import ZOOS
 
 SIDES = {"peer": "peer", "cold": "nothing cached", "warm": "everything cached"}
@@ -48,12 +37,16 @@ class Bytes:
         return self.aten + self.edge + self.pte
 
 
-def measure_seconds(zoo: str, folder: Path, environment: dict[str, str], *, peer_first: bool) -> dict[str, Seconds]:
+def measure_seconds(
+    zoo: str, folder: Path, environment: dict[str, str], *, peer_first: bool
+) -> dict[str, measuring.Seconds]:
     """One run of each of the `SIDES`, in new folders under `folder`."""
-    peer = [sys.executable, HERE / "peer.py", zoo, folder / "peer"]
-    ours = exporting(ZOOS[zoo].file, folder)
+    peer = [sys.executable, measuring.HERE / "peer.py", zoo, folder / "peer"]
+    ours = measuring.exporting(ZOOS[zoo].file, folder)
     order = ("peer", "cold", "warm") if peer_first else ("cold", "warm", "peer")
-    seconds = {side: run(peer if side == "peer" else ours, environment, folder / f"{side}.log") for side in order}
+    seconds = {
+        side: measuring.run(peer if side == "peer" else ours, environment, folder / f"{side}.log") for side in order
+    }
     check_same_files(zoo, folder)
     return seconds
 
@@ -70,16 +63,18 @@ def check_same_files(zoo: str, folder: Path) -> None:
 def measure_bytes(zoo: str, folder: Path, environment: dict[str, str]) -> Bytes:
     """Sizes, after `measure_seconds` has run in `folder`."""
     apart = folder / "apart"
-    run([sys.executable, HERE / "peer.py", zoo, apart, "--apart"], environment, folder / "apart.log")
+    measuring.run(
+        [sys.executable, measuring.HERE / "peer.py", zoo, apart, "--apart"], environment, folder / "apart.log"
+    )
     return Bytes(
-        aten=size_of(apart.rglob("*.aten.pt2")),
-        edge=size_of(apart.rglob("*.edge.pt2")),
-        pte=size_of((folder / "peer").rglob("*.pte")),
-        store=size_of((folder / "store").rglob("*")),
+        aten=measuring.size_of(apart.rglob("*.aten.pt2")),
+        edge=measuring.size_of(apart.rglob("*.edge.pt2")),
+        pte=measuring.size_of((folder / "peer").rglob("*.pte")),
+        store=measuring.size_of((folder / "store").rglob("*")),
     )
 
 
-def show(title: str, medians: dict[str, Seconds], size: Bytes, database: Seconds | None) -> None:
+def show(title: str, medians: dict[str, measuring.Seconds], size: Bytes, database: measuring.Seconds | None) -> None:
     """Prints the figures as a table."""
     print(title)
     print(f"{'':<28}{'wall s':>10}{'ratio':>8}{'CPU s':>10}{'ratio':>8}")
@@ -96,7 +91,7 @@ def show(title: str, medians: dict[str, Seconds], size: Bytes, database: Seconds
 
 def main() -> None:
     """Measures and prints."""
-    parser = arguments_of(__doc__, repeat="runs of each side; medians count")
+    parser = measuring.arguments_of(__doc__, repeat="runs of each side; medians count")
     parser.add_argument("--zoo", choices=list(ZOOS), default="starter", help="which one (%(default)s)")
     parser.add_argument(
         "--prefect-home",
@@ -109,17 +104,17 @@ def main() -> None:
     machine: dict[str, Any] = {"cpus": len(os.sched_getaffinity(0)), "python": platform.python_version()}
     machine |= {name: version(name) for name in ("torch", "executorch", "prefect")}
     runs = []
-    with temporary_folder() as folder:
-        environment = environment_of(folder, arguments.prefect_home)
-        read_libraries(environment, folder, "prefect")
-        database = prepare_database(folder, environment) if arguments.prefect_home == "prepared" else None
+    with measuring.temporary_folder() as folder:
+        environment = measuring.environment_of(folder, arguments.prefect_home)
+        measuring.read_libraries(environment, folder, "prefect")
+        database = measuring.prepare_database(folder, environment) if arguments.prefect_home == "prepared" else None
         for number in range(arguments.repeat):
             for name in ("store", "out", "peer", "cache", *(["prefect"] if arguments.prefect_home == "fresh" else [])):
                 shutil.rmtree(folder / name, ignore_errors=True)
             runs.append(measure_seconds(arguments.zoo, folder, environment, peer_first=number % 2 == 0))
         size = measure_bytes(arguments.zoo, folder, environment)
     medians = {
-        side: Seconds(median(each[side].wall for each in runs), median(each[side].cpu for each in runs))
+        side: measuring.Seconds(median(each[side].wall for each in runs), median(each[side].cpu for each in runs))
         for side in SIDES
     }
     if not arguments.json:

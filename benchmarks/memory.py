@@ -22,19 +22,10 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import IO, Any
 
+import measuring
 import psutil
 from breadth import write_section
 from checkpoints import CHECKPOINTS, TEXT, size_of_tensor, write_checkpoint
-from measuring import (
-    arguments_of,
-    environment_of,
-    exporting,
-    markdown,
-    prepare_database,
-    size_of,
-    temporary_folder,
-    write_zoo,
-)
 from networks import LLAMAS
 from pteforge.formats.nfat.container import is_fat, open_fat
 from pteforge.formats.pte.reader import open_pte
@@ -271,12 +262,12 @@ def model_of(name: str, chosen: Any, folder: Path, log: Log) -> Model:
 def measure(model: Model, chosen: Any, folder: Path, log: Log) -> Measured:
     """Lowers a model; continues what an earlier run in the folder has begun."""
     recipes = chosen.recipe or [model.recipe]
-    zoo = write_zoo(folder, {chosen.model: {**model.fields, "recipes": recipes}}, recipes={"fat": FAT})
-    environment = environment_of(folder) | {"TMPDIR": str(folder / "tmp")}
+    zoo = measuring.write_zoo(folder, {chosen.model: {**model.fields, "recipes": recipes}}, recipes={"fat": FAT})
+    environment = measuring.environment_of(folder) | {"TMPDIR": str(folder / "tmp")}
     (folder / "tmp").mkdir(exist_ok=True)
     if not (folder / "prefect").exists():
-        prepare_database(folder, environment)
-    command = exporting(zoo, folder, "--jobs", str(chosen.jobs), "--log-format", "json")
+        measuring.prepare_database(folder, environment)
+    command = measuring.exporting(zoo, folder, "--jobs", str(chosen.jobs), "--log-format", "json")
     measured = Measured.read(folder / "measured.json")
     measured.problem, before = "", measured.seconds
     log(f"lowers {chosen.model} with {', '.join(recipes)}")
@@ -307,7 +298,7 @@ def measure(model: Model, chosen: Any, folder: Path, log: Log) -> Measured:
     if process.returncode and not measured.problem:
         measured.problem = f"pteforge ended with {process.returncode}; see {folder / 'log'}"
     measured.seconds = before + time.monotonic() - began
-    measured.results = size_of((folder / "out").rglob("*"))
+    measured.results = measuring.size_of((folder / "out").rglob("*"))
     measured.disk = max(measured.disk, disk_of(folder, process))
     measured.packed = max(map(packed_when_loaded, (folder / "out").rglob("*.pte")), default=0)
     measured.write(folder / "measured.json")
@@ -321,7 +312,7 @@ def packed_when_loaded(file: Path) -> int:
     """
     if is_fat(open_pte(file)):
         container = open_fat(file).container
-        with temporary_folder() as folder:
+        with measuring.temporary_folder() as folder:
             for payload in container.payloads:
                 container.write(payload, folder / f"{payload.name}.pte")
             return max(map(packed_when_loaded, folder.iterdir()))
@@ -370,7 +361,7 @@ def text_of(name: str, model: Model, measured: Measured, recipes: str) -> str:
         f"results {measured.results / MIB:,.0f} MiB; the runtime takes {measured.packed / MIB:,.0f} MiB to load "
         f"them; disk {measured.disk / both:.2f} of weights and results"
         f"{f'; failed: {measured.problem}' if measured.problem else ''}\n\n"
-        f"{markdown(rows_of(model, measured))}\n{markdown(totals)}"
+        f"{measuring.markdown(rows_of(model, measured))}\n{measuring.markdown(totals)}"
     )
 
 
@@ -378,7 +369,7 @@ def text_of(name: str, model: Model, measured: Measured, recipes: str) -> str:
 def chosen_folder(chosen: Any) -> Iterator[Path]:
     """The folder to work in, removed afterwards unless it is to be kept."""
     if chosen.scratch is None:
-        with temporary_folder() as folder:
+        with measuring.temporary_folder() as folder:
             yield folder
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
@@ -393,7 +384,7 @@ def chosen_folder(chosen: Any) -> Iterator[Path]:
 
 def main() -> None:
     """Prints tables; exits with 1 if the model was not lowered, or something exceeds its limit."""
-    parser = arguments_of(__doc__)
+    parser = measuring.arguments_of(__doc__)
     parser.add_argument("--model", default="135M", choices=[*LLAMAS, *CHECKPOINTS], help="%(default)s")
     parser.add_argument("--recipe", action="append", help="one or more; fat: xnnpack and portable in one file")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of a checkpoint's source")

@@ -17,15 +17,7 @@ from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
 from ..formats.pte.reader import open_pte
-from .selection import (
-    Preference,
-    backend_problem,
-    load_program,
-    load_programs,
-    missing_operators,
-    scratch_folder,
-    select,
-)
+from . import selection
 from .signature import call_mismatch, inputs_problem
 
 _Item = TypeVar("_Item")
@@ -53,7 +45,7 @@ def load(
             file can run.
         PteforgeError: the runtime rejects a plain file.
     """
-    file, preference = Path(path), Preference(_as_tuple(prefer), _as_tuple(exclude))
+    file, preference = Path(path), selection.Preference(_as_tuple(prefer), _as_tuple(exclude))
     data_paths = tuple(map(Path, _as_tuple(data_files)))
     pte = open_pte(file)
     return _load_fat(file, preference, data_paths) if is_fat(pte) else _load_plain(file, pte, preference, data_paths)
@@ -138,7 +130,7 @@ class LoadedProgram:
         try:
             loaded = self._programs[method].load_method(method)
         except (RuntimeError, KeyError, MemoryError) as error:
-            missing = missing_operators(open_pte(self._file).operators)
+            missing = selection.missing_operators(open_pte(self._file).operators)
             reason = f"{first_line(error)}{self._advice}" + (f"; {missing}" if missing else "")
             raise PteforgeError(f"the runtime cannot load {method!r} of {self._file}: {reason}") from error
         ready = time.perf_counter()
@@ -186,7 +178,9 @@ def _as_tuple(items: Iterable[_Item]) -> tuple[_Item, ...]:
     return tuple(items)
 
 
-def _load_plain(file: Path, pte: PteFile, preference: Preference, data_files: Sequence[Path]) -> LoadedProgram:
+def _load_plain(
+    file: Path, pte: PteFile, preference: selection.Preference, data_files: Sequence[Path]
+) -> LoadedProgram:
     if preference:
         raise InputError(f"{file} is not a fat file: there are no payloads to prefer or exclude")
     if len(data_files) > 1:
@@ -197,7 +191,7 @@ def _load_plain(file: Path, pte: PteFile, preference: Preference, data_files: Se
             "and only the C++ library runs such files"
         )
     for backend in pte.backends:
-        if problem := backend_problem(backend):
+        if problem := selection.backend_problem(backend):
             raise InputError(f"{file} cannot run here: {problem}")
     data = data_files[0] if data_files else None
     check_external_weights(file, pte, data)
@@ -205,7 +199,7 @@ def _load_plain(file: Path, pte: PteFile, preference: Preference, data_files: Se
     signatures = {method.name: method for method in pte.methods}
     buckets = read_buckets(read_metadata(file, pte))
     static = {bucket.name for sizes in buckets.values() for bucket in sizes}  # which have no state
-    programs = load_programs(pte.methods, lambda: _load_program(file, data), stateless=static)
+    programs = selection.load_programs(pte.methods, lambda: _load_program(file, data), stateless=static)
     return LoadedProgram(None, (), names, file, programs, signatures, {}, _advice(file, pte, data), buckets)
 
 
@@ -218,12 +212,12 @@ def _advice(file: Path, pte: PteFile, data: Path | None) -> str:
     return f"; {', '.join(pte.backends)} may look for weights in a .ptd file, and none was given"
 
 
-def _load_fat(file: Path, preference: Preference, data_files: Sequence[Path]) -> LoadedProgram:
+def _load_fat(file: Path, preference: selection.Preference, data_files: Sequence[Path]) -> LoadedProgram:
     fat = open_fat(file, data_files)
     delegated = [method for method in fat.program.methods if _is_delegated(method)]
     others = [method for method in fat.program.methods if not _is_delegated(method)]
     with _shared_data(fat) as named_data:
-        choice = select(file, fat.container, _method_names(delegated), preference, named_data)
+        choice = selection.select(file, fat.container, _method_names(delegated), preference, named_data)
     chosen = {method.name: method for method in choice.pte.methods}
     mismatches = {method.name: call_mismatch(method, chosen[method.name]) for method in delegated}
     programs = dict(choice.programs)
@@ -251,7 +245,7 @@ def _method_names(methods: Iterable[Method]) -> tuple[str, ...]:
 
 def _load_program(file: Path, data_file: Path | None = None) -> Any:
     try:
-        return load_program(file, data_file)
+        return selection.load_program(file, data_file)
     except RuntimeError as error:
         raise PteforgeError(f"the runtime cannot load {file}: {first_line(error)}") from error
 
@@ -265,7 +259,7 @@ def _shared_data(fat: FatFile) -> Iterator[Path | None]:
     if fat.container.version != V1 or not fat.container.named_data:
         yield None
         return
-    with scratch_folder() as folder:
+    with selection.scratch_folder() as folder:
         path = folder / "named.ptd"
         path.write_bytes(_ptd(fat.container.named_data))
         yield path

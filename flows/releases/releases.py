@@ -33,20 +33,8 @@ from ...artifacts.store import cache_folder
 from ...configs.base import NAME_PATTERN
 from ...errors import InputError, ReleaseDamaged, StoreError, StoreUnusable, convert_os_errors
 from ..reports.comparison import Limit, regressions
+from . import records
 from .contents import ReleaseContents, show_release
-from .records import (
-    VERSION,
-    Channel,
-    FileContent,
-    Manifest,
-    Published,
-    ReleasedFile,
-    ReleasedModel,
-    digest_files,
-    sign_manifest,
-    split_release,
-    verify_manifest,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -79,16 +67,16 @@ class Releases:
     def signed(self) -> list[str]:
         return self._stems("signatures")
 
-    def channels(self) -> dict[str, Channel]:
+    def channels(self) -> dict[str, records.Channel]:
         by_name = {name: self.channel(name) for name in self._stems("channels")}
         return {name: channel for name, channel in by_name.items() if channel}
 
-    def channel(self, name: str) -> Channel | None:
+    def channel(self, name: str) -> records.Channel | None:
         """None if there is no such channel; raises ReleaseDamaged if it cannot be understood."""
         content = self._files.read(f"channels/{name}.json")
-        return None if content is None else _decode(Channel, content, f"the channel {name!r} at {self.url}")
+        return None if content is None else _decode(records.Channel, content, f"the channel {name!r} at {self.url}")
 
-    def manifest(self, release: str, public_key: Path | None = None) -> Manifest:
+    def manifest(self, release: str, public_key: Path | None = None) -> records.Manifest:
         """The manifest of a release. With `public_key`, checks its signature first.
 
         Raises InputError if there is none or it is not signed; ReleaseDamaged if it was changed, or the signature does
@@ -99,14 +87,14 @@ class Releases:
             signature = self._files.read(f"signatures/{release}.json")
             if signature is None:
                 raise InputError(f"the release {release} at {self.url} is not signed; publish it with --sign KEY")
-            verify_manifest(content, signature, public_key, release)
+            records.verify_manifest(content, signature, public_key, release)
         what = f"the release {release} at {self.url}"
         if not digest_bytes(content).startswith(release.rpartition("-")[2]):
             raise ReleaseDamaged(f"{what} was changed after it was published; publish again, and do not use it")
-        manifest = _decode(Manifest, content, what)
-        if manifest.version != VERSION:
+        manifest = _decode(records.Manifest, content, what)
+        if manifest.version != records.VERSION:
             raise ReleaseDamaged(
-                f"{what} is in version {manifest.version} of the format, and this is version {VERSION}"
+                f"{what} is in version {manifest.version} of the format, and this is version {records.VERSION}"
             )
         return manifest
 
@@ -135,7 +123,7 @@ class Releases:
         keep: int = 30,
         gates: Sequence[Limit] = (),
         key: Path | None = None,
-    ) -> Published:
+    ) -> records.Published:
         """Makes a release, and moves the channel to it unless gates forbid it, or it was rolled back from.
 
         Reuses the channel's release, the newest one, or one that was rolled back from, if it has exactly these files.
@@ -162,7 +150,9 @@ class Releases:
                 for problem in regressions(files_before[name].result, file.result, gates)
             ]
             named = present is not None and present.release == release
-            withdrawn = present is not None and not named and present.withdrew(release, digest_files(contents.models))
+            withdrawn = (
+                present is not None and not named and present.withdrew(release, records.digest_files(contents.models))
+            )
             moved = not (problems or withdrawn or named)
             if moved:
                 if lease:
@@ -174,7 +164,7 @@ class Releases:
             except (StoreError, ReleaseDamaged) as error:
                 _log.warning("old releases at %s are not removed: %s", self.url, error)
                 removed = ()
-        return Published(
+        return records.Published(
             self.url,
             release,
             channel,
@@ -187,7 +177,7 @@ class Releases:
             withdrawn=withdrawn,
         )
 
-    def promote(self, release: str, channel: str) -> Channel:
+    def promote(self, release: str, channel: str) -> records.Channel:
         """Moves a channel to a release that `find` finds. Raises as `manifest`, or if one of its files is gone.
 
         Going back to a release that the channel has left withdraws the present one.
@@ -201,7 +191,7 @@ class Releases:
             back = present is not None and name in present.previous and name < present.release
             return self._move(channel, name, _history(present), self._withdrawn(present, name, back=back))
 
-    def roll_back(self, channel: str) -> Channel:
+    def roll_back(self, channel: str) -> records.Channel:
         """Moves a channel back to the release that it named before, and withdraws the present one.
 
         Publishing does not move the channel to a withdrawn release, or to another one with the same files. Raises
@@ -243,7 +233,7 @@ class Releases:
             self._fetch({folder / model / "card.md": released.card, **assets})
         return [self.fetch_file(file, folder / f"{name}.pte") for name, file in chosen.items()]
 
-    def fetch_file(self, released: ReleasedFile, path: Path) -> Path:
+    def fetch_file(self, released: records.ReleasedFile, path: Path) -> Path:
         """Downloads one file, with its `.ptd` and provenance next to it; raises as `fetch`."""
         parts = {path.with_suffix(".ptd"): released.data} if released.data else {}
         self._fetch({**parts, path: released.file})
@@ -281,7 +271,7 @@ class Releases:
         """Bytes of all contents, by SHA-256."""
         return {PurePosixPath(file.name).name: file.size for file in self._files.list("files")}
 
-    def _same(self, contents: ReleaseContents, present: Channel | None, *, signed: bool) -> str | None:
+    def _same(self, contents: ReleaseContents, present: records.Channel | None, *, signed: bool) -> str | None:
         """The channel's, the newest, or a withdrawn release if it has exactly these files; None if there is none.
 
         With `signed`, it has a signature.
@@ -300,14 +290,16 @@ class Releases:
     def _add(self, contents: ReleaseContents, key: Path | None) -> str:
         now = datetime.now(UTC)
         published = now.isoformat(timespec="milliseconds")
-        content = Manifest(VERSION, contents.zoo, published, contents.run, contents.models).encode()
+        content = records.Manifest(records.VERSION, contents.zoo, published, contents.run, contents.models).encode()
         name = f"{now:%Y%m%dT%H%M%S.%f}-{digest_bytes(content)[:_DIGITS]}"
         if key:
-            self._files.write(f"signatures/{name}.json", sign_manifest(content, key))
+            self._files.write(f"signatures/{name}.json", records.sign_manifest(content, key))
         self._files.write(f"releases/{name}.json", content)
         return name
 
-    def _withdrawn(self, present: Channel | None, target: str, *, back: bool) -> dict[str, Digest | Literal[""]]:
+    def _withdrawn(
+        self, present: records.Channel | None, target: str, *, back: bool
+    ) -> dict[str, Digest | Literal[""]]:
         """Withdrawn releases after moving a channel to `target`, with the present one if that goes back."""
         if present is None:
             return {}
@@ -322,7 +314,7 @@ class Releases:
     def _files_of(self, release: str) -> Digest | Literal[""]:
         """The digest of a release's files; empty if its manifest is gone or damaged."""
         try:
-            return digest_files(self.manifest(release).models)
+            return records.digest_files(self.manifest(release).models)
         except StoreUnusable:
             raise
         except (InputError, ReleaseDamaged):
@@ -330,9 +322,11 @@ class Releases:
 
     def _move(
         self, channel: str, release: str, previous: Sequence[str], withdrawn: Mapping[str, Digest | Literal[""]]
-    ) -> Channel:
+    ) -> records.Channel:
         moved = datetime.now(UTC).isoformat(timespec="milliseconds")
-        named = Channel(release, digest_bytes(self._read(release)), moved, tuple(previous)[:_PREVIOUS], withdrawn)
+        named = records.Channel(
+            release, digest_bytes(self._read(release)), moved, tuple(previous)[:_PREVIOUS], withdrawn
+        )
         self._files.write(f"channels/{channel}.json", named.encode())
         if isinstance(self._files, HubFiles) and (channel == "latest" or not self.channels().keys() - {channel}):
             show_release(self._files, self.manifest(release))
@@ -365,7 +359,7 @@ class Releases:
             self._files.delete(f"files/{sha256}")
         return tuple(old)
 
-    def _fetch(self, parts: Mapping[Path, FileContent]) -> None:
+    def _fetch(self, parts: Mapping[Path, records.FileContent]) -> None:
         """Downloads files that are not there yet, and gives them their names when all are complete."""
         folder = next(iter(parts)).parent
         with convert_os_errors(InputError, f"cannot write to {folder}", "choose another folder"), ExitStack() as stack:
@@ -379,7 +373,7 @@ class Releases:
             for path, part in staged.items():
                 part.replace(path)
 
-    def _download(self, content: FileContent, file: BinaryIO, name: str) -> None:
+    def _download(self, content: records.FileContent, file: BinaryIO, name: str) -> None:
         digest = hashlib.sha256()
         try:
             for block in self._files.blocks(f"files/{content.sha256}", content.size):
@@ -403,7 +397,7 @@ def open_release(text: str) -> tuple[Releases, str]:
 
     Raises InputError if there is none.
     """
-    url, name = split_release(text)
+    url, name = records.split_release(text)
     releases = open_releases(url)
     return releases, releases.find(name)
 
@@ -414,12 +408,12 @@ def check_channel(name: str) -> None:
         raise InputError(f"{name!r} cannot be a channel; use letters, digits, '.', '_' and '-', such as stable")
 
 
-def _history(present: Channel | None) -> tuple[str, ...]:
+def _history(present: records.Channel | None) -> tuple[str, ...]:
     """Releases to go back to, once the channel names another one."""
     return (present.release, *present.previous) if present else ()
 
 
-def _comparable(models: Mapping[str, ReleasedModel]) -> bytes:
+def _comparable(models: Mapping[str, records.ReleasedModel]) -> bytes:
     return canonical_json({name: model.to_json() for name, model in models.items()})
 
 

@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ...errors import FileFormatError
-from .contents import (
-    BYTE_ALIGNMENT,
-    HALF_EXTENTS,
-    TRANSPOSED_EXTENTS,
-    Blob,
-    Description,
-    Manifest,
-    MappedExtent,
-    MatrixShape,
-    Payload,
-    SelfCheck,
-    Source,
-)
+from . import contents
 
 MAX_MANIFEST = 1 << 24
 MAX_PAYLOADS = 64
@@ -41,11 +29,11 @@ ITEM_SIZES = (1, 2, 4, 8, 16)  # possible sizes in bytes of items of transposed 
 MAX_EXPANSION = 4  # bytes of a payload, other than zeros, for each byte that is stored for it
 
 
-def check_manifest(manifest: Manifest, inline_size: int) -> None:
+def check_manifest(manifest: contents.Manifest, inline_size: int) -> None:
     """Raises FileFormatError, which names the payload and the rule, if a manifest breaks a rule of version 2."""
     _count("payloads", manifest.payloads, MAX_PAYLOADS, least=1)
     alignment = manifest.alignment
-    if not BYTE_ALIGNMENT <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+    if not contents.BYTE_ALIGNMENT <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise FileFormatError(f"an alignment of {alignment} is not a power of two from 16 to {MAX_ALIGNMENT}")
     for index, blob in enumerate(manifest.blobs):
         if not 1 <= blob.size <= MAX_SIZE:
@@ -68,7 +56,7 @@ def check_manifest(manifest: Manifest, inline_size: int) -> None:
                 _check_self_check(payload.name, payload.self_check, manifest.blobs)
 
 
-def check_description(description: Description) -> None:
+def check_description(description: contents.Description) -> None:
     """Checks a payload's texts; raises FileFormatError naming the payload and the field."""
     name = description.name
     _check_word("a payload's name", name, MAX_NAME, least=1)
@@ -91,7 +79,7 @@ def _check_metadata(owner: str, metadata: Mapping[str, str]) -> None:
         _check_text(f"metadata {key!r} of {owner}", value, MAX_TEXT)
 
 
-def _check_extents(payload: Payload, blobs: Sequence[Blob], inline_size: int) -> None:
+def _check_extents(payload: contents.Payload, blobs: Sequence[contents.Blob], inline_size: int) -> None:
     extents = payload.extents
     if not extents:
         raise FileFormatError(f"payload {payload.name} has no extents")
@@ -112,9 +100,9 @@ def _check_extents(payload: Payload, blobs: Sequence[Blob], inline_size: int) ->
             raise FileFormatError(f"payload {payload.name}: the extent at {extent.position} {problem}")
 
 
-def _check_expansion(payload: Payload, blobs: Sequence[Blob], inline_size: int) -> None:
+def _check_expansion(payload: contents.Payload, blobs: Sequence[contents.Blob], inline_size: int) -> None:
     """Keeps a small container from describing a payload that would fill the reader's memory or disk."""
-    zeros = sum(extent.size for extent in payload.extents if extent.source is Source.ZEROS)
+    zeros = sum(extent.size for extent in payload.extents if extent.source is contents.Source.ZEROS)
     if zeros > MAX_ZEROS:
         raise FileFormatError(f"payload {payload.name} has {zeros} bytes of zeros; {MAX_ZEROS} are possible")
     most = MAX_EXPANSION * (inline_size + sum(blobs[index].size for index in payload.blobs))
@@ -124,8 +112,8 @@ def _check_expansion(payload: Payload, blobs: Sequence[Blob], inline_size: int) 
         )
 
 
-def _check_transposes(payload: Payload) -> None:
-    if bool(payload.transposes) != bool(payload.features & TRANSPOSED_EXTENTS):
+def _check_transposes(payload: contents.Payload) -> None:
+    if bool(payload.transposes) != bool(payload.features & contents.TRANSPOSED_EXTENTS):
         raise FileFormatError(
             f"payload {payload.name} has {len(payload.transposes)} transposes, and features {payload.features:#x}"
         )
@@ -141,22 +129,22 @@ def _check_transposes(payload: Payload) -> None:
             raise FileFormatError(f"payload {payload.name}: the transpose of extent {last} {problem}")
 
 
-def _check_halves(payload: Payload) -> None:
+def _check_halves(payload: contents.Payload) -> None:
     halves = payload.halves
-    if bool(halves) != bool(payload.features & HALF_EXTENTS):
+    if bool(halves) != bool(payload.features & contents.HALF_EXTENTS):
         raise FileFormatError(
             f"payload {payload.name} has {len(halves)} half extents, and features {payload.features:#x}"
         )
     transposed = {transpose.extent for transpose in payload.transposes}
     for index in halves:
         extent = payload.extents[index]
-        zeros = extent.source is Source.ZEROS
+        zeros = extent.source is contents.Source.ZEROS
         if zeros or extent.size % 2 or index in transposed:
             what = "zeros" if zeros else "transposed" if index in transposed else "of an odd size"
             raise FileFormatError(f"payload {payload.name}: the half extent {index} is {what}")
 
 
-def _check_self_check(name: str, check: SelfCheck, blobs: Sequence[Blob]) -> None:
+def _check_self_check(name: str, check: contents.SelfCheck, blobs: Sequence[contents.Blob]) -> None:
     if not 0 < check.tolerance <= 1 or not 1 <= check.repeats <= MAX_REPEATS:
         raise FileFormatError(
             f"payload {name} checks itself {check.repeats} times with a tolerance of {check.tolerance}; "
@@ -173,8 +161,8 @@ def check_golden_size(size: int, owner: str) -> None:
         raise FileFormatError(f"{owner} has {size} bytes of golden cases; {MIN_GOLDEN} to {MAX_GOLDEN} are possible")
 
 
-def _transpose_problem(shape: MatrixShape, extent: MappedExtent) -> str:
-    if extent.source is Source.ZEROS:
+def _transpose_problem(shape: contents.MatrixShape, extent: contents.MappedExtent) -> str:
+    if extent.source is contents.Source.ZEROS:
         return "is of zeros"
     if shape.item not in ITEM_SIZES:
         return f"has items of {shape.item} bytes; {ITEM_SIZES} are possible"
@@ -188,17 +176,17 @@ def _transpose_problem(shape: MatrixShape, extent: MappedExtent) -> str:
     return ""
 
 
-def _extent_problem(extent: MappedExtent, blobs: Sequence[Blob], inline_size: int) -> str:
-    if extent.source is not Source.BLOB and extent.blob:
+def _extent_problem(extent: contents.MappedExtent, blobs: Sequence[contents.Blob], inline_size: int) -> str:
+    if extent.source is not contents.Source.BLOB and extent.blob:
         return f"names blob {extent.blob} and is not of a blob"
-    if extent.source is Source.ZEROS:
+    if extent.source is contents.Source.ZEROS:
         return f"is of zeros and names the offset {extent.offset}" if extent.offset else ""
-    if extent.source is Source.BLOB and extent.blob >= len(blobs):
+    if extent.source is contents.Source.BLOB and extent.blob >= len(blobs):
         return f"is of blob {extent.blob}; there are {len(blobs)}"
-    available = blobs[extent.blob].size if extent.source is Source.BLOB else inline_size
+    available = blobs[extent.blob].size if extent.source is contents.Source.BLOB else inline_size
     if extent.stored.end > available:
         return f"needs {extent.stored.size} bytes at {extent.offset}; its source has {available}"
-    misaligned = (extent.offset - extent.position) % BYTE_ALIGNMENT
+    misaligned = (extent.offset - extent.position) % contents.BYTE_ALIGNMENT
     return f"is at {extent.offset} of its source: not aligned as in the payload" if misaligned else ""
 
 

@@ -18,29 +18,15 @@ from ...artifacts.digest import Digest
 from ...errors import FileFormatError
 from ..pte.contents import Extent
 from ..pte.tables import F64, U8, U32, U64, Flatbuffer, TableView
+from . import contents
 from . import slots_generated as slots
-from .contents import (
-    BYTE_ALIGNMENT,
-    EXTENT,
-    HALF,
-    TRANSPOSE,
-    Blob,
-    Description,
-    Manifest,
-    MappedExtent,
-    MatrixShape,
-    Payload,
-    SelfCheck,
-    Source,
-    Transpose,
-)
 from .limits import MAX_BACKENDS, MAX_MANIFEST, MAX_METHOD, MAX_METHODS, MAX_NOTES, MAX_PAYLOADS, MAX_WORD
 
 _BLOB = struct.Struct("<Q32s")
 _SHA256_SIZE = 32
 
 
-def read_manifest(content: memoryview) -> Manifest:
+def read_manifest(content: memoryview) -> contents.Manifest:
     """Reads a manifest; raises FileFormatError if it is damaged. `limits.check_manifest` checks its meaning."""
     if not 8 <= len(content) <= MAX_MANIFEST:
         raise FileFormatError(f"a manifest of {len(content)} bytes; 8 to {MAX_MANIFEST} are possible")
@@ -53,7 +39,7 @@ def read_manifest(content: memoryview) -> Manifest:
         raise FileFormatError(f"damaged manifest: {str(error).removeprefix('damaged program: ')}") from error
 
 
-def write_manifest(manifest: Manifest) -> bytes:
+def write_manifest(manifest: contents.Manifest) -> bytes:
     """The flatbuffer; equal manifests have equal bytes. Nothing is checked: see `limits.check_manifest`."""
     builder = Builder(1024)
     payloads = _write_offsets(builder, [_write_payload(builder, payload) for payload in manifest.payloads])
@@ -63,7 +49,7 @@ def write_manifest(manifest: Manifest) -> bytes:
     builder.StartObject(len(slots.Manifest))
     builder.PrependUOffsetTRelativeSlot(slots.Manifest.PAYLOADS, payloads, 0)
     builder.PrependUOffsetTRelativeSlot(slots.Manifest.BLOBS, blobs, 0)
-    builder.PrependUint32Slot(slots.Manifest.ALIGNMENT, manifest.alignment, BYTE_ALIGNMENT)
+    builder.PrependUint32Slot(slots.Manifest.ALIGNMENT, manifest.alignment, contents.BYTE_ALIGNMENT)
     builder.PrependUOffsetTRelativeSlot(slots.Manifest.METADATA, metadata, 0)
     builder.Finish(builder.EndObject(), file_identifier=slots.IDENTIFIER)
     return bytes(builder.Output())
@@ -72,46 +58,48 @@ def write_manifest(manifest: Manifest) -> bytes:
 class _Reader:
     def __init__(self, content: memoryview) -> None:
         self._tables = Flatbuffer(content)
-        self._extents_left = len(content) // EXTENT.size
+        self._extents_left = len(content) // contents.EXTENT.size
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> contents.Manifest:
         root = self._tables.root()
-        return Manifest(
+        return contents.Manifest(
             payloads=tuple(self._payload(node) for node in self._nodes(root, slots.Manifest.PAYLOADS, MAX_PAYLOADS)),
             blobs=tuple(
-                Blob(Digest(sha256.hex()), size)
+                contents.Blob(Digest(sha256.hex()), size)
                 for size, sha256 in _BLOB.iter_unpack(self._structs(root, slots.Manifest.BLOBS, _BLOB))
             ),
             alignment=root.number(slots.Manifest.ALIGNMENT, U32, 16),
             metadata=self._metadata(root, slots.Manifest.METADATA),
         )
 
-    def _payload(self, node: TableView) -> Payload:
+    def _payload(self, node: TableView) -> contents.Payload:
         size = node.number(slots.Payload.SIZE, U64)
         features = node.number(slots.Payload.FEATURES, U64)
         sha256 = self._digest(node, slots.Payload.SHA256)
         if sha256 is None:
             raise FileFormatError("a SHA-256 of 0 bytes")
-        description = Description(
+        description = contents.Description(
             name=node.text(slots.Payload.NAME),
             backends=tuple(self._texts(node, slots.Payload.BACKENDS, MAX_BACKENDS, MAX_WORD)),
             methods=tuple(self._texts(node, slots.Payload.METHODS, MAX_METHODS, MAX_METHOD)),
             executorch_version=node.text(slots.Payload.EXECUTORCH_VERSION),
             metadata=self._metadata(node, slots.Payload.METADATA),
         )
-        payload = Payload(description, size, sha256, (), features, self._digest(node, slots.Payload.PARTS_SHA256))
+        payload = contents.Payload(
+            description, size, sha256, (), features, self._digest(node, slots.Payload.PARTS_SHA256)
+        )
         if payload.unknown_features:
             return payload
         extents = self._halved(node, tuple(self._extents(node, size)))
         transposes = tuple(self._transposes(node, len(extents)))
         return replace(payload, extents=extents, transposes=transposes, self_check=self._self_check(node))
 
-    def _self_check(self, node: TableView) -> SelfCheck | None:
+    def _self_check(self, node: TableView) -> contents.SelfCheck | None:
         check = node.child(slots.Payload.SELF_CHECK)
         if check is None:
             return None
         blob, repeats = check.number(slots.SelfCheck.BLOB, U32), check.number(slots.SelfCheck.REPEATS, U32)
-        return SelfCheck(blob, check.number(slots.SelfCheck.TOLERANCE, F64, 0.0), repeats)
+        return contents.SelfCheck(blob, check.number(slots.SelfCheck.TOLERANCE, F64, 0.0), repeats)
 
     def _digest(self, node: TableView, slot: IntEnum) -> Digest | None:
         extent = node.extent(slot)
@@ -119,27 +107,32 @@ class _Reader:
             raise FileFormatError(f"a SHA-256 of {extent.size} bytes")
         return Digest(bytes(extent.of(self._tables.content)).hex()) if extent.size else None
 
-    def _extents(self, node: TableView, size: int) -> Iterator[MappedExtent]:
+    def _extents(self, node: TableView, size: int) -> Iterator[contents.MappedExtent]:
         """The extents with sizes, which are 0 or negative if positions do not ascend."""
-        structs = self._structs(node, slots.Payload.EXTENTS, EXTENT)
-        self._extents_left -= len(structs) // EXTENT.size
+        structs = self._structs(node, slots.Payload.EXTENTS, contents.EXTENT)
+        self._extents_left -= len(structs) // contents.EXTENT.size
         if self._extents_left < 0:
             raise FileFormatError("payloads have more extents than fit into the manifest")
-        for start in range(0, len(structs), EXTENT.size):
-            position, offset, source, blob = EXTENT.unpack_from(structs, start)
-            following = start + EXTENT.size
+        for start in range(0, len(structs), contents.EXTENT.size):
+            position, offset, source, blob = contents.EXTENT.unpack_from(structs, start)
+            following = start + contents.EXTENT.size
             end = U64.packer_type.unpack_from(structs, following)[0] if following < len(structs) else size
-            yield MappedExtent(position, end - position, _source(source), offset, blob)
+            yield contents.MappedExtent(position, end - position, _source(source), offset, blob)
 
-    def _transposes(self, node: TableView, most: int) -> Iterator[Transpose]:
+    def _transposes(self, node: TableView, most: int) -> Iterator[contents.Transpose]:
         _check_count(slots.Payload.TRANSPOSES, node.extent(slots.Payload.TRANSPOSES).size, most)
-        structs = self._structs(node, slots.Payload.TRANSPOSES, TRANSPOSE)
-        return (Transpose(extent, MatrixShape(*shape)) for extent, *shape in TRANSPOSE.iter_unpack(structs))
+        structs = self._structs(node, slots.Payload.TRANSPOSES, contents.TRANSPOSE)
+        return (
+            contents.Transpose(extent, contents.MatrixShape(*shape))
+            for extent, *shape in contents.TRANSPOSE.iter_unpack(structs)
+        )
 
-    def _halved(self, node: TableView, extents: tuple[MappedExtent, ...]) -> tuple[MappedExtent, ...]:
+    def _halved(self, node: TableView, extents: tuple[contents.MappedExtent, ...]) -> tuple[contents.MappedExtent, ...]:
         """The extents, with those marked that are stored as 32-bit numbers."""
         _check_count(slots.Payload.HALVES, node.extent(slots.Payload.HALVES).size, len(extents))
-        halves = [index for (index,) in HALF.iter_unpack(self._structs(node, slots.Payload.HALVES, HALF))]
+        halves = [
+            index for (index,) in contents.HALF.iter_unpack(self._structs(node, slots.Payload.HALVES, contents.HALF))
+        ]
         for last, index in pairwise([-1, *halves]):
             if not last < index < len(extents):
                 raise FileFormatError(f"half extent {index} after {last}; there are {len(extents)} extents")
@@ -181,9 +174,9 @@ def _check_count(slot: IntEnum, count: int, most: int) -> None:
         raise FileFormatError(f"{count} {slot.name.lower()}; {most} are possible")
 
 
-def _source(number: int) -> Source:
+def _source(number: int) -> contents.Source:
     try:
-        return Source(number)
+        return contents.Source(number)
     except ValueError:
         raise FileFormatError(f"an extent has source {number}, which is unknown") from None
 
@@ -195,7 +188,7 @@ def _text(content: memoryview, slot: IntEnum) -> str:
         raise FileFormatError(f"text in {slot.name.lower()} is not UTF-8: {error}") from error
 
 
-def _write_payload(builder: Builder, payload: Payload) -> int:
+def _write_payload(builder: Builder, payload: contents.Payload) -> int:
     description = payload.description
     name = builder.CreateString(description.name)
     version = builder.CreateString(description.executorch_version)
@@ -232,7 +225,7 @@ def _write_payload(builder: Builder, payload: Payload) -> int:
     return int(builder.EndObject())
 
 
-def _write_self_check(builder: Builder, check: SelfCheck) -> int:
+def _write_self_check(builder: Builder, check: contents.SelfCheck) -> int:
     builder.StartObject(len(slots.SelfCheck))
     builder.PrependFloat64Slot(slots.SelfCheck.TOLERANCE, check.tolerance, 0.0)
     builder.PrependUint32Slot(slots.SelfCheck.BLOB, check.blob, 0)

@@ -12,21 +12,8 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ...errors import FileFormatError
+from . import contents
 from . import schema_generated as schema
-from .contents import (
-    DTYPES,
-    ConstantTensor,
-    Delegate,
-    Dtype,
-    Extent,
-    InstructionCounts,
-    KernelCall,
-    Method,
-    ScalarKind,
-    ScalarSpec,
-    TensorSpec,
-    ValueSpec,
-)
 from .tables import BOOL, F64, I8, I32, I64, U8, U32, U64, TableView, pick
 
 MAX_DIMENSIONS = 16  # limit per tensor: `kTensorDimensionLimit` of the runtime
@@ -37,13 +24,13 @@ _DYNAMISM: dict[int, Literal["static", "bound", "unbound"]] = {
     schema.TensorShapeDynamism.DYNAMIC_UNBOUND: "unbound",
 }
 
-_NUMBERS: dict[int, tuple[ScalarKind, IntEnum, Any, Any]] = {
+_NUMBERS: dict[int, tuple[contents.ScalarKind, IntEnum, Any, Any]] = {
     schema.KernelTypes.INT: ("int", schema.Int.INT_VAL, I64, 0),
     schema.KernelTypes.BOOL: ("bool", schema.Bool.BOOL_VAL, BOOL, False),
     schema.KernelTypes.DOUBLE: ("double", schema.Double.DOUBLE_VAL, F64, 0.0),
 }
 
-_LISTS: dict[int, tuple[ScalarKind, IntEnum, Any]] = {
+_LISTS: dict[int, tuple[contents.ScalarKind, IntEnum, Any]] = {
     schema.KernelTypes.INTLIST: ("int_list", schema.IntList.ITEMS, I64),
     schema.KernelTypes.DOUBLELIST: ("double_list", schema.DoubleList.ITEMS, F64),
     schema.KernelTypes.BOOLLIST: ("bool_list", schema.BoolList.ITEMS, BOOL),
@@ -66,7 +53,7 @@ _INSTRUCTIONS = {
 class TensorData:
     """The location of a tensor's data, as the file states it."""
 
-    tensor: TensorSpec
+    tensor: contents.TensorSpec
     index: int  # of the constant, or of the tensor in the mutable segment; 0 if the file has no data for it
     mutable_group: int | None  # index of the mutable segment; None for a constant
     external: bool  # whether the data is in another file, under the tensor's name
@@ -76,18 +63,20 @@ class TensorData:
 class MethodContents:
     """A method, and all tensor data that its values refer to."""
 
-    method: Method
+    method: contents.Method
     data: tuple[TensorData, ...]
 
 
-def read_method(plan: TableView, segments: Sequence[Extent], inline: Sequence[Extent]) -> MethodContents:
+def read_method(
+    plan: TableView, segments: Sequence[contents.Extent], inline: Sequence[contents.Extent]
+) -> MethodContents:
     """Reads one execution plan; `inline` lists delegate data in the flatbuffer. Raises FileFormatError."""
     name = plan.text(schema.ExecutionPlan.NAME)
     values = list(plan.children(schema.ExecutionPlan.VALUES))
     operators = tuple(map(_operator, plan.children(schema.ExecutionPlan.OPERATORS)))
     delegates = tuple(_delegate(node, segments, inline) for node in plan.children(schema.ExecutionPlan.DELEGATES))
     calls, instructions, called = _count(plan, operators, delegates)
-    method = Method(
+    method = contents.Method(
         name=name,
         inputs=_specs(plan, schema.ExecutionPlan.INPUTS, values),
         outputs=_specs(plan, schema.ExecutionPlan.OUTPUTS, values),
@@ -96,20 +85,20 @@ def read_method(plan: TableView, segments: Sequence[Extent], inline: Sequence[Ex
         delegates=delegates,
         planned_memory=plan.numbers(schema.ExecutionPlan.NON_CONST_BUFFER_SIZES, I64)[1:],
         instructions=instructions,
-        delegated=instructions == InstructionCounts(delegate_calls=1) and _passes_everything_on(plan),
+        delegated=instructions == contents.InstructionCounts(delegate_calls=1) and _passes_everything_on(plan),
         called=called,
     )
     return MethodContents(method, tuple(data for data in map(_tensor_data, values) if data is not None))
 
 
 def read_constants(
-    program: TableView, segments: Sequence[Extent], uses: Iterable[TensorData]
-) -> tuple[ConstantTensor, ...]:
+    program: TableView, segments: Sequence[contents.Extent], uses: Iterable[TensorData]
+) -> tuple[contents.ConstantTensor, ...]:
     """The tensor data in the file that methods use, each once, by offset; FileFormatError if it is not there."""
     inline = [node.extent(schema.Buffer.STORAGE) for node in program.children(schema.Program.CONSTANT_BUFFER)]
     constants = _group(program.child(schema.Program.CONSTANT_SEGMENT), segments)
     mutable = [_group(node, segments) for node in program.children(schema.Program.MUTABLE_DATA_SEGMENTS)]
-    tensors: dict[tuple[int | None, int], ConstantTensor] = {}
+    tensors: dict[tuple[int | None, int], contents.ConstantTensor] = {}
     for use in uses:
         if use.external:
             continue
@@ -125,7 +114,7 @@ def read_constants(
     return tuple(sorted(tensors.values(), key=lambda constant: constant.extent))
 
 
-def read_calls(plan: TableView) -> Iterator[KernelCall]:
+def read_calls(plan: TableView) -> Iterator[contents.KernelCall]:
     """The calls of kernels in one execution plan, in its order; raises FileFormatError as `read_method`."""
     name = plan.text(schema.ExecutionPlan.NAME)
     operators = [_operator(node) for node in plan.children(schema.ExecutionPlan.OPERATORS)]
@@ -144,7 +133,7 @@ def read_calls(plan: TableView) -> Iterator[KernelCall]:
             operator = pick(operators, call.number(schema.KernelCall.OP_INDEX, I32), "operator")
             tensors = filter(None, map(described, call.numbers(schema.KernelCall.ARGS, I32)))
             line = _line(traces[position]) if position < len(traces) else ""
-            yield KernelCall(name, operator, f"v1/{'|'.join(tensors)}".removesuffix("/"), line)
+            yield contents.KernelCall(name, operator, f"v1/{'|'.join(tensors)}".removesuffix("/"), line)
 
 
 def _described(values: Sequence[TableView], index: int) -> str:
@@ -174,7 +163,7 @@ def _line(trace: TableView) -> str:
     return f"{PurePath(file).name}:{frame.number(schema.Frame.LINENO, I32)} in {frame.text(schema.Frame.NAME)}"
 
 
-def _specs(plan: TableView, slot: schema.ExecutionPlan, values: Sequence[TableView]) -> tuple[ValueSpec, ...]:
+def _specs(plan: TableView, slot: schema.ExecutionPlan, values: Sequence[TableView]) -> tuple[contents.ValueSpec, ...]:
     return tuple(_value(pick(values, index, "value")) for index in plan.numbers(slot, I32))
 
 
@@ -183,7 +172,9 @@ def _operator(node: TableView) -> str:
     return f"{name}.{overload}" if overload else name
 
 
-def _delegate(node: TableView, segments: Sequence[Extent], inline: Sequence[Extent]) -> Delegate:
+def _delegate(
+    node: TableView, segments: Sequence[contents.Extent], inline: Sequence[contents.Extent]
+) -> contents.Delegate:
     backend = node.text(schema.BackendDelegate.ID)
     processed = node.child(schema.BackendDelegate.PROCESSED)
     if processed is None:
@@ -191,16 +182,16 @@ def _delegate(node: TableView, segments: Sequence[Extent], inline: Sequence[Exte
     index = processed.number(schema.BackendDelegateDataReference.INDEX, U32)
     match processed.number(schema.BackendDelegateDataReference.LOCATION, I8):
         case schema.DataLocation.INLINE:
-            return Delegate(backend, "inline", None, pick(inline, index, "inline delegate data"))
+            return contents.Delegate(backend, "inline", None, pick(inline, index, "inline delegate data"))
         case schema.DataLocation.SEGMENT:
-            return Delegate(backend, "segment", index, pick(segments, index, "segment"))
+            return contents.Delegate(backend, "segment", index, pick(segments, index, "segment"))
         case location:
             raise FileFormatError(f"a delegate of {backend!r} has data at location {location}, unknown to the schema")
 
 
 def _count(
-    plan: TableView, operators: Sequence[str], delegates: Sequence[Delegate]
-) -> tuple[Counter[int], InstructionCounts, tuple[str, ...]]:
+    plan: TableView, operators: Sequence[str], delegates: Sequence[contents.Delegate]
+) -> tuple[Counter[int], contents.InstructionCounts, tuple[str, ...]]:
     """Calls by operator, instructions by kind, and what each instruction calls."""
     called: list[str] = []
     calls: Counter[int] = Counter()
@@ -219,7 +210,7 @@ def _count(
             elif kind == schema.InstructionArguments.DELEGATECALL:
                 index = _arguments(instruction).number(schema.DelegateCall.DELEGATE_INDEX, I32)
                 called[-1] = pick(delegates, index, "delegate").id
-    counts = InstructionCounts(**{field: kinds[kind] for kind, field in _INSTRUCTIONS.items()})
+    counts = contents.InstructionCounts(**{field: kinds[kind] for kind, field in _INSTRUCTIONS.items()})
     return calls, counts, tuple(called)
 
 
@@ -267,7 +258,7 @@ def _tensor_data(value: TableView) -> TensorData | None:
     return TensorData(_tensor(tensor), index, group, external)
 
 
-def _tensor(tensor: TableView) -> TensorSpec:
+def _tensor(tensor: TableView) -> contents.TensorSpec:
     shape = tensor.numbers(schema.Tensor.SIZES, I32)
     if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
         raise FileFormatError(f"damaged program: a tensor has shape {shape[: MAX_DIMENSIONS + 1]}")
@@ -280,31 +271,31 @@ def _tensor(tensor: TableView) -> TensorSpec:
         raise FileFormatError(f"damaged program: a tensor has shape dynamism {dynamism}, unknown to the schema")
     info = tensor.child(schema.Tensor.EXTRA_TENSOR_INFO)
     name = "" if info is None else info.text(schema.ExtraTensorInfo.FULLY_QUALIFIED_NAME)
-    return TensorSpec(dtype.name, shape, order, _DYNAMISM[dynamism], prod(shape) * dtype.itemsize, name)
+    return contents.TensorSpec(dtype.name, shape, order, _DYNAMISM[dynamism], prod(shape) * dtype.itemsize, name)
 
 
-def _dtype(number: int) -> Dtype:
+def _dtype(number: int) -> contents.Dtype:
     try:
-        return DTYPES[schema.ScalarType(number)]
+        return contents.DTYPES[schema.ScalarType(number)]
     except ValueError:
         raise FileFormatError(f"a tensor has scalar type {number}, which the schema does not know") from None
 
 
-def _value(value: TableView) -> ValueSpec:
+def _value(value: TableView) -> contents.ValueSpec:
     match member := value.number(schema.EValue.VAL_TYPE, U8):
         case schema.KernelTypes.TENSOR:
             return _tensor(_member(value))
         case schema.KernelTypes.NONE | schema.KernelTypes.NULL:
-            return ScalarSpec("none", None)
+            return contents.ScalarSpec("none", None)
         case schema.KernelTypes.STRING:
-            return ScalarSpec("string", _member(value).text(schema.String.STRING_VAL))
+            return contents.ScalarSpec("string", _member(value).text(schema.String.STRING_VAL))
     if member in _NUMBERS:
         kind, slot, flags, default = _NUMBERS[member]
-        return ScalarSpec(kind, _member(value).number(slot, flags, default))
+        return contents.ScalarSpec(kind, _member(value).number(slot, flags, default))
     if member not in _LISTS:
         raise FileFormatError(f"a value is of kind {member}, which the schema does not know")
     kind, slot, flags = _LISTS[member]
-    return ScalarSpec(kind, _member(value).numbers(slot, flags))
+    return contents.ScalarSpec(kind, _member(value).numbers(slot, flags))
 
 
 def _member(value: TableView) -> TableView:
@@ -319,30 +310,30 @@ class _Group:
     """A segment of tensor data; `offsets` count from its start, one per tensor."""
 
     index: int
-    segment: Extent
+    segment: contents.Extent
     offsets: tuple[int, ...]
 
 
-def _group(node: TableView | None, segments: Sequence[Extent]) -> _Group:
+def _group(node: TableView | None, segments: Sequence[contents.Extent]) -> _Group:
     offsets = () if node is None else node.numbers(schema.SubsegmentOffsets.OFFSETS, U64)
     if node is None or not offsets:
-        return _Group(0, Extent(0, 0), ())
+        return _Group(0, contents.Extent(0, 0), ())
     index = node.number(schema.SubsegmentOffsets.SEGMENT_INDEX, U32)
     return _Group(index, pick(segments, index, "segment"), offsets)
 
 
-def _in_segment(group: _Group, use: TensorData) -> ConstantTensor:
+def _in_segment(group: _Group, use: TensorData) -> contents.ConstantTensor:
     start = pick(group.offsets, use.index, "constant")
     if start + use.tensor.nbytes > group.segment.size:
         raise FileFormatError(
             f"damaged program: a tensor of {use.tensor.nbytes} bytes at {start} does not fit segment {group.index} "
             f"of {group.segment.size} bytes"
         )
-    extent = Extent(group.segment.offset + start, use.tensor.nbytes)
-    return ConstantTensor(use.tensor, extent, group.index, use.mutable_group is not None)
+    extent = contents.Extent(group.segment.offset + start, use.tensor.nbytes)
+    return contents.ConstantTensor(use.tensor, extent, group.index, use.mutable_group is not None)
 
 
-def _in_flatbuffer(data: Extent, use: TensorData) -> ConstantTensor:
+def _in_flatbuffer(data: contents.Extent, use: TensorData) -> contents.ConstantTensor:
     if use.tensor.nbytes > data.size:
         raise FileFormatError(f"damaged program: a tensor needs {use.tensor.nbytes} bytes, its data has {data.size}")
-    return ConstantTensor(use.tensor, Extent(data.offset, use.tensor.nbytes), None, mutable=False)
+    return contents.ConstantTensor(use.tensor, contents.Extent(data.offset, use.tensor.nbytes), None, mutable=False)

@@ -28,20 +28,7 @@ from ..export.sizes import asked_sizes
 from ..programs.weights import weights_on_use
 from ..results.causes import known_causes
 from ..results.diagnosis import Cause, Diagnosis, Mode, Trace, without_advice
-from ..upstream.compat import (
-    DTRACE_ENV_VAR,
-    INTERN_TABLE,
-    CaptureStructuredTrace,
-    DraftExportReport,
-    FailureReport,
-    FailureType,
-    Unsupported,
-    draft_export,
-    dynamo_explain,
-    dynamo_reset,
-    guards,
-    pytree,
-)
+from ..upstream import compat
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module
 from .conditions import LEAVE_OUT, branch_finding, in_python, size_finding, with_shapes
@@ -103,12 +90,13 @@ def diagnose_method(
         fixes = () if recurrent else _fixes(errors, name, method, shapes)
         attempts = tuple(frames.attempt(mode, error) for mode, error in errors.items())
         causes = list(_modes(attempts, strict=strict))
-        with mock.patch.object(torch.export, "export", draft_export.draft_export):  # for just what `export` is given
+        # for just what `export` is given
+        with mock.patch.object(torch.export, "export", compat.draft_export.draft_export):
             drafted = _exported(name, method, shapes, strict=False, drafted=True)
         if isinstance(drafted, ExportedProgram):
             only: Mode | None = "non-strict" if attempts[True].exported else None
             causes += _drafted(drafted, errors[False], attempts[False], only, frames, fixes, recurrent=recurrent)
-        if isinstance(error := errors[True], Unsupported):
+        if isinstance(error := errors[True], compat.Unsupported):
             causes += _graph_breaks(error, method, frames)
     for attempt in attempts:
         if (narrowed := _NARROWED.search(attempt.problem)) and not _explained(attempt, causes):
@@ -125,7 +113,7 @@ def _exported(
     name: str, method: MethodDefinition, shapes: Shapes, *, strict: bool, drafted: bool = False
 ) -> ExportedProgram | Exception:
     """A program, or what torch raised, or the SourceError that says what is wrong with it."""
-    dynamo_reset()
+    compat.dynamo_reset()
     try:
         if drafted:
             return export_method(name, method, shapes, strict=strict)
@@ -139,18 +127,18 @@ def _exported(
 @contextlib.contextmanager
 def _quiet(scratch: Path) -> Iterator[None]:
     """Keeps torch's trace in a folder, and draft_export from announcing its report."""
-    traces: list[CaptureStructuredTrace] = []
+    traces: list[compat.CaptureStructuredTrace] = []
 
-    def capture() -> CaptureStructuredTrace:
-        traces.append(CaptureStructuredTrace())
+    def capture() -> compat.CaptureStructuredTrace:
+        traces.append(compat.CaptureStructuredTrace())
         return traces[-1]
 
     with (
         contextlib.ExitStack() as stack,
-        mock.patch.dict(os.environ, {DTRACE_ENV_VAR: str(scratch)}),
-        mock.patch.object(draft_export, "CaptureStructuredTrace", capture),
-        mock.patch.object(draft_export.log, "disabled", new=True),
-        mock.patch.object(guards.log, "disabled", new=True),  # strict mode logs the guards that do not hold
+        mock.patch.dict(os.environ, {compat.DTRACE_ENV_VAR: str(scratch)}),
+        mock.patch.object(compat.draft_export, "CaptureStructuredTrace", capture),
+        mock.patch.object(compat.draft_export.log, "disabled", new=True),
+        mock.patch.object(compat.guards.log, "disabled", new=True),  # strict mode logs the guards that do not hold
         torch.no_grad(),
         weights_on_use(),
     ):
@@ -268,25 +256,25 @@ def _drafted(
 
     A `recurrent` model has an LSTM, a GRU or an RNN, whose steps are taken apart with `unbind`.
     """
-    report: DraftExportReport = drafted._report  # noqa: SLF001 - where draft_export puts it
+    report: compat.DraftExportReport = drafted._report  # noqa: SLF001 - where draft_export puts it
     for failure in report.failures:
         where, code = frames.of_stack(_stack(failure, "user_stack"))
         match failure.failure_type:
-            case FailureType.MISSING_FAKE_KERNEL:
+            case compat.FailureType.MISSING_FAKE_KERNEL:
                 operator = _operator(failure)
                 missing = error is not None and operator.partition("::")[2] in str(error)
                 where, code = (attempt.where, attempt.code) if missing else ("", "")
                 yield _missing_kernel(operator, report, failure, where, code)
-            case FailureType.MISMATCHED_FAKE_KERNEL if _operator(failure).partition("::")[0] not in _TORCHS:
+            case compat.FailureType.MISMATCHED_FAKE_KERNEL if _operator(failure).partition("::")[0] not in _TORCHS:
                 yield _mismatched_kernel(_operator(failure), str(failure.data["reason"]))
-            case FailureType.GUARD_ADDED:
+            case compat.FailureType.GUARD_ADDED:
                 needed = in_python(failure.data["expr"], failure.data["symbol_to_sources"])
                 split = any(function == "unbind" for _, _, function, _ in _stack(failure, "stack"))
                 if recurrent and split and "unbind" not in code and re.fullmatch(r"[\w.\[\]]+ == \d+", needed):
                     yield _unrolled(needed, where, code)
                 else:
                     yield size_finding(needed, fixes, where, code)
-            case FailureType.DATA_DEPENDENT_ERROR:
+            case compat.FailureType.DATA_DEPENDENT_ERROR:
                 held = (failure.data.get("frame_locals") or {}).get("locals") or {}
                 finding = branch_finding(code, failure.data["expr"], str(failure.data["result"]), held)
                 yield replace(finding, where=where, code=code, only=only)
@@ -304,20 +292,22 @@ def _unrolled(needed: str, where: str, code: str) -> Cause:
     return Cause("dynamic dimension", problem, remedies, where, code)
 
 
-def _stack(failure: FailureReport, kind: Literal["stack", "user_stack"]) -> list[tuple[str, int, str, str]]:
+def _stack(failure: compat.FailureReport, kind: Literal["stack", "user_stack"]) -> list[tuple[str, int, str, str]]:
     """The frames of a failure, all or those that are not torch's. The report has numbers for the names of files."""
-    names = {number: name for name, number in INTERN_TABLE.items()}
+    names = {number: name for name, number in compat.INTERN_TABLE.items()}
     stack: Sequence[Mapping[str, Any]] = failure.data.get(kind) or ()
     return [(names.get(frame["filename"], ""), frame["line"], frame["name"], frame["loc"] or "") for frame in stack]
 
 
-def _operator(failure: FailureReport) -> str:
+def _operator(failure: compat.FailureReport) -> str:
     """The operator's name, such as ``mylib::sort``."""
     namespace, _, name = str(failure.data["op"]).partition(".")
     return f"{namespace}::{name.removesuffix('.default')}"
 
 
-def _missing_kernel(operator: str, report: DraftExportReport, failure: FailureReport, where: str, code: str) -> Cause:
+def _missing_kernel(
+    operator: str, report: compat.DraftExportReport, failure: compat.FailureReport, where: str, code: str
+) -> Cause:
     outputs = {
         f"{str(profile.out_profile.dtype).removeprefix('torch.')} of {profile.out_profile.rank} dimensions"
         for profile in report.op_profiles.get(failure.data["op"], ())
@@ -375,7 +365,9 @@ def _tried(dimension: str, name: str, method: MethodDefinition, shapes: Shapes, 
             continue
         dim = Dim(part, min=-(-smallest // step), max=size.maximum // step)
         sized = dim if step == 1 else step * dim
-        trial = pytree.tree_map_only(Dim, lambda old, sized=sized: sized if old.__name__ == dimension else old, dynamic)
+        trial = compat.pytree.tree_map_only(
+            Dim, lambda old, sized=sized: sized if old.__name__ == dimension else old, dynamic
+        )
         if not _error(_exported(name, replace(method, dynamic_shapes=trial), None, strict=strict)):
             return {part: repr(dim)} | ({} if step == 1 else {dimension: f"{step}*{part}"})
     return {}
@@ -409,9 +401,9 @@ def _graph_breaks(error: Exception, method: MethodDefinition, frames: Frames) ->
     """Lines that strict mode cannot trace: that of the error, and those that `explain` finds after it."""
     yield _graph_break(str(error), *frames.of_error(error))
     with contextlib.suppress(Exception):  # `explain` goes on after breaks, in code that may not be prepared for it
-        dynamo_reset()
+        compat.dynamo_reset()
         module = copy_module(method.module)
-        for reason in dynamo_explain(module)(*method.example_inputs[0]).break_reasons:
+        for reason in compat.dynamo_explain(module)(*method.example_inputs[0]).break_reasons:
             if reason.graph_break:
                 yield _graph_break(reason.reason, *frames.of_stack(_summaries(reason.user_stack)))
 

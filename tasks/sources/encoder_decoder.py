@@ -18,18 +18,7 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError, first_line
-from .huggingface import (
-    TEXT_POSITIONS,
-    Model,
-    Options,
-    audio_metadata,
-    describe_generating,
-    example_sound,
-    example_tokens,
-    in_dtype,
-    positions_of,
-    random_tokens,
-)
+from . import huggingface
 from .text_generation import KvCache, assets_of, cache_shapes, check_logits, constants
 
 _SECONDS = 30  # longest sound of a model that takes any length; Whisper's is as long
@@ -67,7 +56,7 @@ class Encoder(torch.nn.Module):
         Returns [2 * layers * heads, frames, head size]: keys and values of the first layer, of the second, and so on.
         """
         own, cross = (Cache([_Layer() for _ in range(self.layers)]) for _ in range(2))
-        states = self.model.get_encoder()(in_dtype(inputs, self.model.dtype))
+        states = self.model.get_encoder()(huggingface.in_dtype(inputs, self.model.dtype))
         token = torch.zeros(1, 1, dtype=torch.int64)
         # Only the decoder's keys and values remain of it when this is exported.
         cache = EncoderDecoderCache(own, cross)
@@ -107,13 +96,13 @@ class Decoder(torch.nn.Module):
         return torch.where(self.suppressed, logits.amin(dim=-1, keepdim=True), logits)
 
 
-def model(name: str, **fields: Any) -> ModelDefinition | Model:
+def model(name: str, **fields: Any) -> ModelDefinition | huggingface.Model:
     """A model with the methods `encoder` and `text_decoder`, or one without a decoder; `fields` as in `Options`."""
-    options = Options(name, **fields)
+    options = huggingface.Options(name, **fields)
     repo = options.repo
     loaded, configuration = options.load()
     if not configuration.is_encoder_decoder:
-        return Model(name, **fields)
+        return huggingface.Model(name, **fields)
     if options.batch is not None or options.outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models with an encoder and a decoder have none")
     encoder, decoder, example, prompt = _with_caches(loaded, repo, configuration, options.context)
@@ -126,7 +115,7 @@ def model(name: str, **fields: Any) -> ModelDefinition | Model:
     calls = [(prompt[:, start:end], encoded, torch.tensor([start])) for start, end in parts]
     tokens = {1: Dim("tokens", min=1, max=decoder.cache.context)}
     frames = {1: Dim("frames", min=1, max=longest)} if sizes else None
-    sound = {} if example.dtype is torch.int64 else {"audio": audio_metadata(repo)}
+    sound = {} if example.dtype is torch.int64 else {"audio": huggingface.audio_metadata(repo)}
     return ModelDefinition(
         {
             "encoder": MethodDefinition(encoder, [(example,)], (sizes,)),
@@ -135,7 +124,7 @@ def model(name: str, **fields: Any) -> ModelDefinition | Model:
         constant_methods=_constants(loaded, decoder, longest),
         assets=assets_of(repo, _FILES),
         sequences=[[MethodCall("encoder", (example,)), *(MethodCall("text_decoder", call) for call in calls)]],
-        metadata=describe_generating(repo, configuration, decoder.cache.context, **sound),
+        metadata=huggingface.describe_generating(repo, configuration, decoder.cache.context, **sound),
     )
 
 
@@ -143,20 +132,20 @@ def _with_caches(
     loaded: Any, repo: Mapping[str, Any], config: PretrainedConfig, sequence: int
 ) -> tuple[Encoder, Decoder, torch.Tensor, torch.Tensor]:
     """Both modules, an input of the encoder and tokens [1, 6] of the decoder; raises SourceError if they do not fit."""
-    context = min(sequence, positions_of(config, TEXT_POSITIONS))
+    context = min(sequence, huggingface.positions_of(config, huggingface.TEXT_POSITIONS))
     if context < _LEAST:
         raise SourceError(f"room for {context} tokens is too little: let `sequence` be {_LEAST} or more")
     name = loaded.main_input_name
     if name == "input_ids":
-        example = example_tokens(repo, config.vocab_size, min(16, sequence))
+        example = huggingface.example_tokens(repo, config.vocab_size, min(16, sequence))
     elif name in ("input_features", "input_values"):
-        example = example_sound(repo, config, name, batch=1)
+        example = huggingface.example_sound(repo, config, name, batch=1)
     else:
         raise SourceError(f"{config.model_type!r} encodes `{name}`: inputs of that kind are not known")
-    prompt = random_tokens(config.vocab_size, 1, _LEAST)
+    prompt = huggingface.random_tokens(config.vocab_size, 1, _LEAST)
     prompt[0, 0] = _start(loaded)
     with torch.no_grad():
-        states = loaded.get_encoder()(in_dtype(example, loaded.dtype))
+        states = loaded.get_encoder()(huggingface.in_dtype(example, loaded.dtype))
         inputs = {"encoder_outputs": states, "decoder_input_ids": prompt}
         shapes = cache_shapes(loaded, inputs)
         encoder = Encoder(loaded, len(shapes))
@@ -202,9 +191,9 @@ def _sizes(
 ) -> dict[int, Any] | None:
     """Dimension 1 of the encoder's input, unless it is fixed: tokens, or a sound's samples."""
     if example.dtype is torch.int64:
-        return {1: Dim("length", min=1, max=min(sequence, positions_of(config)))}
+        return {1: Dim("length", min=1, max=min(sequence, huggingface.positions_of(config)))}
     if example.dim() == 2:
-        rate = audio_metadata(repo).get("sampling_rate", example.shape[1])
+        rate = huggingface.audio_metadata(repo).get("sampling_rate", example.shape[1])
         return {1: Dim.AUTO(min=rate // 10, max=_SECONDS * rate)}
     return None
 

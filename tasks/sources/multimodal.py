@@ -28,19 +28,7 @@ from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError, first_line
 from ...formats.media import PIECES
 from ..upstream.transformers import masks_of_indices
-from .huggingface import (
-    Model,
-    Options,
-    accepted,
-    describe_generating,
-    example_tokens,
-    exportable,
-    image_preprocessing,
-    load_processor,
-    parts_of,
-    picture,
-    positions_of,
-)
+from . import huggingface
 from .text_generation import CachedModel, KvCache, assets_of, cache_shapes, check_logits, constants, make_cache
 
 _FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json", "generation_config.json")
@@ -55,7 +43,7 @@ class Encoder(torch.nn.Module):
         super().__init__()
         self.model = model
         self._accessor = accessor
-        others = accepted(getattr(model, accessor), inputs.others)
+        others = huggingface.accepted(getattr(model, accessor), inputs.others)
         precompute_export_inputs(torch.nn.Module(), others)  # sizes become numbers
         self.inputs = replace(inputs, others=others)
         self._known = _KnownValues()
@@ -77,7 +65,7 @@ class Encoder(torch.nn.Module):
         """Encodes one image [1, channels, height, width], or one sound, to [1, tokens, hidden size + columns]."""
         with contextlib.ExitStack() as changes:
             if torch.compiler.is_exporting() or self._known.learning:
-                changes.enter_context(exportable(self.model))
+                changes.enter_context(huggingface.exportable(self.model))
                 changes.enter_context(apply_patches("executorch"))
             changes.enter_context(self._known)
             output = getattr(self.model, self._accessor)(**self.inputs.of(inputs))
@@ -243,8 +231,8 @@ def image_example(repo: Mapping[str, Any], config: PretrainedConfig, size: int |
     """
     processor = _processor(repo, config)
     height, width = (size, size) if isinstance(size, int) else size or _size(processor, config)
-    image = torch.as_tensor(picture(height, width)).permute(2, 0, 1)[None].contiguous() / 127.5 - 1
-    metadata = {"image": {**image_preprocessing(repo), "size": (height, width)}}
+    image = torch.as_tensor(huggingface.picture(height, width)).permute(2, 0, 1)[None].contiguous() / 127.5 - 1
+    metadata = {"image": {**huggingface.image_preprocessing(repo), "size": (height, width)}}
     if processor is None:
         return Example(image, Inputs("pixel_values"), metadata)
     _set(processor, {**dict.fromkeys(_CHANGES, False), "max_image_size": {"longest_edge": max(height, width)}})
@@ -283,7 +271,7 @@ _CHANGES = ("do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_con
 
 def _processor(repo: Mapping[str, Any], config: PretrainedConfig) -> Any:
     """The model's image processor, or its architecture's with the configuration's patches; None: there is none."""
-    processor = load_processor(AutoImageProcessor, repo)
+    processor = huggingface.load_processor(AutoImageProcessor, repo)
     if processor is None:
         kind = (IMAGE_PROCESSOR_MAPPING.get(type(config), None) or {}).get("pil")
         if kind is None:
@@ -305,10 +293,12 @@ def _set(processor: Any, options: Mapping[str, Any]) -> Any:
 
 def _size(processor: Any, config: PretrainedConfig) -> tuple[int, int]:
     """Height and width of an image in one piece."""
-    configured: Any = next((size for part in parts_of(config) if (size := getattr(part, "image_size", None))), None)
+    configured: Any = next(
+        (size for part in huggingface.parts_of(config) if (size := getattr(part, "image_size", None))), None
+    )
     if processor is not None:
         with contextlib.suppress(ValueError, TypeError, RuntimeError):
-            inputs = processor(images=[picture()], return_tensors="pt")
+            inputs = processor(images=[huggingface.picture()], return_tensors="pt")
             if inputs["pixel_values"].dim() > 3:
                 configured = configured or tuple(inputs["pixel_values"].shape[-2:])
             elif "image_grid_thw" in inputs:
@@ -336,15 +326,15 @@ def _factors(index: np.ndarray[Any, Any], count: int) -> tuple[tuple[int, int], 
     return tuple(factors)
 
 
-def model(name: str, **fields: Any) -> ModelDefinition | Model:
+def model(name: str, **fields: Any) -> ModelDefinition | huggingface.Model:
     """A model with the methods of `generating` for images, or one of another kind; `fields` as in `Options`."""
-    options = Options(name, **fields)
+    options = huggingface.Options(name, **fields)
     loaded, configuration = options.load()
     if not hasattr(loaded, "get_image_features") or not hasattr(loaded, "generate") or configuration.is_encoder_decoder:
         if options.attention or options.cache:
             kind = type(loaded).__name__
             raise SourceError(f"{kind} does not generate text from images: leave `attention`, `cache` out")
-        return Model(name, **fields)
+        return huggingface.Model(name, **fields)
     if options.batch is not None or options.outputs is not None:
         raise SourceError("leave `batch` and `outputs` out: models that generate text have none")
     for path, layer in [*loaded.named_modules()]:
@@ -366,18 +356,18 @@ class Modality:
 IMAGE = Modality("vision_encoder", "get_image_features", "image_token_id", "an image")
 
 
-def generating(loaded: Any, options: Options, examples: Mapping[Modality, Example]) -> ModelDefinition:
+def generating(loaded: Any, options: huggingface.Options, examples: Mapping[Modality, Example]) -> ModelDefinition:
     """The methods of a model whose prompts have parts of some modalities.
 
     Raises SourceError if they do not compute what the model computes for a whole prompt.
     """
     config, repo = loaded.config, options.repo
-    context = min(options.context, positions_of(config))
+    context = min(options.context, huggingface.positions_of(config))
     vocabulary = config.get_text_config(decoder=True).vocab_size
     encoders = {kind: Encoder(loaded, kind.accessor, example.inputs) for kind, example in examples.items()}
     counts = {kind: _count(kind, encoder, examples[kind].values, context) for kind, encoder in encoders.items()}
     special = {kind: int(getattr(config, kind.token)) for kind in examples}
-    text = example_tokens(repo, vocabulary, 8).repeat(1, 8)[:, :8]
+    text = huggingface.example_tokens(repo, vocabulary, 8).repeat(1, 8)[:, :8]
     text = text.where(~torch.isin(text, torch.tensor([*special.values()])), 0)
     parts = [text[:, :3], *(text.new_full((1, counts[kind]), special[kind]) for kind in examples), text[:, 3:]]
     prompt = torch.cat(parts, dim=1)
@@ -385,7 +375,7 @@ def generating(loaded: Any, options: Options, examples: Mapping[Modality, Exampl
     types = torch.isin(prompt, torch.tensor([*special.values()])).long()
     inputs = {"input_ids": prompt, **others, **dict.fromkeys(_TYPES, types)}
     with torch.no_grad():
-        wanted = loaded(**accepted(loaded.forward, inputs), use_cache=False).logits
+        wanted = loaded(**huggingface.accepted(loaded.forward, inputs), use_cache=False).logits
     columns = _add_columns(loaded, encoders, inputs)
     shapes = cache_shapes(loaded, {"input_ids": text})
     if columns == _IMAGE:  # the masks of these models are for all positions of the context
@@ -423,7 +413,7 @@ def generating(loaded: Any, options: Options, examples: Mapping[Modality, Exampl
         },
         assets=assets_of(repo, _FILES),
         sequences=[sequence],
-        metadata=describe_generating(repo, config, context, **described),
+        metadata=huggingface.describe_generating(repo, config, context, **described),
     )
 
 
@@ -456,7 +446,7 @@ def _add_columns(loaded: Any, encoders: Mapping[Modality, Encoder], inputs: Mapp
     owner = next((module for module in (loaded, loaded.base_model) if hasattr(module, "get_rope_index")), None)
     is_part = inputs[_TYPES[0]][0].bool()
     if owner is not None:
-        positions, _ = owner.get_rope_index(**accepted(owner.get_rope_index, inputs))
+        positions, _ = owner.get_rope_index(**huggingface.accepted(owner.get_rope_index, inputs))
         columns = (positions[:, 0, is_part] - positions[:, 0, is_part].amin()).T
     elif set(_TYPES) & inspect.signature(loaded.forward).parameters.keys():
         columns = torch.ones(int(is_part.sum()), _IMAGE)

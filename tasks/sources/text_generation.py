@@ -17,15 +17,7 @@ from transformers import AutoTokenizer, cache_utils
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
-from .huggingface import (
-    Options,
-    describe_generating,
-    example_tokens,
-    find_file,
-    load_processor,
-    positions_of,
-    random_tokens,
-)
+from . import huggingface
 
 JSON, SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -53,7 +45,7 @@ def assets_of(repo: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]
 
 def files_of(repo: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
     """The content of those files that the model's repository or folder has."""
-    return {name: path.read_bytes() for name in names if (path := find_file(repo, name))}
+    return {name: path.read_bytes() for name in names if (path := huggingface.find_file(repo, name))}
 
 
 def _is_bpe(content: bytes) -> bool:
@@ -65,7 +57,7 @@ def _is_bpe(content: bytes) -> bool:
 
 
 def _convert(repo: Mapping[str, Any]) -> dict[str, bytes]:
-    tokenizer = load_processor(AutoTokenizer, repo)
+    tokenizer = huggingface.load_processor(AutoTokenizer, repo)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return {}
@@ -115,22 +107,22 @@ class CachedModel(torch.nn.Module):
 
 def model(name: str, **fields: Any) -> ModelDefinition:
     """A language model whose one method, `forward`, takes a prompt or a token; `fields` as in `Options`."""
-    options = Options(name, **fields)
+    options = huggingface.Options(name, **fields)
     repo, sinks = options.repo, options.sinks
     loaded, configuration = options.load("text-generation")
     text = configuration.get_text_config(decoder=True)
-    context, least = min(options.context, positions_of(configuration)), _LEAST + sinks
+    context, least = min(options.context, huggingface.positions_of(configuration)), _LEAST + sinks
     if sinks:  # positions go up to two windows after the sinks
-        context = min(context, sinks + (positions_of(configuration) - sinks) // 2)
+        context = min(context, sinks + (huggingface.positions_of(configuration) - sinks) // 2)
     if context < least:
         raise SourceError(f"a context of {context} tokens is too short: let `sequence` be {least} or more")
-    prompt = example_tokens(repo, text.vocab_size, min(8, context - 2))
+    prompt = huggingface.example_tokens(repo, text.vocab_size, min(8, context - 2))
     if prompt.shape[1] < 2:
-        prompt = random_tokens(text.vocab_size, 1, min(8, context - 2))
+        prompt = huggingface.random_tokens(text.vocab_size, 1, min(8, context - 2))
     cached = _with_cache(loaded, prompt, context, options)
     calls = [_calls(prompt)]
     if window := cached.cache.longest_window:
-        beyond = random_tokens(text.vocab_size, 1, min(window + 2, context - 2))
+        beyond = huggingface.random_tokens(text.vocab_size, 1, min(window + 2, context - 2))
         calls.append(_calls(*[beyond] * (2 if sinks else 1)))
     tokens = {1: Dim("tokens", min=1, max=context)}
     first, *later = calls[0]
@@ -148,7 +140,7 @@ def model(name: str, **fields: Any) -> ModelDefinition:
         constant_methods=constants(loaded, context, own_attention=options.attention is not None) | endless,
         assets=tokenizer_files(repo),
         sequences=[[MethodCall(method(call), call) for call in sequence] for sequence in calls],
-        metadata=describe_generating(repo, configuration, None if sinks else context),
+        metadata=huggingface.describe_generating(repo, configuration, None if sinks else context),
     )
 
 
@@ -178,7 +170,7 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05, "
 """By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
 
 
-def _with_cache(loaded: Any, prompt: torch.Tensor, context: int, options: Options) -> CachedModel:
+def _with_cache(loaded: Any, prompt: torch.Tensor, context: int, options: huggingface.Options) -> CachedModel:
     """The model with a cache; raises SourceError if it has none, or its logits differ from those without a cache."""
     shapes = cache_shapes(loaded, {"input_ids": prompt})
     if options.sinks:
@@ -186,7 +178,9 @@ def _with_cache(loaded: Any, prompt: torch.Tensor, context: int, options: Option
     windows = [shape.window for shape in shapes if shape and shape.window and shape.window < context]
     if (more := min(max(windows, default=0) + 2, _CHECKED) - prompt.shape[1]) > 0:
         vocabulary = loaded.config.get_text_config(decoder=True).vocab_size
-        prompt = torch.cat([prompt, random_tokens(vocabulary, 1, min(more, context - prompt.shape[1]))], dim=1)
+        prompt = torch.cat(
+            [prompt, huggingface.random_tokens(vocabulary, 1, min(more, context - prompt.shape[1]))], dim=1
+        )
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
     cache = make_cache(loaded, shapes, context, options)
@@ -209,7 +203,7 @@ def _check_sinks(loaded: Any, shapes: Shapes) -> None:
         raise SourceError(f"sinks: layers of {text.model_type!r} have sliding windows of their own; leave it out")
 
 
-def make_cache(model: Any, shapes: Shapes, context: int, options: Options) -> KvCache:
+def make_cache(model: Any, shapes: Shapes, context: int, options: huggingface.Options) -> KvCache:
     """A cache for the options `attention`, `cache` and `sinks`; lets the model use the operators that read it."""
     kind: type[KvCache] = KvCache
     if options.attention is not None:

@@ -20,19 +20,8 @@ from ....configs.model import Limits
 from ....errors import StageCrashed, StageError, StageFailed, StageOutOfMemory, StageTimedOut, runtime_reasons
 from ..keys.code import PTEFORGE
 from ..stage import Progressed, no_progress, reporter
+from . import protocol
 from .memory import Admission, AdmissionClosed, Descendants, memory_for_calls, own_memory
-from .protocol import (
-    Answer,
-    CallRequest,
-    CappedLog,
-    Ended,
-    ProgressReader,
-    Started,
-    WorkerReport,
-    decode_link,
-    signal_name,
-    tail_lines,
-)
 from .warm_server import KILL_LIMIT, HeldProcess, Server, SharedServer, WarmServer
 
 
@@ -122,7 +111,7 @@ class Workers:
         """Starts the server in the background, unless it runs; raises StageCrashed after `stop`."""
         self._running_server(shared=shared)
 
-    def run(self, call: WorkerCall) -> WorkerReport:
+    def run(self, call: WorkerCall) -> protocol.WorkerReport:
         """Calls a function.
 
         Raises StageFailed if the function or the server's warm-up raised, StageCrashed if the process ended without an
@@ -133,7 +122,7 @@ class Workers:
         if not (module and name):
             raise ValueError(f"function is {call.function!r}, must be 'package.module:name'")
         chain, linger = call.chain, _LINGER if call.chain and call.chain.goes_on else 0.0
-        request = CallRequest(call.function, call.argument, call.python_path, linger)
+        request = protocol.CallRequest(call.function, call.argument, call.python_path, linger)
         needed = call.limits.memory if call.memory is None else call.memory
         try:
             with self._admission.admit(needed, first=self.awaits(chain)) as grow:
@@ -205,7 +194,7 @@ class Workers:
 class InProcess:
     """Calls functions as `Workers` does, but in this process, and in one thread at a time: torch allows no more."""
 
-    def run(self, call: WorkerCall) -> WorkerReport:
+    def run(self, call: WorkerCall) -> protocol.WorkerReport:
         """Calls a function; raises StageFailed, with the cause. Global torch state is the function's to set.
 
         There is one call at a time, and no process to kill. What it can import is what this process's `sys.path` says.
@@ -219,7 +208,7 @@ class InProcess:
                 result = body(call.argument)
         finally:
             reporter.reset(token)
-        return WorkerReport(result, time.perf_counter() - began, peak_memory=0, log=b"")
+        return protocol.WorkerReport(result, time.perf_counter() - began, peak_memory=0, log=b"")
 
     def awaits(self, _chain: CallChain | None) -> bool:
         """No process waits here."""
@@ -259,7 +248,7 @@ _CHUNK = 1 << 18
 @contextmanager
 def running_call(
     server: Server,
-    request: CallRequest,
+    request: protocol.CallRequest,
     worker_call: WorkerCall,
     grown: Callable[[int], None],
     waiting: HeldProcess | None = None,
@@ -319,17 +308,17 @@ class RunningCall:
 
     def __post_init__(self) -> None:
         self.answered = False  # whether the process has returned a result and lingers
-        self._progress = ProgressReader(self.call.progressed)
-        self._answer, self._log, self._link_stream = bytearray(), CappedLog(), b""
-        self._started: Started | None = None
-        self._ended: Ended | None = None
+        self._progress = protocol.ProgressReader(self.call.progressed)
+        self._answer, self._log, self._link_stream = bytearray(), protocol.CappedLog(), b""
+        self._started: protocol.Started | None = None
+        self._ended: protocol.Ended | None = None
         self._linked = True
         self._start_time = self._end_time = self._sample_time = self._kill_time = 0.0
         self._killed_for: _Bound | None = None
         self._memory = self._peak = 0
         self._descendants = Descendants()
 
-    def begin(self, started: Started) -> None:
+    def begin(self, started: protocol.Started) -> None:
         """The process is not forked for this call, but has taken it."""
         self._started, self._start_time = started, time.monotonic()
         self._link_stream = started.encode()  # replaces what the server sent before the process's first call
@@ -351,7 +340,7 @@ class RunningCall:
         for fd in (self.answer_fd, self.log_fd, self.progress_fd):
             self._read(fd)  # the rest: a pipe holds less than a chunk
 
-    def report(self) -> WorkerReport:
+    def report(self) -> protocol.WorkerReport:
         if self._started is None or (self._ended is None and not self.answered):
             raise self._with_log(self._lost())
         code = self._ended.code if self._ended else 0
@@ -363,16 +352,16 @@ class RunningCall:
         if answer.error is not None:
             flags = {name: getattr(answer, name) for name in ("bad_input", "user_code", "lost_object")}
             raise self._with_log(StageFailed(answer.error, **flags))
-        return WorkerReport(
+        return protocol.WorkerReport(
             result=answer.result,
             seconds=self._end_time - self._start_time,
             peak_memory=max(self._peak, answer.memory - self._started.baseline),
             log=self._log.content(),
         )
 
-    def _whole_answer(self) -> Answer | None:
+    def _whole_answer(self) -> protocol.Answer | None:
         try:
-            return Answer.decode(bytes(self._answer))
+            return protocol.Answer.decode(bytes(self._answer))
         except ValueError:
             return None
 
@@ -404,11 +393,11 @@ class RunningCall:
         self._end_time = time.monotonic()
         self._linked = bool(chunk)
         self._link_stream += chunk
-        started, self._ended = decode_link(self._link_stream)
+        started, self._ended = protocol.decode_link(self._link_stream)
         if self._started is None and started is not None:
             self._started, self._start_time = started, self._end_time
 
-    def _check_bounds(self, started: Started, now: float) -> None:
+    def _check_bounds(self, started: protocol.Started, now: float) -> None:
         if self._killed_for is not None:
             if now - self._kill_time > KILL_LIMIT:
                 raise self._with_log(StageCrashed(f"process {started.pid} was killed and does not end"))
@@ -437,7 +426,8 @@ class RunningCall:
     def _signalled(self, signum: int) -> StageError:
         if signum != signal.SIGKILL:
             reasons = runtime_reasons(self._log.content().decode(errors="replace"))
-            return StageCrashed(": ".join(filter(None, ("; ".join(reasons), f"killed by {signal_name(signum)}"))))
+            killed = f"killed by {protocol.signal_name(signum)}"
+            return StageCrashed(": ".join(filter(None, ("; ".join(reasons), killed))))
         held = _mebibytes(self._memory)
         if self._killed_for is _Bound.TIME:
             return StageTimedOut(f"killed at its time limit of {self.call.limits.timeout:g} s")
@@ -458,7 +448,7 @@ class RunningCall:
         return self.process.server.loss(self._started.pid if self._started else None)
 
     def _with_log(self, error: StageError) -> StageError:
-        error.log_tail = tail_lines(self._log.content()) or error.log_tail
+        error.log_tail = protocol.tail_lines(self._log.content()) or error.log_tail
         return error
 
 
