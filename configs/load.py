@@ -16,23 +16,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..errors import ConfigError, Location
+from . import nodes
 from .base import check_object_reference, did_you_mean
 from .contract_file import RELEASE
 from .model import ModelConfig
-from .nodes import (
-    FieldPath,
-    Locations,
-    Node,
-    Scalar,
-    assign,
-    deep_merge,
-    format_field,
-    map_scalars,
-    parse_yaml,
-    plain,
-    read_field,
-    read_yaml,
-)
+from .nodes import FieldPath, Locations, Node, Scalar
 from .places import HOST
 from .presets import preset_names
 from .problems import check, raise_all
@@ -73,8 +61,8 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
     }
     sections = {name: Node(value, root.location, (name,)) for name, value in defaults.items()}
     sections |= {name: node for name, node in root.entries.items() if name in (*defaults, "version")}
-    for name, nodes in (("models", gathered.models), ("recipes", recipes)):
-        sections[name] = Node(nodes, root.entries.get(name, root).location, (name,))
+    for name, entries in (("models", gathered.models), ("recipes", recipes)):
+        sections[name] = Node(entries, root.entries.get(name, root).location, (name,))
     sections["python_path"] = Node(gathered.python_path, root.location, ("python_path",))
     tree = Node(sections, root.location)
     locations = Locations(tree)
@@ -91,12 +79,12 @@ def parse_override(text: str) -> Node:
 
     The key is the path where the value is `written`. The location names the key, but not the value: it may be private.
     """
-    path, rest = read_field(text)
+    path, rest = nodes.read_field(text)
     if not path or not rest.startswith("="):
         problem = "write KEY=VALUE, for example models.resnet8.seed=3 or models.resnet8.recipes[0]=mine"
         raise ConfigError(problem, location=Location(f"--set {text.partition('=')[0].strip()}"))
-    location = Location(f"--set {format_field(path)}")
-    return _absolute_paths(parse_yaml(rest[1:], location.file, fixed=location, at=path), Path.cwd(), path)
+    location = Location(f"--set {nodes.format_field(path)}")
+    return _absolute_paths(nodes.parse_yaml(rest[1:], location.file, fixed=location, at=path), Path.cwd(), path)
 
 
 def _resolve_recipes(gathered: _Gathered) -> tuple[dict[str, Node], list[ConfigError]]:
@@ -175,7 +163,7 @@ class _Gathered:
         self.python_path += [node for node in folders if node.value not in known]
         for item in (file.child("include") or _nothing(file)).items:
             self._include(item, defaults, trail)
-        self.visits[os.path.realpath(path)] = (plain(inherited), len(self.models) > models_before)
+        self.visits[os.path.realpath(path)] = (nodes.plain(inherited), len(self.models) > models_before)
 
     def _include(self, item: Node, defaults: Node, trail: tuple[Path, ...]) -> None:
         path = Path(str(item.value))
@@ -185,7 +173,7 @@ class _Gathered:
             raise item.error(f"files include each other in a circle: {circle}")
         if real in self.visits:
             first_defaults, has_models = self.visits[real]
-            if has_models and first_defaults != plain(defaults):
+            if has_models and first_defaults != nodes.plain(defaults):
                 raise item.error(
                     f"{_relative(path)} is included twice, and its models would get different defaults each time; "
                     "include it once"
@@ -207,7 +195,7 @@ class _Gathered:
         if below and name not in known:
             raise change.error(f"there is no {section[:-1]} {name!r}{did_you_mean(name, tuple(known))}")
         tree = Node({section: Node(known, change.location)}, change.location)
-        changed = assign(tree, change).entries[section].entries[name]
+        changed = nodes.assign(tree, change).entries[section].entries[name]
         defaults = _nothing(change) if below else self.defaults
         entries[name] = _with_defaults(changed, defaults) if section == "models" else changed
 
@@ -218,7 +206,7 @@ def _gather(path: Path, overrides: Sequence[Node], text: str | None) -> _Gathere
         raise ConfigError(problem, location=Location(str(path)))
     root = _read(path, str(path), text=text)
     for override in overrides:
-        root = assign(root, override)
+        root = nodes.assign(root, override)
     gathered = _Gathered(root, _model_defaults(root, _nothing(root)))
     gathered.add(root, path, _nothing(root), (path,))
     return gathered
@@ -248,7 +236,10 @@ def _nothing(node: Node) -> Node:
 
 
 def _read(path: Path, name: str, included_by: Node | None = None, text: str | None = None) -> Node:
-    tree = read_yaml(path, name, included_by) if text is None else parse_yaml(text, name, fixed=Location(name))
+    if text is None:
+        tree = nodes.read_yaml(path, name, included_by)
+    else:
+        tree = nodes.parse_yaml(text, name, fixed=Location(name))
     if tree.value is None:
         raise tree.error("the file is empty; write at least `version: 1` and `models:`")
     if not isinstance(tree.value, dict):
@@ -271,7 +262,7 @@ def _absolute_paths(tree: Node, folder: Path, at: FieldPath = ()) -> Node:
         scheme = value[: len("hf:")] if names_model(value) else ""
         return f"{scheme}{_absolute(folder / Path(value.removeprefix(scheme)).expanduser())}"
 
-    return map_scalars(tree, change, at)
+    return nodes.map_scalars(tree, change, at)
 
 
 def _is_path(path: FieldPath, text: str) -> bool:
@@ -314,7 +305,7 @@ def _model_defaults(file: Node, inherited: Node) -> Node:
     """The defaults of the models of `file`: the file's own over those of the file that includes it."""
     section = file.child("defaults") or _nothing(file)
     own = section.child("model")
-    merged = deep_merge(inherited, _expand_source(own)) if own is not None and own.entries else inherited
+    merged = nodes.deep_merge(inherited, _expand_source(own)) if own is not None and own.entries else inherited
     recipes = section.child("recipes")
     return merged if recipes is None or recipes.value is None else merged.with_entries({"recipes": recipes})
 
@@ -327,7 +318,7 @@ def _with_defaults(model: Node, defaults: Node) -> Node:
     own, default = model.child("source"), defaults.child("source")
     if own and default and {"builder", "program"} <= own.entries.keys() | default.entries.keys():
         defaults = defaults.without("source")
-    return deep_merge(defaults, model)
+    return nodes.deep_merge(defaults, model)
 
 
 def _check_defaults(file: Node) -> list[ConfigError]:
@@ -387,7 +378,7 @@ def recipe_names(globs: str) -> tuple[str, ...]:
 
 def load_source(folder: Path, source: str, recipes: Sequence[str], overrides: Sequence[str] = ()) -> LoadedZoo:
     """The zoo that `zoo_text` describes, as if in a folder; overrides of ``source`` are those of its only model."""
-    of_model = format_field(("models", model_name(source)))
+    of_model = nodes.format_field(("models", model_name(source)))
     overrides = [f"{of_model}.{text}" if text.startswith("source.") else text for text in overrides]
     return load_zoo(folder / source.replace("/", "-"), overrides, text=zoo_text(source, recipes))
 
