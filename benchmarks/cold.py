@@ -1,7 +1,4 @@
-"""Lowers a zoo with pteforge and with its peer, side by side, and compares seconds and bytes.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""Compares seconds and bytes of a zoo's lowering by pteforge and by its peer, side by side; see README.md."""
 
 from __future__ import annotations
 

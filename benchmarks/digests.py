@@ -1,7 +1,4 @@
-"""What it costs a run with nothing cached to digest everything that its stages read, as a share of its CPU time.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""The share of CPU time that a run with nothing cached takes to digest what its stages read; see README.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Lowers `examples/digits` and compares accuracy and size of its recipes.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""Lowers `examples/digits` and compares accuracy and size of its recipes; see README.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Loads and calls fat files and the bare payloads that they choose, side by side in a plain C++ host.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""Loads and calls fat files and the bare payloads that they choose, in a plain C++ host; see README.md."""
 
 from __future__ import annotations
 

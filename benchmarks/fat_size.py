@@ -1,7 +1,4 @@
-"""Makes fat files of the zoo `fat_size.yaml` and compares their size with the alternatives.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""Makes fat files of the zoo `fat_size.yaml` and compares their size with the alternatives; see README.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""CPU time of each stage for language models of several depths, from nothing, and again with other weights.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""CPU time of each stage for language models of several depths, and again with other weights; see README.md."""
 
 from __future__ import annotations
 

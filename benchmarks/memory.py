@@ -306,10 +306,7 @@ def measure(model: Model, chosen: Any, folder: Path, log: Log) -> Measured:
 
 
 def packed_when_loaded(file: Path) -> int:
-    """Anonymous memory that ExecuTorch's runtime takes to load a file, or any payload of a fat one, at most.
-
-    That is mostly what XNNPACK packs.
-    """
+    """The most anonymous memory that the runtime takes to load a file or a payload; mostly what XNNPACK packs."""
     if is_fat(open_pte(file)):
         container = open_fat(file).container
         with measuring.temporary_folder() as folder:

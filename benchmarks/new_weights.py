@@ -1,7 +1,4 @@
-"""Lowers a transformer, and then the same one with other weights, and compares the CPU time of the two runs.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""Compares the CPU time of lowering a transformer, and then the same with other weights; see README.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where the CPU time of a run with nothing cached goes, by kind of process, for zoos of two sizes.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""The CPU time of a run with nothing cached by kind of process, for zoos of two sizes; see README.md."""
 
 from __future__ import annotations
 

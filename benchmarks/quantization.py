@@ -1,7 +1,4 @@
-"""Quantizes the starter zoo with pteforge and with ExecuTorch's own recipes, and compares the precision of the files.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""Compares the precision of the starter zoo, quantized by pteforge and by ExecuTorch's own recipes; see README.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Lowers zoos of generated models of several sizes, then each again after a change, and compares what that costs.
-
-`benchmarks/README.md` explains the figures.
-"""
+"""Lowers generated zoos of several sizes, then each again after a change, and compares the cost; see README.md."""
 
 from __future__ import annotations
 

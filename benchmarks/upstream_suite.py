@@ -298,10 +298,7 @@ def is_left(case: str, records: Mapping[str, Record]) -> bool:
 
 
 def owners(cases: Sequence[Case], records: Mapping[str, Record]) -> dict[str, str]:
-    """Case to who fails it: ours, upstream or both; empty where both are right, and ``nothing`` where all is float.
-
-    Cases that were not run are left out.
-    """
+    """Who fails each case that ran: ours, upstream or both; empty if both are right, ``nothing`` where all is float."""
     found = {}
     for case in map(str, cases):
         ours, direct = (records[side].problems.get(case) for side in SIDES)

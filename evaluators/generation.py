@@ -97,10 +97,7 @@ def _normalized_answer(text: str) -> str:
 
 
 def said(predict: Predict, options: TextOptions) -> Iterator[tuple[str, TextSample]]:
-    """The model's text for each sample.
-
-    Raises SourceError if the model generates no text, the processor cannot be loaded, or a sample does not fit.
-    """
+    """The text for each sample; SourceError if the model makes none, no processor loads, or a sample does not fit."""
     processor = _load_processor(options.processor)
     tokenizer = getattr(processor, "tokenizer", processor)
     methods = predict.methods

@@ -115,10 +115,7 @@ def listed(folder: str | Path) -> list[Path]:
 
 
 def rows(file: str | Path, columns: int) -> Iterator[list[str]]:
-    """The lines of a UTF-8 file, split at tabs, without empty ones.
-
-    Raises SourceError if there is no such file, or a line has another number of columns.
-    """
+    """Lines of a UTF-8 file, split at tabs, without empty ones; SourceError without a file or for other columns."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:

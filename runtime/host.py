@@ -252,10 +252,7 @@ def _load_program(file: Path, data_file: Path | None = None) -> Any:
 
 @contextmanager
 def _shared_data(fat: FatFile) -> Iterator[Path | None]:
-    """A `.ptd` file with the named data that payloads of a version 1 container share.
-
-    Python's runtime takes named data only from a `.ptd`, not from the fat program.
-    """
+    """A `.ptd` with named data that version 1 payloads share: Python's runtime takes none from the fat program."""
     if fat.container.version != V1 or not fat.container.named_data:
         yield None
         return

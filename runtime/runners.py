@@ -342,10 +342,7 @@ def _size(spec: Any) -> int:
 
 
 def _reading(request: GenerationRequest, prompt: str, parts: Sequence[Part]) -> tuple[str, int] | None:
-    """The tokenizer of ExecuTorch's runners, and the number of BOS tokens with which it reads the prompt as the parts.
-
-    None if it reads other tokens, or cannot be loaded.
-    """
+    """ExecuTorch's tokenizer, and with how many BOS tokens it reads the prompt as the parts; None if it does not."""
     import pytorch_tokenizers  # noqa: PLC0415 - only a process that generates needs it
 
     if (request.folder / "tokenizer.json").is_file():

@@ -190,10 +190,7 @@ _NOT_OURS = {
 
 
 def compile_options(given: ExecutorchBackendConfig | None) -> CompileOptions:
-    """The same settings as options, for methods that `method_options` has none for.
-
-    Raises ConfigError for functions and other pass classes.
-    """
+    """The same as options of methods without `method_options`; ConfigError for functions and other pass classes."""
     if given is None:
         return CompileOptions()
     for name, hint in _NOT_OURS.items():

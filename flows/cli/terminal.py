@@ -25,10 +25,7 @@ _OF_A_PIPE = 160  # columns
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Opens standard output or standard error for text without markup, which it makes safe to print.
-
-    A pipe gets a width that is enough for tables.
-    """
+    """Opens standard output or error for text without markup, made safe to print; a pipe is wide enough for tables."""
     from rich.console import Console
 
     _guard_rich()

@@ -110,10 +110,7 @@ async def show_tables(outcome: ModelOutcome) -> None:
 
 
 def show_bisection(bisection: Bisection, plot: bytes | None) -> None:
-    """Adds a page of tables, and the plot as an image in a data URL.
-
-    Artifacts belong to runs, so a flow that does nothing else creates them.
-    """
+    """Adds tables, and the plot as a data URL, in a flow that does nothing else: artifacts belong to runs."""
     key, description = artifact_key("bisect", bisection.name), f"Where {markdown(bisection.name)} loses quality"
 
     @flow(name="bisect", flow_run_name=printable(f"bisect {bisection.name}"), persist_result=False)
@@ -205,10 +202,7 @@ _PATIENCE = 10.0  # seconds for the last update
 
 @asynccontextmanager
 async def progress_shown(session: Session) -> AsyncIterator[None]:
-    """Shows the session's progress in the current flow run, with a line in its log for each model that has ended.
-
-    Work never waits for it.
-    """
+    """Shows the session's progress in the flow run, and logs each model that has ended; work never waits for it."""
     ended, log = asyncio.Event(), _Log(session)
     session.progress.observe(log)
 

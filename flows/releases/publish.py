@@ -101,10 +101,7 @@ class ResultsFolder:
         return True
 
     def keep_rejected(self, model: str, recipe: str, file: ArtifactRef, data: ArtifactRef | None) -> Path:
-        """Writes ``<recipe>.rejected.pte`` and its `.ptd`, and removes the same file under the name of a good one.
-
-        Returns the path; raises as `publish`.
-        """
+        """Writes ``<recipe>.rejected.pte`` and its `.ptd` in place of a good file; raises as `publish`."""
         path = self.out / model / f"{recipe}.rejected.pte"
         with convert_os_errors(StoreUnusable, f"cannot write {path}", "choose another --out folder"):
             self._write_files(file, data, path)

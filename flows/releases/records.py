@@ -1,7 +1,4 @@
-"""Records of releases: manifests and channels as JSON, and signatures.
-
-Signatures have the OpenSSF model-signing format and use the owner's key, without any service.
-"""
+"""Records of releases: manifests and channels in JSON, and signatures in OpenSSF's model-signing format, by a key."""
 
 from __future__ import annotations
 

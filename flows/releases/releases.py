@@ -393,10 +393,7 @@ def open_releases(url: str) -> Releases:
 
 
 def open_release(text: str) -> tuple[Releases, str]:
-    """The releases, and the name of the one at ``URL#RELEASE``, ``URL#CHANNEL`` or a manifest's address.
-
-    Raises InputError if there is none.
-    """
+    """The releases, and the name of the one that `split_release` takes from a text; InputError if there is none."""
     url, name = records.split_release(text)
     releases = open_releases(url)
     return releases, releases.find(name)

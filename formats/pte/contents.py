@@ -1,7 +1,4 @@
-"""The contents of a `.pte` file as plain values: methods, what their inputs may be, extents, and which ones to share.
-
-Offsets count bytes from the start of the file.
-"""
+"""Contents of `.pte` files as plain values: methods, inputs, what to share, and extents, from the start of the file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The seam between the lowering and where its stages run: a call of a stage as a value, and what answers it.
-
-The runners that do not need Prefect are in `executor`.
-"""
+"""The seam between the lowering and where its stages run: a call as a value, and what answers it (see `executor`)."""
 
 from __future__ import annotations
 

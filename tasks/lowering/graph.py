@@ -147,10 +147,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
 
 
 async def search_layers(run: RecipeRun, exports: Exports) -> PlannedRecipe:
-    """The recipe; if it asks for a search, with the fewest layers in floating point that let its file pass the gate.
-
-    Raises AccuracyMissed if no file passes.
-    """
+    """The recipe; a search keeps the fewest layers in floating point that pass its gate, or raises AccuracyMissed."""
     recipe, gate = run.plan, run.plan.gate
     if recipe.search is None or gate is None:
         return recipe

@@ -1,4 +1,1 @@
-"""Codecs of artifacts: programs, delegates, values, payloads. All but `payload` import torch.
-
-Edits change stage keys.
-"""
+"""Codecs of programs, delegates, values, payloads. All but `payload` import torch. Edits change stage keys."""

@@ -345,8 +345,5 @@ def dump_stream(value: Any, externals: BlobSink) -> bytes:
 
 
 def load_stream(stream: bytes, externals: Sequence[Any]) -> Any:
-    """Inverse of `dump_stream`; `externals` is the content outside of the stream, by number.
-
-    A stream can run any code, so it must come from a trusted source.
-    """
+    """Inverse of `dump_stream`, with externals by number; only for trusted streams, which can run any code."""
     return _Unpickler(io.BytesIO(stream), externals).load()

@@ -357,10 +357,7 @@ IMAGE = Modality("vision_encoder", "get_image_features", "image_token_id", "an i
 
 
 def generating(loaded: Any, options: huggingface.Options, examples: Mapping[Modality, Example]) -> ModelDefinition:
-    """The methods of a model whose prompts have parts of some modalities.
-
-    Raises SourceError if they do not compute what the model computes for a whole prompt.
-    """
+    """Methods for prompts with parts of some modalities; SourceError if they do not compute what the model does."""
     config, repo = loaded.config, options.repo
     context = min(options.context, huggingface.positions_of(config))
     vocabulary = config.get_text_config(decoder=True).vocab_size

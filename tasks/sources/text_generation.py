@@ -1,7 +1,4 @@
-"""Language models with a KV cache of static size, in buffers that files keep, and their tokenizers' files.
-
-ExecuTorch's text runner loads and calls them.
-"""
+"""Language models with a static KV cache in buffers, which ExecuTorch's text runner calls, and their tokenizers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Fake tensors that stand for weights in stages that run without them, and code that reads them all the same.
-
-Part of the keys of all stages that load programs.
-"""
+"""Fake tensors for weights in stages that run without them, and code that reads them; in all keys of such stages."""
 
 from __future__ import annotations
 

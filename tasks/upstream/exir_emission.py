@@ -1,7 +1,4 @@
-"""exir of executorch 1.5.1 while programs are emitted and written: results of ``cond``, remainders, weights.
-
-Part of the keys of `compile` and `bisect_payload`.
-"""
+"""What executorch 1.5.1 emits: ``cond``, remainders, weights; part of the keys of `compile` and `bisect_payload`."""
 
 from __future__ import annotations
 

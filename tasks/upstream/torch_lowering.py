@@ -1,7 +1,4 @@
-"""torch 2.13 while exported graphs are lowered: what it repeats for each trace, and other symbols.
-
-Part of the keys of `edge`, `partition`, `preprocess` and `compile`.
-"""
+"""torch 2.13 as graphs are lowered: repeated work, symbols. In keys of `edge`, `partition`, `preprocess`, `compile`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""torchao 0.18 where it copies whole matrices: packing and dequantizing some rows at a time.
-
-Part of the keys of all stages that load weights.
-"""
+"""torchao 0.18, which packs and dequantizes some rows at a time here; in the keys of stages that load weights."""
 
 from __future__ import annotations
 

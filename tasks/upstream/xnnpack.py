@@ -1,7 +1,4 @@
-"""XNNPACK's quantizer and partitioner of executorch 1.5.1, extended.
-
-Part of the keys of XNNPACK's stages, as is `xnnpack_passes`, which has what is changed in its passes.
-"""
+"""XNNPACK's quantizer and partitioner of executorch 1.5.1, extended; with `xnnpack_passes`, in its stages' keys."""
 
 from __future__ import annotations
 
