@@ -36,19 +36,12 @@ ObjectFolder.path, ObjectFolder.read = timed(ObjectFolder.path), timed(ObjectFol
 
 @dataclass(frozen=True)
 class Digests:
-    """One run.
+    """One run."""
 
-    Attributes:
-        total: CPU seconds of all its processes.
-        digesting: those of reading objects and digesting them.
-        objects: how many were read, with repetitions.
-        size: bytes of these.
-    """
-
-    total: float
-    digesting: float
-    objects: int
-    size: int
+    total: float  # CPU seconds of all its processes
+    digesting: float  # those of reading objects and digesting them
+    objects: int  # how many were read, with repetitions
+    size: int  # bytes of these
 
     @property
     def share(self) -> float:

@@ -17,38 +17,24 @@ REFERENCE = "fp32"
 
 @dataclass(frozen=True)
 class Payload:
-    """One payload of one recipe's file.
-
-    Attributes:
-        accuracy: share of test images that are classified correctly.
-        drop: eager's accuracy minus this.
-        size: bytes of the payload as a separate file.
-        ratio: `size` divided by that of the fp32 recipe's payload of the same name.
-    """
+    """One payload of one recipe's file."""
 
     recipe: str
     payload: str
-    accuracy: float
-    drop: float
-    size: int
-    ratio: float
+    accuracy: float  # share of test images that are classified correctly
+    drop: float  # eager's accuracy minus this
+    size: int  # bytes of the payload as a separate file
+    ratio: float  # `size` divided by that of the fp32 recipe's payload of the same name
 
 
 @dataclass(frozen=True)
 class Digits:
-    """The figures of one run.
+    """The figures of one run."""
 
-    Attributes:
-        eager: accuracy of the eager model.
-        weights: bytes of the weights in fp32's XNNPACK payload.
-        payloads: every payload of every recipe.
-        files: bytes of each recipe's fat file.
-    """
-
-    eager: float
-    weights: int
-    payloads: tuple[Payload, ...]
-    files: dict[str, int]
+    eager: float  # accuracy of the eager model
+    weights: int  # bytes of the weights in fp32's XNNPACK payload
+    payloads: tuple[Payload, ...]  # every payload of every recipe
+    files: dict[str, int]  # bytes of each recipe's fat file
 
 
 def lower(folder: Path) -> dict[str, Any]:

@@ -22,19 +22,12 @@ LEVELS = ("none", "parsed", "all")
 
 @dataclass(frozen=True)
 class Run:
-    """Figures of one process that loaded and called a method.
+    """Figures of one process that loaded and called a method."""
 
-    Attributes:
-        load: seconds from opening the file to a callable method.
-        call: median seconds of a call.
-        loaded: resident bytes of the process after loading.
-        called: resident bytes after the calls.
-    """
-
-    load: float
-    call: float
-    loaded: int
-    called: int
+    load: float  # seconds from opening the file to a callable method
+    call: float  # median seconds of a call
+    loaded: int  # resident bytes of the process after loading
+    called: int  # resident bytes after the calls
 
 
 Pairs = Sequence[Mapping[str, Run]]

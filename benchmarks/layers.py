@@ -37,19 +37,13 @@ executor.run_stage = timed
 
 @dataclass(frozen=True)
 class Depth:
-    """A model with a number of layers, and a recipe.
-
-    Attributes:
-        cold: CPU seconds by stage with nothing cached.
-        again: the same with other weights; stages that are reused have none.
-        commands: CPU seconds of all processes of the two commands.
-    """
+    """A model with a number of layers, and a recipe."""
 
     recipe: str
     layers: int
-    cold: Mapping[str, float]
-    again: Mapping[str, float]
-    commands: tuple[float, float]
+    cold: Mapping[str, float]  # CPU seconds by stage with nothing cached
+    again: Mapping[str, float]  # the same with other weights; stages that are reused have none
+    commands: tuple[float, float]  # CPU seconds of all processes of the two commands
 
 
 def measure(recipe: str, layers: int, width: int, folder: Path, environment: dict[str, str]) -> Depth:

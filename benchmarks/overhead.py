@@ -22,22 +22,15 @@ _TICK = 0.02  # seconds between two looks at the processes
 
 @dataclass(frozen=True)
 class Overhead:
-    """One run.
+    """One run."""
 
-    Attributes:
-        models: how many the zoo has.
-        stages: how many stages ran.
-        wall: seconds from start to exit.
-        cpu: CPU seconds by kind of process. ``stages`` are those of all workers, with reading and storing artifacts;
-            the command itself has Prefect's client and server.
-        first: seconds from the start to the end of the first stage.
-    """
-
-    models: int
-    stages: int
-    wall: float
+    models: int  # how many the zoo has
+    stages: int  # how many stages ran
+    wall: float  # seconds from start to exit
+    # CPU seconds by kind of process. ``stages`` are those of all workers, with reading and storing artifacts; the
+    # command itself has Prefect's client and server
     cpu: Mapping[str, float]
-    first: float
+    first: float  # seconds from the start to the end of the first stage
 
 
 def measure(folder: Path, models: int, environment: dict[str, str], before: Sequence[str] = ()) -> Overhead:

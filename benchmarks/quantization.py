@@ -47,16 +47,12 @@ WITHIN = 1.0
 
 @dataclass(frozen=True)
 class Side:
-    """One file.
+    """One file."""
 
-    Attributes:
-        sqnr_db: signal-to-quantization-noise ratio against eager of each output on each input, in a fixed order; None
-            if they are equal.
-        size: bytes of the file.
-    """
-
+    # signal-to-quantization-noise ratio against eager of each output on each input, in a fixed order; None if they
+    # are equal
     sqnr_db: tuple[float | None, ...]
-    size: int
+    size: int  # bytes of the file
 
     @property
     def worst(self) -> float | None:
@@ -100,19 +96,12 @@ def _difference(ours: float | None, peer: float | None) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """The model that both sides lower, and the inputs that they are measured with.
+    """The model that both sides lower, and the inputs that they are measured with."""
 
-    Attributes:
-        module: the eager module, in eval mode, built as in pteforge.
-        example: positional inputs to trace with.
-        samples: positional inputs to calibrate with.
-        stored: flat inputs and flat outputs of eager, from pteforge's store.
-    """
-
-    module: torch.nn.Module
-    example: tuple[Any, ...]
-    samples: Sequence[tuple[Any, ...]]
-    stored: Mapping[str, Any]
+    module: torch.nn.Module  # the eager module, in eval mode, built as in pteforge
+    example: tuple[Any, ...]  # positional inputs to trace with
+    samples: Sequence[tuple[Any, ...]]  # positional inputs to calibrate with
+    stored: Mapping[str, Any]  # flat inputs and flat outputs of eager, from pteforge's store
 
     @classmethod
     def of(cls, config: ModelConfig, provenance: Mapping[str, Any], store: Store) -> Work:

@@ -44,19 +44,14 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Network:
-    """A module with samples of its input.
-
-    Attributes:
-        answer: what the task makes of the outputs for a sample, such as a class, a word or a pitch in Hz.
-        wanted: the answers; None for the eager module's.
-        calibration: how many of the first samples quantizers observe.
-    """
+    """A module with samples of its input."""
 
     module: nn.Module
     samples: Sequence[tuple[Tensor, ...]]
+    # what the task makes of the outputs for a sample, such as a class, a word or a pitch in Hz
     answer: Callable[[Sequence[Tensor]], Any]
-    wanted: Sequence[Any] | None = None
-    calibration: int = 8
+    wanted: Sequence[Any] | None = None  # the answers; None for the eager module's
+    calibration: int = 8  # how many of the first samples quantizers observe
 
     def score(self, run: Callable[[tuple[Tensor, ...]], Sequence[Tensor]]) -> float:
         """The share of right answers; of pitches those within 50 cents, of vectors the mean cosine."""

@@ -249,21 +249,15 @@ def observe(session: Session, failures: Failures | None = None, *, quiet: bool) 
 
 @dataclass(eq=False)
 class Bar(ZooObserver):
-    """A live display of at most the terminal's size: progress and the time left, and below, each stage that runs.
-
-    Attributes:
-        models: how many models the run has.
-        at_once: how many stages run at once.
-        samples: done and total, by title of the call.
-    """
+    """A live display of at most the terminal's size: progress and the time left, and below, each stage that runs."""
 
     console: Console
     pace: Pace
     failures: Failures | None = None
     _: KW_ONLY
-    models: int
-    at_once: int
-    samples: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    models: int  # how many models the run has
+    at_once: int  # how many stages run at once
+    samples: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # done and total, by title of the call
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._heading()

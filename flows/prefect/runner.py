@@ -96,20 +96,14 @@ def _worth_retrying(task: Any, run: TaskRun, state: State[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """The input of a stage's task.
-
-    Attributes:
-        key: the call's key on the driver.
-        code: a field of the key that depends on the machine, as do `versions`.
-        found: whether the driver's ledger had the result.
-    """
+    """The input of a stage's task."""
 
     call: StageCall
     site: Site
-    key: Digest
-    code: Digest
+    key: Digest  # the call's key on the driver
+    code: Digest  # a field of the key that depends on the machine, as do `versions`
     versions: Mapping[str, str]
-    found: bool
+    found: bool  # whether the driver's ledger had the result
 
     def check(self, here: StageKey) -> None:
         """Raises StageFailed if this process has another key for the call, so that it would do something else."""

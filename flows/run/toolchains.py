@@ -99,29 +99,21 @@ def _by_python(session: Session, python: Path | None, changes: Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Crossed:
-    """What came of files of one toolchain on the runtime of the other one.
+    """What came of files of one toolchain on the runtime of the other one."""
 
-    Attributes:
-        ran: the lowest signal-to-noise ratio to eager of each file that runs there, in dB; None where all is equal.
-        failed: why the others do not, or are wrong.
-    """
-
+    # the lowest signal-to-noise ratio to eager of each file that runs there, in dB; None where all is equal
     ran: dict[str, float | None]
-    failed: dict[str, str]
+    failed: dict[str, str]  # why the others do not, or are wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """A zoo, exported with two toolchains: this process's, and the next one.
-
-    Attributes:
-        files: what differs in each file, besides the toolchains.
-        crossed: what came of the files of each toolchain on the runtime of the other, by ``now`` and ``next``.
-    """
+    """A zoo, exported with two toolchains: this process's, and the next one."""
 
     now: Toolchain
     next: Toolchain
-    files: Sequence[FileDifference]
+    files: Sequence[FileDifference]  # what differs in each file, besides the toolchains
+    # what came of the files of each toolchain on the runtime of the other, by ``now`` and ``next``
     crossed: dict[str, Crossed]
 
     @classmethod

@@ -37,17 +37,11 @@ _SECONDS = 600.0  # of importing everything, on a busy machine
 
 @dataclass(frozen=True, slots=True)
 class PatchState:
-    """Whether a patch of torch or ExecuTorch can be applied.
+    """Whether a patch of torch or ExecuTorch can be applied."""
 
-    Attributes:
-        name: of the function that applies it; docs/internals/upstream.md has more about each.
-        fault: what happens without it.
-        lacks: what it needs, and the installed release lacks, as dotted names.
-    """
-
-    name: str
-    fault: str
-    lacks: tuple[str, ...] = ()
+    name: str  # of the function that applies it; docs/internals/upstream.md has more about each
+    fault: str  # what happens without it
+    lacks: tuple[str, ...] = ()  # what it needs, and the installed release lacks, as dotted names
 
     @property
     def why(self) -> str:
@@ -57,16 +51,11 @@ class PatchState:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What an environment lowers models with.
+    """What an environment lowers models with."""
 
-    Attributes:
-        versions: of packages, by name.
-        patches: those that are for its release of ExecuTorch, of packages that it has.
-        lacks: what else pteforge uses and the installed release lacks, as dotted names, and the modules that need it.
-    """
-
-    versions: dict[str, str]
-    patches: tuple[PatchState, ...]
+    versions: dict[str, str]  # of packages, by name
+    patches: tuple[PatchState, ...]  # those that are for its release of ExecuTorch, of packages that it has
+    # what else pteforge uses and the installed release lacks, as dotted names, and the modules that need it
     lacks: dict[str, tuple[str, ...]]
 
     @property

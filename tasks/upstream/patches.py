@@ -21,19 +21,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Patch:
-    """A change of upstream's code while models are lowered.
+    """A change of upstream's code while models are lowered."""
 
-    Attributes:
-        name: of the function that makes it.
-        fault: what happens without it.
-        replaces: what it replaces: dotted names, or names of `compat`, with or without attributes.
-        releases: of ExecuTorch, that it is for.
-    """
-
-    name: str
-    fault: str
-    replaces: tuple[str, ...]
-    releases: str
+    name: str  # of the function that makes it
+    fault: str  # what happens without it
+    replaces: tuple[str, ...]  # what it replaces: dotted names, or names of `compat`, with or without attributes
+    releases: str  # of ExecuTorch, that it is for
     function: Callable[..., Any]
 
     def missing(self) -> tuple[str, ...]:
