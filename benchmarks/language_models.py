@@ -55,10 +55,7 @@ def lower(folder: Path, context: int, layers: int, width: int) -> list[Path]:
 
 
 def measure(files: list[Path], context: int, tokens: int) -> tuple[list[int], list[float]]:
-    """Bytes of planned memory of each file, all methods in one, and its median seconds for a token.
-
-    Half of the context is filled.
-    """
+    """Planned bytes of each file, all methods in one, and median seconds for a token, half of the context filled."""
     import torch
     from pteforge.formats.pte.reader import open_pte
     from pteforge.runtime import load

@@ -80,10 +80,7 @@ def _spec(node: Node | None, what: str, method: str) -> ValueSpec:
 
 
 def tag_constants(program: ExportedProgram) -> None:
-    """Tags weights and other constants with a partition that uses them, but no state that is changed.
-
-    Constants that exir cannot copy stay outside, as inputs of partitions.
-    """
+    """Tags constants, but no mutable state, with a partition that uses them; what exir cannot copy stays an input."""
     tag_constant_data(program)
     for node in program.graph.nodes:
         tags = {user.meta.get("delegation_tag") for user in node.users}

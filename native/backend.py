@@ -152,10 +152,7 @@ def _checked(name: str, backends: Sequence[str], signature: Method, content: byt
 
 
 def wrap_partitioners(target: Target, program: ExportedProgram) -> list[Partitioner]:
-    """The target's partitioners, which keep no operators whole inside branches.
-
-    The first one raises TargetError for a program that the target refuses.
-    """
+    """The target's partitioners, which keep no operators whole in branches; the first one may raise TargetError."""
     partitioners: list[Partitioner] = list(target.partitioners())
     if partitioners:
         partitioners[0] = _Refusing(partitioners[0], target)

@@ -32,10 +32,7 @@ _XNNPACK = tuple({"per_channel": channel, "dynamic": dynamic} for channel in (Tr
 
 
 def quantize(given: QuantizationRecipe | None) -> Quantize | None:
-    """PT2E quantization, if any.
-
-    Raises ConfigError for training, a function that cannot be imported, or a quantizer that no target makes.
-    """
+    """PT2E quantization, if any; ConfigError for training, unimportable functions, and quantizers of no target."""
     if given is None:
         return None
     for name, hint in _NOT_OURS.items():

@@ -155,10 +155,7 @@ the model in PyTorch; figures are the worst over all inputs.
 
 
 def show_release(files: HubFiles, manifest: Manifest) -> None:
-    """Gives the files of a release their names, replacing those of another release, and writes the card.
-
-    Keeps a card that somebody else wrote.
-    """
+    """Gives a release's files their names, replacing another's; writes the card unless somebody else wrote it."""
     names: dict[str, FileContent] = {}
     for model, released in manifest.models.items():
         names |= {f"{model}/{name}": content for name, content in released.assets.items()}

@@ -204,10 +204,7 @@ def _weight_files(declared: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, int, int]]:
-    """Type, number of elements and bytes per element of the tensors in a file, from its header.
-
-    In torch's archives, the type is unknown, and elements count as four bytes.
-    """
+    """Type, elements and bytes per element of tensors, from a header; torch's archives: unknown, and 4 bytes."""
     if file.suffix != ".safetensors":
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():

@@ -161,10 +161,7 @@ class Recording:
         )
 
     def publish(self) -> Published | None:
-        """Releases the files if the run should and made all of them; raises as `releases.Releases.publish`.
-
-        Later calls return or raise the same again.
-        """
+        """Releases the files if the run should and made all; raises as `Releases.publish`. Later calls do the same."""
         publication = self.session.publication
         if publication and not self._tried_to_publish:
             self._tried_to_publish = True

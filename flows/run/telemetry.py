@@ -1,7 +1,4 @@
-"""Reports of runs to other programs: lines of JSON, spans of OpenTelemetry, and a metrics file for Prometheus.
-
-The textfile collector of node_exporter reads the metrics.
-"""
+"""Reports of runs: lines of JSON, OpenTelemetry's spans, and metrics for node_exporter's textfile collector."""
 
 from __future__ import annotations
 

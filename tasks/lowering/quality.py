@@ -218,10 +218,7 @@ def _references(exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
 
 
 async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> None:
-    """Raises VerificationFailed if a search that the recipe asks for finds inputs on which the file is wrong.
-
-    They are kept for the verification of later files.
-    """
+    """Raises VerificationFailed if a search finds inputs on which the file is wrong; later files must pass them."""
     asked = run.plan.recipe.verify.search
     if asked is None:
         return

@@ -56,10 +56,7 @@ def _features_of_tower(loaded: Any, input_features: torch.Tensor) -> torch.Tenso
 
 
 def _example(loaded: Any, repo: Mapping[str, Any], config: PretrainedConfig, frames: int | None) -> Example:
-    """A sound of one window as the model's feature extractor prepares it, or random values.
-
-    It is [1, mel bins, frames] or, in some models, [1, frames, mel bins].
-    """
+    """A prepared sound of one window, or random values: [1, mel bins, frames], in some models [1, frames, mel bins]."""
     part = next((part for part in parts_of(config) if hasattr(part, "num_mel_bins")), None)
     if part is None:
         raise SourceError(f"{config.model_type!r} encodes no mel spectrograms, which ExecuTorch's runner passes")

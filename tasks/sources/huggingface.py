@@ -109,10 +109,7 @@ class Model:
         return tuple(self._inputs.values())
 
     def get_dynamic_shapes(self) -> dict[str, Any]:
-        """Batch and sequence, within bounds; torch.export finds out where the model fixes them.
-
-        Nothing varies where a text has tokens for its image.
-        """
+        """Batch and sequence, which torch.export narrows; nothing varies if texts have tokens for their image."""
         return {name: self._dims(name, tensor) for name, tensor in self._inputs.items()}
 
     def get_metadata(self) -> dict[str, Any]:

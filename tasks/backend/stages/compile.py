@@ -110,10 +110,7 @@ class Compile(stage.Stage, name="compile"):
 
 
 def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalStore) -> EdgeProgramManager:
-    """All methods, delegates linked in, and left embeddings fused with their tables.
-
-    Delegated programs are not verified as edge dialect again, as in exir.
-    """
+    """All methods, delegates linked in and left embeddings fused; as in exir, not verified as edge dialect again."""
     from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 
     from ...programs.delegates import load_delegates

@@ -70,10 +70,7 @@ class Serialize(stage.Stage, name="serialize"):
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Writes the file.
-
-        Raises PteforgeError if the file lacks a method, or needs a backend that its target does not name.
-        """
+        """Writes the file; PteforgeError if it lacks a method, or needs a backend that its target does not name."""
         path, data_path = work.scratch / "model.pte", None
         shareable: Shareable = {}
         if params.form == "plain":
