@@ -377,10 +377,7 @@ class Exported:
             raise InputError(f"the model has no method {method!r}; it has {', '.join(map(repr, self.methods))}")
 
     def _result(self, stage: str, method: str = "", specialization: str = "") -> Done:
-        """The result of one of the recipe's stage calls; an empty `method` or `specialization` matches all of them.
-
-        Raises InputError if no call matches, or several do, or the call failed.
-        """
+        """The result of the one stage call that fits (empty fits all); InputError for none, several or a failed one."""
         if method:
             self._check_method(method)
         check_stage(stage)

@@ -57,10 +57,7 @@ def read_sidecar(path: Path) -> bytes:
 
 
 class NamedFiles(ABC):
-    """Files under names like ``ledger/ab/abcd``, on a disk or behind a URL.
-
-    Writes are atomic: readers never see a part of a file. All methods raise StoreUnusable if files are out of reach.
-    """
+    """Files named like ``ledger/ab/abcd``, on a disk or at a URL; writes are atomic. StoreUnusable if out of reach."""
 
     @abstractmethod
     def read(self, name: str, limit: int = RECORD_LIMIT) -> bytes | None:

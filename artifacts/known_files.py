@@ -24,10 +24,7 @@ _KNOWN: Any = dict[str, _Known]
 
 
 class KnownFiles:
-    """SHA-256 of files by path, unless they had just been written when they were looked at.
-
-    Remembered in the local store, for one run at a time; losing it costs reading the files.
-    """
+    """SHA-256 of files by path, kept in the local store for one run at a time; none of files just written."""
 
     def __init__(self, root: Path, name: str) -> None:
         """Reads what earlier runs knew from ``ledger/<name>`` of the local store at `root`; nothing if it cannot."""

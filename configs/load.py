@@ -1,7 +1,4 @@
-"""Loads a zoo file, or makes the zoo of one model that is named by its builder or by itself.
-
-Includes, defaults, ``--set`` and recipes are merged. Everything that needs no torch is checked here.
-"""
+"""Loads and merges zoo files, or makes the zoo of one model by its builder or name; checks what needs no torch."""
 
 from __future__ import annotations
 
@@ -345,10 +342,7 @@ DEFAULT_RECIPE = "xnnpack-fp32"
 
 
 def split_source(path: Path) -> tuple[Path, str] | None:
-    """The folder and the source where a path is no zoo file: ``package.module:builder``, ``hf:org/name`` or ``x.pt2``.
-
-    Modules are imported from that folder, and relative paths begin there.
-    """
+    """The folder of modules and the source, if a path is ``package.module:builder``, ``hf:org/name`` or ``x.pt2``."""
     for position in range(len(path.parts)):
         name = "/".join(path.parts[position:])
         if names_model(name):
@@ -384,10 +378,7 @@ def load_source(folder: Path, source: str, recipes: Sequence[str], overrides: Se
 
 
 def zoo_text(builder: str, recipes: Sequence[str], arguments: Sequence[str] = (), needed: Sequence[str] = ()) -> str:
-    """A zoo file with one model, any that `expand_source` knows, and comments that say how to go on.
-
-    A builder has to get the arguments that are `needed`, and takes the other `arguments`, too.
-    """
+    """A zoo file for one model, with comments that say how to go on, and the builder's `needed` and other arguments."""
     kwargs = "".join(f"        {name}: null # has no default: write a value\n" for name in needed)
     kwargs = f"      kwargs:\n{kwargs}" if kwargs else ""
     more = f"      # Arguments that it takes: {', '.join(arguments)}.\n" if arguments else ""

@@ -74,10 +74,7 @@ class TextSample(BaseModel):
 
 
 def check_text_options(kwargs: Mapping[str, Any], metric: str, folder: Path) -> tuple[Path, ...]:
-    """Checks what an evaluator of generated text is given; returns the files that it reads, relative to `folder`.
-
-    Raises SourceError for wrong arguments or samples, and for packages that are not installed.
-    """
+    """Checks an evaluator's options; returns the files it reads, relative to `folder`. SourceError if it cannot run."""
     try:
         options = TextOptions.model_validate(kwargs)
     except ValidationError as error:

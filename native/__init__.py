@@ -1,7 +1,4 @@
-"""Fat delegates for people who call `to_edge_transform_and_lower` themselves: a partitioner and its backend.
-
-Importing this imports torch and ExecuTorch. README.md explains how it works.
-"""
+"""Fat delegates for people who call `to_edge_transform_and_lower` themselves; imports torch and ExecuTorch."""
 
 from ..configs.recipe import Specialization
 from .backend import NfatBackend

@@ -90,10 +90,7 @@ class LoadedProgram:
     _buckets: Mapping[str, Sequence[Bucket]] = field(default_factory=dict, repr=False)
 
     def choose_bucket(self, method: str, inputs: Sequence[Any]) -> str:
-        """The name of the smallest bucket of a model's method that takes inputs, or takes them padded.
-
-        Raises InputError if the method has no buckets, or the inputs are too large for all of them.
-        """
+        """The smallest bucket of a method that takes inputs, maybe padded; InputError without one."""
         if method not in self._buckets:
             raise InputError(f"{self._file} has no buckets of {method!r}")
         return choose_bucket(self._buckets[method], inputs).name

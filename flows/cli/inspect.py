@@ -279,10 +279,7 @@ def _metadata_lines(metadata: Mapping[str, MetadataValue], limit: int | None = N
 
 
 def _origin(file: Path, digest: object) -> Any | None:
-    """The `origin` in the file's provenance; None if there is none, or it is another file's.
-
-    Raises InputError if the provenance is the file's, and its origin does not have this digest.
-    """
+    """The provenance's `origin`, None without one or if it is another file's; InputError if it was changed."""
     path = file.with_suffix(".json")
     try:
         provenance = json.loads(read_sidecar(path))

@@ -149,10 +149,7 @@ def print_failures(outcome: ZooOutcome, failures: Failures) -> None:
 
 
 class Failures:
-    """Prints each failure of a run once, as it happens or at the end: with causes and ways out, or lines of its log.
-
-    The whole messages are on the run's `page`, if it has one.
-    """
+    """Prints each failure once, at once or in the end, with causes or log lines; whole messages are on the `page`."""
 
     def __init__(self, page: Path | None = None) -> None:
         self._where = relative(page) if page else Path("the output of --json")
@@ -222,10 +219,7 @@ _BESIDE_STAGES = 3  # lines of a terminal that are not for running stages: the h
 
 
 def _is_printed_at_once(call: StageCall) -> bool:
-    """Whether a failure is printed as it happens: not for an attempt, nor for `gate`, which keeps the file.
-
-    Those of `gate` are printed when the model is done, with the path of the file.
-    """
+    """Whether a failure is printed as it happens: no attempt's, and none of `gate`, which waits for the file's path."""
     return not call.id.attempt and call.stage.name != "gate"
 
 

@@ -389,10 +389,7 @@ _LINES_NAMED = 4
 
 
 def _shares(file: Path, timing: Timing, delivered: Delivered | None) -> Iterator[str]:
-    """What takes the time of a method, with the lines of the model if the file was made in debug mode.
-
-    Also says why an operator is outside of delegates, if the provenance does.
-    """
+    """What takes the time of a method, with lines of a debug-mode model, and why operators are outside of delegates."""
     from ...tasks.results.delegation import MethodWork
 
     if timing.untraced:

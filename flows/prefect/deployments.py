@@ -78,10 +78,7 @@ class ZooDeployment:
         return [DeploymentScheduleCreate(schedule=schedule, active=True)]
 
     def _form(self) -> dict[str, Any]:
-        """The JSON schema of the parameters: models, recipes and stages are choices in Prefect's form.
-
-        Fields without a default are left empty: for ``null``, the form would have a tab of its own.
-        """
+        """The parameters' JSON schema, with choices; a default of ``null`` would give fields a tab of their own."""
         zoo = self._loaded.zoo
         schema = copy.deepcopy(export_zoo.parameters.model_dump_for_openapi())
         fields: dict[str, dict[str, Any]] = schema["properties"]
@@ -223,10 +220,7 @@ _NO_SUCCESS_FOR = timedelta(hours=26)
 
 
 def _apply_alerts(client: SyncPrefectClient, deployment: DeploymentResponse, zoo: str, block: str) -> tuple[str, ...]:
-    """Creates or updates the alerts of a deployment, which a notification block sends; returns their names.
-
-    Raises InputError if `block` is not ``TYPE/NAME`` of a block on the server.
-    """
+    """Creates or updates a deployment's alerts; returns their names. InputError if `block` is no ``TYPE/NAME``."""
     kind, _, name = block.partition("/")
     try:
         sender = client.read_block_document_by_name(name, kind).id

@@ -62,10 +62,7 @@ async def show_zoo(session: Session) -> None:
 
 
 def announce(zoo: str, published: Published) -> None:
-    """Emits the event `pteforge.published`, or `pteforge.regression` for a release that gates hold back.
-
-    For files that the channel was rolled back from, the event is `pteforge.withdrawn`.
-    """
+    """Emits `pteforge.published`, `.regression` if gates hold it back, or `.withdrawn` for files rolled back from."""
     what = "regression" if published.regressions else "withdrawn" if published.withdrawn else "published"
     why = {"reasons": published.reasons, "acceptance": published.acceptance}
     emit_event(

@@ -49,10 +49,7 @@ class ReleaseContents:
 
 
 def read_contents(zoo: str, results: ResultFiles, runs: Iterable[RunRecord]) -> ReleaseContents:
-    """Reads files and their provenance, and finds their run: the newest of `runs` that had exactly these files.
-
-    Raises InputError if a file has no provenance, or is not the one that its provenance describes.
-    """
+    """Reads files with their provenance and finds their newest run; InputError without provenance of that file."""
     files = {
         model: {recipe: _read_file(path) for recipe, path in sorted(paths.items())} for model, paths in results.items()
     }

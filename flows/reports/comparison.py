@@ -24,10 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_delivered(path: Path) -> Delivered:
-    """Reads ``MODEL/RECIPE.pte``, its `.ptd`, and the provenance next to it if it describes this file.
-
-    Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
-    """
+    """Reads ``MODEL/RECIPE.pte``, its `.ptd` and its own provenance; InputError (FileFormatError for damage)."""
     delegated = tuple(
         MethodCalls(payload.name, method["name"], calls["delegate_calls"], calls["kernel_calls"])
         for payload in map_of(path, weight_files(path), verified=True).payloads
@@ -95,10 +92,7 @@ class FileMap:
 
 
 def map_of(path: Path, data: Sequence[Path], *, verified: bool = False) -> FileMap:
-    """Maps a file and its `.ptd`; with `verified`, reads and verifies whole payloads.
-
-    Raises InputError if a file cannot be read, as FileFormatError if it or a verified payload is damaged.
-    """
+    """Maps a file and its `.ptd`, verifying payloads if `verified`; InputError (FileFormatError for damage)."""
     pte = open_pte(path)
     blocks = _merged([*_blocks(pte), *(Block("external", file.name, file.stat().st_size) for file in data)])
     if not is_fat(pte):

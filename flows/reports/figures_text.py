@@ -41,10 +41,7 @@ def format_runtimes(runtimes: Mapping[str, str] | None) -> str:
 
 
 def memory_header(results: Iterable[Delivered]) -> str:
-    """A C++ header with the sizes in bytes of the buffers that methods need, the largest that were measured.
-
-    The namespace of a model has one for each recipe, payload of a fat file and method.
-    """
+    """A C++ header with the most bytes measured for methods' buffers, in namespaces by model, recipe, payload."""
     from ...tasks.results.costs import MemoryUse  # noqa: PLC0415 - completion has no time for it
 
     lines = ["// Written by pteforge. Sizes in bytes, on a machine with pointers of 64 bits.", "#pragma once"]

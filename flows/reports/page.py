@@ -157,10 +157,7 @@ def _lasting(entry: Mapping[str, Any]) -> dict[str, Any]:
 def render(
     record: RunRecord, earlier: Sequence[RunRecord], out: Path, mark: str = "", pages: Sequence[str] = ()
 ) -> str:
-    """The page as HTML. Earlier runs of the zoo come newest first; `mark` is an element for the page's head.
-
-    `pages` are names of the pages of other runs, in the same folder.
-    """
+    """The page as HTML: `earlier` runs come newest first, `mark` goes into the head, `pages` are in the folder."""
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - slow import that a cached run does not need
     from markupsafe import Markup  # noqa: PLC0415 - as above
 

@@ -98,10 +98,7 @@ def _recorded(result: Delivered) -> Iterator[tuple[Item, Value]]:
 
 
 def _contents(path: Path) -> Facts:
-    """The metadata of a file, and the contents of a plain one or the payloads of a fat one.
-
-    Raises InputError if a file cannot be read, as FileFormatError if one is damaged.
-    """
+    """Metadata of a file, and contents of a plain or payloads of a fat one; InputError (FileFormatError for damage)."""
     metadata = {
         Item("metadata", key): ", ".join(map(str, value)) if isinstance(value, list) else value
         for key, value in metadata_json(read_metadata(path)).items()

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 
 def bisect(session: Session, drop_db: float) -> Bisection:
-    """Finds where the only recipe of a session's only model loses quality. Runs only stages that are not cached.
-
-    Raises PteforgeError if a stage that the ladder needs fails.
-    """
+    """Finds where a session's only recipe loses quality; runs uncached stages only. PteforgeError if one fails."""
     (model,) = session.models
     try:
         return run_without_loop(lowering.bisect(LedgerRunner(session.executor), model, drop_db))

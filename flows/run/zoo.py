@@ -100,10 +100,7 @@ async def lower_one(session: Session, model: PlannedModel, runner: SharingRunner
 
 
 def conclude(session: Session, run: ModelRun, results: Results) -> ModelOutcome:
-    """Publishes a model's files, and records the outcome of each recipe and stage.
-
-    Raises StoreError; as ObjectMissing or ObjectDamaged if an object of a file cannot be read.
-    """
+    """Publishes a model's files and records every outcome; StoreError (ObjectMissing or ObjectDamaged for objects)."""
     model, history = run.model, History(run)
     recipes = tuple(_conclude_recipe(session, run, recipe.name, results[recipe.name]) for recipe in model.recipes)
     history.remember()
@@ -134,10 +131,7 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
 
 
 def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord | None, problem: str) -> None:
-    """Publishes a model that another run lowered, from the ledger that both share.
-
-    The other run's `record` says why recipes failed; `problem` is the reason for recipes that it does not name.
-    """
+    """Publishes a model by the `record` of the run that lowered it; recipes that are not in it have the `problem`."""
     run = ModelRun(LedgerRunner(session.executor), model)
     try:
         results = run_without_loop(lower_model(run))

@@ -181,10 +181,7 @@ def _is_stored(plan: StoragePlan, section: Section, numbers: Numbers) -> bool:
 
 
 def _find_halves(contents: Sequence[memoryview], sections: Collection[Section]) -> dict[Section, Numbers]:
-    """The convertible sections that are the 16-bit numbers of what other payloads have as 32-bit numbers only.
-
-    Those are payloads without convertible sections, such as the last one.
-    """
+    """Convertible sections that are 16-bit numbers of what payloads without convertible sections have in 32 bits."""
     convertible = [section for section in sections if section.convertible]
     free, sizes = {section.payload for section in convertible}, {section.extent.size for section in convertible}
     known: defaultdict[tuple[int, bytes], list[Numbers]] = defaultdict(list)  # by size and start of the 16-bit numbers

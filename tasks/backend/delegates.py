@@ -112,10 +112,7 @@ def _in_one_call(details: type[BackendDetails], methods: Mapping[str, list[Parti
 
 
 def find_backend(name: str) -> type[BackendDetails]:
-    """The class of a backend; raises TargetError unless exactly one has this name.
-
-    Exir looks backends up by bare class name (backend_api.py); two of one name would mis-lower silently.
-    """
+    """The only class of this name; TargetError if there are two, of which exir would take one silently."""
     classes: list[type[BackendDetails]] = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
     if len(classes) != 1:
         where = ", ".join(cls.__module__ for cls in classes) or "none"
@@ -200,10 +197,7 @@ def rename_clashing_weights(programs: Mapping[str, ExportedProgram]) -> None:
 
 
 def save_data(emitted: ExecutorchProgramManager, work: Workspace) -> ArtifactRef:
-    """Stores a payload's external weights as one file (payload/ptd), which may be empty.
-
-    Raises TargetError if a pass of `to_executorch` made constants of one name that differ between methods.
-    """
+    """Stores external weights as one file (payload/ptd), maybe empty; TargetError for one name with two values."""
     clash = next(_clashes({method: emitted.exported_program(method) for method in sorted(emitted.methods)}), None)
     if clash:
         method, owner, name = clash

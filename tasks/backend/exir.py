@@ -213,10 +213,7 @@ def split_compile_specs(specs: Sequence[CompileSpec]) -> tuple[str, list[Compile
 def to_partitioned_program(
     program: ExportedProgram, partitioners: Sequence[Partitioner], state: Collection[str] = ()
 ) -> ExportedProgram:
-    """Runs the partitioners of one target one after another; partitions become unlinked lowered modules.
-
-    Buffers named in `state` are changed by other methods, and so no constants.
-    """
+    """Runs a target's partitioners in turn, into unlinked lowered modules; buffers in `state` are no constants."""
     for partitioner in partitioners:
         spec = MethodProgramsPartitionerSpec({_METHOD: program}, {_METHOD: _Unlinking(partitioner, state)})
         program = to_backend(spec)[_METHOD]

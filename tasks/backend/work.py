@@ -19,10 +19,7 @@ _PRODUCTS = re.compile(r"\b(addmm|baddbmm|mm|bmm|matmul|linear\w*)\b")
 
 
 def work_of(program: ExportedProgram, reasons: Mapping[str, str]) -> dict[str, Any]:
-    """A `MethodWork` without payload and method, as JSON. `reasons` are those of partitioners, by name of node.
-
-    Removes the reasons that partitioners have left in the program.
-    """
+    """A `MethodWork` without payload and method, as JSON; removes the reasons that partitioners left in the program."""
     graphs = [module.original_module.graph for _, _, module in lowered_modules(program)]
     delegated = sum(_operations(node) for graph in graphs for node in calls_of(graph))
     counts: dict[tuple[str, str, bool], list[int]] = {}

@@ -214,10 +214,7 @@ class Executor:
     def _check_code(
         self, call: StageCall, key: StageKey, unfound: set[str], loaded: Mapping[str, FileState | None]
     ) -> None:
-        """Raises CodeChanged if the code that ran, with sources `loaded`, may not be the code in the key.
-
-        `unfound` are files in the key that could not be found by name before it ran.
-        """
+        """Raises CodeChanged if the code that ran (`loaded`, and `unfound` files in the key) may not be the key's."""
         packages = (name for source in sources_of(call.params) for name in source.get("distributions", ()))
         check_distributions([*key.versions, *packages])
         modules, files = (set(), set()) if call.user_code else differing_sources(call, self.store.inputs.digest)
@@ -371,10 +368,7 @@ _UNMEASURED = 2.5
 
 
 def predict_memory(call: StageCall, store: Store) -> int:
-    """Bytes, at most the call's limit, since it is killed there. Reads the manifests of its inputs.
-
-    Raises StoreError if an input's manifest is gone or damaged, or the store cannot be used.
-    """
+    """Bytes, at most the call's limit, by its inputs' manifests; StoreError if one is gone, damaged or out of reach."""
     last = store.ledger.last_run(call.slot)
     predicted = last.peak_memory if last and last.peak_memory else _by_size(call, store)
     return min(predicted, call.limits.memory)

@@ -1,7 +1,4 @@
-"""Kinds of artifacts, as annotations of the inputs and outputs of stages (see `tasks.engine.stage.Roles`).
-
-The file of a stage may have others, for outputs that no stage takes.
-"""
+"""Kinds of artifacts, as annotations in `stage.Roles`; a stage's file may have others, for outputs that none takes."""
 
 from __future__ import annotations
 

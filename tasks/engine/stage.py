@@ -128,10 +128,7 @@ def _roles_of(name: str, value: ArtifactRef | Mapping[str, ArtifactRef] | None) 
 
 
 def from_roles(cls: type[_R], roles: Mapping[str, ArtifactRef]) -> _R:
-    """The inverse of `to_roles`. Mappings are ordered by key, so that the order of `roles` decides nothing.
-
-    Raises ValueError if a role is unknown or missing, or its artifact is of a kind that the field does not admit.
-    """
+    """The inverse of `to_roles`, with sorted mappings; ValueError for unknown, missing or unfitting roles."""
     role_fields, qualname = cls.role_fields, cls.__qualname__
     values: dict[str, Any] = {name: {} for name, role_field in role_fields.items() if role_field.mapping}
     for role, ref in sorted(roles.items()):

@@ -49,10 +49,7 @@ class Climbed:
 
 
 async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: ArtifactRef | None = None) -> ArtifactRef:
-    """The figures of the file, which are within the recipe's bounds.
-
-    If the recipe searches for inputs, the file is also run on those that were `found`, now and for earlier files.
-    """
+    """The figures of the file, within the recipe's bounds; a search also runs it on inputs `found` now and before."""
     recipe, prepared = run.plan, made.prepared
     on_examples = judged_on_examples(recipe, prepared)
     samples = {method: own.samples for method, own in prepared.items() if own.samples and method in on_examples}

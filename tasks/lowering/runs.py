@@ -420,10 +420,7 @@ def first_of(failures: list[Exception]) -> Exception:
 
 
 def run_without_loop(lowering: Coroutine[Any, Any, T]) -> T:
-    """Runs a lowering whose runner never waits (`LedgerRunner`, `PlanRunner`, `LiveRunner`) in this thread.
-
-    It needs no event loop, so it also works in a notebook, whose own loop is running.
-    """
+    """Runs a lowering whose runner never waits, without an event loop: a notebook's own may be running."""
     token = _one_by_one.set(True)
     try:
         lowering.send(None)

@@ -1,7 +1,4 @@
-"""The torch and ExecuTorch of this environment, what of them is patched, and what they lack.
-
-`python -m pteforge.tasks.lowering.toolchain` prints it as JSON, for the environment whose Python that is.
-"""
+"""This environment's torch and ExecuTorch: patches, and missing names. Run as a program, it prints that as JSON."""
 
 from __future__ import annotations
 
@@ -106,10 +103,7 @@ def toolchain_of(python: Path = Path(sys.executable)) -> Toolchain:
 
 @cache
 def unmended(folder: Path) -> list[str]:
-    """What pteforge cannot mend in this environment, which is asked once and then remembered in a folder.
-
-    The newest release of ExecuTorch that pteforge is tested with is not asked: all patches apply to it.
-    """
+    """What pteforge cannot mend here, remembered in a folder; nothing for the newest release that it is tested with."""
     versions = toolchain_versions(_PACKAGES)
     if versions.get("executorch", "").partition(" ")[0] == TESTED[-1] and not {WITHOUT, OFF} & versions.keys():
         return []
@@ -142,7 +136,11 @@ def describe() -> Toolchain:
                 patches.append(PatchState(patch.name, patch.fault, patch.missing()))
     of_patches = {path for patch in patches for path in patch.lacks}
     lacks = {path: modules for path, modules in _lacks() if path not in of_patches}
-    return Toolchain(dict(_versions()), tuple(patches), lacks)
+    versions = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return Toolchain(versions, tuple(patches), lacks)
 
 
 def _lacks() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -160,14 +158,6 @@ def _lacks() -> Iterator[tuple[str, tuple[str, ...]]]:
             if is_missing(find(path)):
                 mentions = re.compile(rf"\b{name}\b")
                 yield path, tuple(user for user, source in users.items() if mentions.search(source))
-
-
-def _versions() -> list[tuple[str, str]]:
-    versions = []
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions.append((name, version(name)))
-    return versions
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""`.pte` and `.ptd` files and containers in the store: pieces that artifacts share, rebuilt byte for byte.
-
-Also the assets of a model, files that are delivered with it, and checks of what files hold.
-"""
+"""`.pte`, `.ptd` files and containers as pieces that artifacts share, models' assets, and checks of what files hold."""
 
 from __future__ import annotations
 

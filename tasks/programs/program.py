@@ -77,10 +77,7 @@ def load_program(ref: ArtifactRef, store: LocalStore, *, on_use: bool = False) -
 
 
 def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, AbsentWeights]:
-    """Loads the graph of a program: its weights are fake tensors of the mode that its nodes' values have.
-
-    Raises the errors of `load_program`, and StoreError if no node has a fake value.
-    """
+    """The graph of a program, with weights as fake tensors in its nodes' mode; raises as `load_program`."""
     absent = AbsentWeights()
     manifest = _manifest(ref, store)
     with decoding(ref):

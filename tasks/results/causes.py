@@ -1,7 +1,4 @@
-"""Failures of torch 2.13 and ExecuTorch 1.5.1 with a known cause: one table of messages, causes and ways out.
-
-The ways out were tried: `tests/tasks/results/test_causes.py` lowers models that fail in these ways.
-"""
+"""Known causes of torch 2.13's and ExecuTorch 1.5.1's failures, and ways out, which `test_causes.py` tries."""
 
 from __future__ import annotations
 

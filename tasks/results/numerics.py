@@ -193,10 +193,7 @@ class Loss:
 
 
 def find_loss(ladder: Rungs, bounds: VerifyBounds, drop_db: float = DROP_DB) -> Loss | None:
-    """The first rung that loses quality, if any: the first one outside the verification bounds.
-
-    If all are inside, it is the first one whose SQNR is more than `drop_db` below that of the rung before.
-    """
+    """The first rung outside of its bounds, else the first that is more than `drop_db` below the one before, if any."""
     measured = [(rung, rung.figures) for rung in ladder.rungs if rung.figures]
     for rung, figures in measured:
         if violated := list(violations(figures, bounds)):

@@ -275,10 +275,7 @@ _KEPT = {cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer, cache_ut
 
 
 def cache_shapes(model: Any, inputs: Mapping[str, torch.Tensor]) -> Shapes:
-    """The shapes of what a model puts into its cache for inputs; of its decoder's own attention, if it has an encoder.
-
-    Raises SourceError if it keeps other state than keys and values, or none.
-    """
+    """Shapes that a model (its decoder's own attention) caches; SourceError unless they are keys and values."""
     config = model.config.get_text_config(decoder=True)
     kinds, _ = cache_utils.get_layer_types_and_kwargs(config)
     if others := sorted({kind for kind in kinds if cache_utils.STATIC_LAYER_TYPE_MAPPING.get(kind) not in _KEPT}):

@@ -1,7 +1,4 @@
-"""Core ML's quantizer, partitioner and compiler of executorch 1.5.1.
-
-Part of the keys of Core ML's stages. Each function imports what it patches, since few processes need all three.
-"""
+"""Core ML of executorch 1.5.1, in its stages' keys. Functions import what they patch, since few processes need all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""exir of executorch 1.5.1 while programs are converted, partitioned and compiled: what it repeats and mistakes.
-
-Part of the keys of `edge`, `partition`, `preprocess`, `compile` and `bisect_payload`.
-"""
+"""What exir of executorch 1.5.1 repeats and mistakes; in the keys of `edge` to `compile`, and `bisect_payload`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Builds a model from its source, inside the worker: the user's code runs here and nowhere else.
-
-Keyword example inputs become positional here, since ExecuTorch's runtime takes inputs by position.
-"""
+"""Builds a model in the worker, where alone the user's code runs; keyword inputs become positional, as in files."""
 
 from __future__ import annotations
 
@@ -287,10 +284,7 @@ def _check_asset(what: str, name: Any, content: Any) -> None:
 
 
 def written_metadata(definition: ModelDefinition) -> dict[str, Any]:
-    """The source's metadata of the model, as JSON values; raises ValueError if `configs.Metadata` has no such field.
-
-    A relative path in it begins in the zoo's folder, where the source runs.
-    """
+    """The source's metadata as JSON values, with paths from the zoo's folder; ValueError for unknown fields."""
     metadata = definition.metadata
     if not isinstance(metadata, Metadata):
         metadata = Metadata.model_validate(dict(metadata or {}))

@@ -121,10 +121,7 @@ def emission_passes(named: Sequence[tuple[CallableParams, bool]]) -> list[PassTy
 def recipe_passes(
     named: Sequence[tuple[CallableParams, str | None]], program: ExportedProgram
 ) -> list[PassType | ExportedProgramPassBase]:
-    """The passes that callables make, each given a method's name and its program, or nothing where the name is None.
-
-    Raises SourceError if a callable cannot be imported, raises, or does not return passes.
-    """
+    """Passes that callables make of a method's name and program, or of nothing without a name; SourceError if not."""
     passes: list[PassType | ExportedProgramPassBase] = []
     for position, (params, method) in enumerate(named):
         where = f"edge.passes[{position}] {params.source['builder']}"

@@ -125,10 +125,7 @@ class _Ticket:
 
 
 class Admission:
-    """First come, first served, except that calls that fit may overtake larger ones that do not, a few times each.
-
-    A call that exceeds the whole memory is admitted when nothing else runs.
-    """
+    """First come, first served, but calls that fit overtake larger ones a few times; one above the limit runs alone."""
 
     PATIENCE = 16  # how many calls may overtake a waiting one
 

@@ -119,10 +119,7 @@ def run_stage_process(server: int, control: Callable[[int, int], None], own_fds:
 
 
 def run_started_process(server: int, preload: list[str], own_fds: list[int], code: str) -> NoReturn:
-    """The main program of a stage process that is not forked: imports the preload modules, then continues as one.
-
-    Its calls fail unless pteforge's files are what they were for the server: `code`.
-    """
+    """The main program of a stage process that is not forked; its calls fail unless `code` is the server's."""
     _prepare_interpreter()
     _write_to(os.dup(own_fds[2]))  # the log
     for fd in own_fds:
