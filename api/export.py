@@ -18,6 +18,7 @@ import torch
 from pydantic import ValidationError
 from torch.export import ExportedProgram
 
+from .. import errors
 from ..artifacts.files import remove
 from ..artifacts.ref import ArtifactRef
 from ..artifacts.runs import RunRecord
@@ -26,15 +27,6 @@ from ..configs.base import NAME_PATTERN, describe_errors
 from ..configs.metadata import Metadata
 from ..configs.model import MethodConfig, ModelDefinition, ModelOptions
 from ..configs.places import PlaceConfig
-from ..errors import (
-    AccuracyMissed,
-    FileWarning,
-    InputError,
-    PteforgeError,
-    SourceError,
-    StageFailed,
-    VerificationFailed,
-)
 from ..tasks.engine.executor import EngineRunner, Executor
 from ..tasks.engine.keys.loaded import loaded_sources
 from ..tasks.engine.runner import CutShort, Done, StageCall, StageId
@@ -124,11 +116,11 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
         AccuracyMissed: the file scores below the recipe's bounds; ``rejected`` as above.
     """
     if not re.fullmatch(NAME_PATTERN, name):
-        raise InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
+        raise errors.InputError(f"{name!r} cannot be a model's name; use letters, digits, '.', '_' and '-'")
     described = _read_metadata(metadata)
     found = find_recipe(recipe)
     if reason := found.planned.recipe.reason_against(name):
-        raise InputError(f"the recipe {found.planned.name!r} does not apply to {name!r}: {reason}")
+        raise errors.InputError(f"the recipe {found.planned.name!r} does not apply to {name!r}: {reason}")
     source = live_source(model, example_inputs, dynamic_shapes, constant_methods, example_kwarg_inputs)
     planned = replace(found.planned, until=check_stage(until)) if until else found.planned
     planned = planned.for_debugging() if debug else planned
@@ -158,7 +150,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     exported = _result(run, source, outcome, began, time.monotonic() - started)
     if not isinstance(outcome, CutShort):
         for text in exported.warnings:
-            warnings.warn(f"{name}/{planned.name}: {text}", FileWarning, stacklevel=3)  # beyond `alone`
+            warnings.warn(f"{name}/{planned.name}: {text}", errors.FileWarning, stacklevel=3)  # beyond `alone`
     return exported
 
 
@@ -166,11 +158,13 @@ def _read_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterat
     """Raises InputError for buckets that no zoo may have, and SourceError for those of a program."""
     for method, sizes in method_inputs(given, tuple(source.definition.methods), "buckets").items():
         if method in source.programs:
-            raise SourceError(f"method {method!r} is exported already, so no size can become static; give a module")
+            raise errors.SourceError(
+                f"method {method!r} is exported already, so no size can become static; give a module"
+            )
         try:
             yield method, MethodConfig(buckets=sizes)
         except ValidationError as error:
-            raise InputError(f"buckets of method {method!r}: {describe_errors(error)}") from error
+            raise errors.InputError(f"buckets of method {method!r}: {describe_errors(error)}") from error
 
 
 def _plan_places(texts: Iterable[str]) -> Iterator[PlannedPlace]:
@@ -178,7 +172,7 @@ def _plan_places(texts: Iterable[str]) -> Iterator[PlannedPlace]:
     for text in texts:
         name, config = PlaceConfig.parse(text)
         if config.library:
-            raise InputError(f"{text}: libraries are loaded by `pteforge export`, in processes that may crash")
+            raise errors.InputError(f"{text}: libraries are loaded by `pteforge export`, in processes that may crash")
         yield plan_place(name, config, Path.cwd())
 
 
@@ -190,9 +184,9 @@ def _read_metadata(given: Metadata | Mapping[str, Any] | None) -> Metadata | Non
         metadata = given if isinstance(given, Metadata) else Metadata.model_validate(dict(given))
         return metadata.with_labels()
     except ValidationError as error:
-        raise InputError(f"metadata: {describe_errors(error)}") from error
+        raise errors.InputError(f"metadata: {describe_errors(error)}") from error
     except ValueError as error:
-        raise InputError(f"metadata: {error}") from error
+        raise errors.InputError(f"metadata: {error}") from error
 
 
 def _result(
@@ -212,8 +206,8 @@ def _result(
         return Exported.of(recipe_run, source, stages, rejected=False)
     error, cause = outcome, outcome.__cause__
     if Gate.name in failed:
-        error, cause = AccuracyMissed(str(cause or outcome)), outcome
-    if isinstance(error, AccuracyMissed | VerificationFailed) or Verify.name in failed:
+        error, cause = errors.AccuracyMissed(str(cause or outcome)), outcome
+    if isinstance(error, errors.AccuracyMissed | errors.VerificationFailed) or Verify.name in failed:
         error.rejected = Exported.of(recipe_run, source, stages, rejected=True)  # type: ignore[attr-defined]  # ours
         error.add_note("`error.rejected` is the result, to inspect; its `bisect()` finds where quality is lost")
     raise error from cause
@@ -289,8 +283,8 @@ class LiveRunner(EngineRunner):
     def _build(self, method: str, body: Callable[..., Any], params: Params) -> tuple[Outputs, float]:
         try:
             return _unwrapped(lambda: to_roles(body(self._source.built(method), params, self.store.local)))
-        except StageFailed as error:
-            raise StageFailed(f"method {method!r} cannot be exported: {error}") from error.__cause__
+        except errors.StageFailed as error:
+            raise errors.StageFailed(f"method {method!r} cannot be exported: {error}") from error.__cause__
 
     def _take_samples(self, call: StageCall) -> Done:
         method, local = call.id.method, self.store.local
@@ -341,7 +335,7 @@ def _unwrapped(body: Callable[[], Outputs]) -> tuple[Outputs, float]:
     try:
         with as_in_a_process():
             return body(), time.perf_counter() - began
-    except StageFailed as error:
-        if isinstance(error.__cause__, PteforgeError):
+    except errors.StageFailed as error:
+        if isinstance(error.__cause__, errors.PteforgeError):
             raise error.__cause__ from None
         raise

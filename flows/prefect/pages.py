@@ -13,15 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from prefect import flow, get_client, get_run_logger
-from prefect.artifacts import (
-    acreate_markdown_artifact,
-    acreate_progress_artifact,
-    acreate_table_artifact,
-    aupdate_progress_artifact,
-    create_image_artifact,
-    create_markdown_artifact,
-)
+from prefect import artifacts, flow, get_client, get_run_logger
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.filters import ArtifactFilter
 from prefect.events import emit_event
@@ -58,7 +50,7 @@ async def show_zoo(session: Session) -> None:
         if earlier := await client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted)):
             await client.update_artifact(earlier[0].id, ArtifactUpdate(data=text))
             return
-    await acreate_markdown_artifact(text, key=key, description=description)
+    await artifacts.acreate_markdown_artifact(text, key=key, description=description)
 
 
 def announce(zoo: str, published: Published) -> None:
@@ -82,7 +74,9 @@ async def show_findings(outcome: ModelOutcome) -> None:
         get_run_logger().error("%s", printable(f"{step}:\n{as_text(failure.findings)}", keep="\n"))
     key = artifact_key("diagnosis", outcome.model)
     description = f"Why {markdown(outcome.model)} cannot be lowered, and the ways out"
-    await acreate_markdown_artifact("\n".join(_diagnosis(outcome.model, explained)), key=key, description=description)
+    await artifacts.acreate_markdown_artifact(
+        "\n".join(_diagnosis(outcome.model, explained)), key=key, description=description
+    )
 
 
 async def show_tables(outcome: ModelOutcome) -> None:
@@ -103,7 +97,7 @@ async def show_tables(outcome: ModelOutcome) -> None:
     tables = {f"The files of {name}": ("facts", facts), f"{name}: each program against eager": ("numerics", rungs)}
     for description, (kind, rows) in tables.items():
         if rows:
-            await acreate_table_artifact(rows, key=artifact_key(kind, outcome.model), description=description)
+            await artifacts.acreate_table_artifact(rows, key=artifact_key(kind, outcome.model), description=description)
 
 
 def show_bisection(bisection: Bisection, plot: bytes | None) -> None:
@@ -112,10 +106,10 @@ def show_bisection(bisection: Bisection, plot: bytes | None) -> None:
 
     @flow(name="bisect", flow_run_name=printable(f"bisect {bisection.name}"), persist_result=False)
     def show() -> None:
-        create_markdown_artifact("\n".join(_page(bisection)), key=key, description=description)
+        artifacts.create_markdown_artifact("\n".join(_page(bisection)), key=key, description=description)
         if plot:
             url = f"data:image/png;base64,{b64encode(plot).decode()}"
-            create_image_artifact(url, key=f"{key}-plot", description=description)
+            artifacts.create_image_artifact(url, key=f"{key}-plot", description=description)
 
     with local_run(server=None):
         show()
@@ -221,7 +215,7 @@ async def _update_progress(session: Session, ended: asyncio.Event) -> None:
     """Updates the progress, and the summary, which links to the flow runs that lower models."""
     key, shown, pace = artifact_key("progress", session.zoo), (-1, -1, -1), session.progress.pace
     await asyncio.to_thread(session.expect_stages)
-    artifact = await acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
+    artifact = await artifacts.acreate_progress_artifact(0.0, key=key, description="No stage is done yet")
     pause = _PAUSE
     while not ended.is_set():
         with suppress(TimeoutError):
@@ -231,14 +225,14 @@ async def _update_progress(session: Session, ended: asyncio.Event) -> None:
             continue
         done, known, completed = shown
         models = f"{completed} of {len(session.models)} models"
-        await aupdate_progress_artifact(
+        await artifacts.aupdate_progress_artifact(
             artifact, 100 * done / max(known, 1), f"{done} of {known} known stages and {models} done"
         )
         if session.part_of is None:
             await show_zoo(session)
         pause = max(_PAUSE, 20 * (time.monotonic() - began))  # an update takes a while for a large zoo
     complete = "" if session.progress.complete else "; some models were not reached"
-    await aupdate_progress_artifact(artifact, 100.0, f"{pace.done} stages done{complete}")
+    await artifacts.aupdate_progress_artifact(artifact, 100.0, f"{pace.done} stages done{complete}")
 
 
 class _Log(ZooObserver):

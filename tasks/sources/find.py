@@ -13,15 +13,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from ...configs.sources import (
-    BuilderSource,
-    HuggingFaceSource,
-    ResolvedSource,
-    Source,
-    TimmSource,
-    TorchvisionSource,
-    is_folder,
-)
+from ...configs import sources
 from ...errors import SourceError, first_line
 from ...formats.checkpoint import ENTRIES, files_of, problem_of
 
@@ -37,31 +29,31 @@ _ARGUMENTS = {
 _OLD_WEIGHTS = "pytorch_model*.bin"  # read where a repository has no safetensors
 
 
-def find_source(source: Source, folder: Path) -> ResolvedSource:
+def find_source(source: sources.Source, folder: Path) -> sources.ResolvedSource:
     """The builder of a model that is named; other sources as they are.
 
     A repository that is not in the hub's cache is downloaded. Files in `folder`, the zoo's, are named relative to it,
     so that it may be moved. Raises SourceError if a package is missing, or there is no such model.
     """
     match source:
-        case HuggingFaceSource():
+        case sources.HuggingFaceSource():
             _require("transformers", "hf", f"huggingface: {source.huggingface}")
             return _of_transformers(source, folder)
-        case TimmSource():
+        case sources.TimmSource():
             _require("timm", "vision", f"timm: {source.timm}")
             return _built(
                 "image_models:TimmModel",
                 {"name": source.timm, "pretrained": source.pretrained, "kwargs": source.kwargs},
             )
-        case TorchvisionSource():
+        case sources.TorchvisionSource():
             _require("torchvision", "vision", f"torchvision: {source.torchvision}")
             return _built("image_models:TorchvisionModel", {"name": source.torchvision, "weights": source.weights})
     return source
 
 
-def _built(builder: str, kwargs: Mapping[str, JsonValue], files: tuple[Path, ...] = ()) -> BuilderSource:
+def _built(builder: str, kwargs: Mapping[str, JsonValue], files: tuple[Path, ...] = ()) -> sources.BuilderSource:
     arguments = {name: value for name, value in kwargs.items() if value is not None}
-    return BuilderSource(builder=f"{__package__}.{builder}", kwargs=arguments, files=files)
+    return sources.BuilderSource(builder=f"{__package__}.{builder}", kwargs=arguments, files=files)
 
 
 def _require(package: str, extra: str, what: str) -> None:
@@ -69,9 +61,9 @@ def _require(package: str, extra: str, what: str) -> None:
         raise SourceError(f"{what} needs the package {package}; run: pip install 'pteforge[{extra}]'")
 
 
-def _of_transformers(source: HuggingFaceSource, folder: Path) -> BuilderSource:
+def _of_transformers(source: sources.HuggingFaceSource, folder: Path) -> sources.BuilderSource:
     kwargs: dict[str, JsonValue] = source.model_dump(mode="json", include=_ARGUMENTS)
-    if source.config is not None and "/" not in source.huggingface and not is_folder(source.huggingface):
+    if source.config is not None and "/" not in source.huggingface and not sources.is_folder(source.huggingface):
         return _built(_builder(source, {}), {"name": source.huggingface, **kwargs})
     read = (*_READ, *filter(None, [source.gguf]))
     repo, named = _locate(source.huggingface, source.revision, folder, partial(_is_model, source=source), read)
@@ -113,11 +105,11 @@ def _locate(
     name: str, revision: str | None, folder: Path, is_whole: Callable[[Path], bool], patterns: tuple[str, ...]
 ) -> tuple[Path, dict[str, JsonValue]]:
     """A folder or repository on this machine, and its name for a builder: relative to the zoo, or with its commit."""
-    if not is_folder(name):
+    if not sources.is_folder(name):
         repo = _snapshot(name, revision, is_whole, patterns)
         return repo, {"name": name, "revision": repo.name}
     relative = os.path.relpath(name, folder)
-    return Path(name), {"name": relative if is_folder(relative) else f"./{relative}"}  # no model_type
+    return Path(name), {"name": relative if sources.is_folder(relative) else f"./{relative}"}  # no model_type
 
 
 def _is_adapter(repo: Path) -> bool:
@@ -129,7 +121,7 @@ def _has_adapter(repo: Path) -> bool:
     return any((repo / name).is_file() for name in _ADAPTER) and (repo / "adapter_config.json").is_file()
 
 
-def _is_model(repo: Path, *, source: HuggingFaceSource) -> bool:
+def _is_model(repo: Path, *, source: sources.HuggingFaceSource) -> bool:
     if source.gguf:
         return (repo / source.gguf).is_file()
     with suppress(SourceError):
@@ -137,7 +129,7 @@ def _is_model(repo: Path, *, source: HuggingFaceSource) -> bool:
     return False
 
 
-def _described(repo: Path, source: HuggingFaceSource) -> dict[str, Any]:
+def _described(repo: Path, source: sources.HuggingFaceSource) -> dict[str, Any]:
     """The configuration of a model; raises SourceError if it has none, or its weights are not complete."""
     if not (repo / "config.json").is_file():
         raise SourceError(f"there is no {repo / 'config.json'}: name a folder that save_pretrained wrote")
@@ -171,14 +163,14 @@ _NAMED = 4  # files in an error
 _AGAIN = "copy the folder again, or download it with `hf download`"
 
 
-def _with_base(source: HuggingFaceSource, repo: Path, folder: Path) -> HuggingFaceSource:
+def _with_base(source: sources.HuggingFaceSource, repo: Path, folder: Path) -> sources.HuggingFaceSource:
     """The model that an adapter names, with the adapter."""
     if source.adapter:
         raise SourceError(f"huggingface: {source.huggingface} holds an adapter only: name the model that it is for")
     described = _read_config(repo / "adapter_config.json")
     base = str(described.get("base_model_name_or_path") or "")
     local = next((path for path in (repo / base, folder / base) if base and path.is_dir()), None)
-    if local is None and (is_folder(base) or "/" not in base):
+    if local is None and (sources.is_folder(base) or "/" not in base):
         raise SourceError(
             f"{repo} holds an adapter only, and the model that it is for, {base or 'which it does not name'}, is not "
             f"on this machine: write `source: {{huggingface: MODEL, adapter: {source.huggingface}}}`"
@@ -200,7 +192,7 @@ _HEADS = {
 _GENERATION = ("attention", "cache", "sinks", "prefill")  # fields of models that generate text
 
 
-def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
+def _builder(source: sources.HuggingFaceSource, described: Mapping[str, Any]) -> str:
     generates = source.task == "text-generation" or (source.task is None and _is_named(described, "ForCausalLM"))
     images = not generates and _has_images(source, described)
     sounds = not (generates or images) and _has_sounds(source, described)
@@ -228,9 +220,9 @@ def _builder(source: HuggingFaceSource, described: Mapping[str, Any]) -> str:
     return "text_generation:model" if generates else "huggingface:Model"
 
 
-def methods_of(source: ResolvedSource) -> dict[str, bool]:
+def methods_of(source: sources.ResolvedSource) -> dict[str, bool]:
     """The methods that a model by name may have, and whether each keeps a cache; none of other sources."""
-    if not isinstance(source, BuilderSource) or not source.builder.startswith(f"{__package__}."):
+    if not isinstance(source, sources.BuilderSource) or not source.builder.startswith(f"{__package__}."):
         return {}
     kind = source.builder.removeprefix(f"{__package__}.").partition(":")[0]
     names = ("prefill", "decode_step") if source.kwargs.get("prefill") else _METHODS.get(kind, ("forward",))
@@ -245,14 +237,14 @@ _METHODS = {
 }
 
 
-def _has_images(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
+def _has_images(source: sources.HuggingFaceSource, described: Mapping[str, Any]) -> bool:
     """Whether a model generates text from images and text."""
     if source.task is not None or described.get("is_encoder_decoder"):
         return source.task == "image-text-to-text"
     return "vision_config" in described and _is_named(described, _GENERATES[0])
 
 
-def _has_sounds(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
+def _has_sounds(source: sources.HuggingFaceSource, described: Mapping[str, Any]) -> bool:
     """Whether a model without an encoder of text generates text from sounds and text."""
     if source.task not in (None, "automatic-speech-recognition") or described.get("is_encoder_decoder"):
         return source.task == _AUDIO_TASK
@@ -262,7 +254,7 @@ def _has_sounds(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool
 _AUDIO_TASK = "audio-text-to-text"
 
 
-def _has_decoder(source: HuggingFaceSource, described: Mapping[str, Any]) -> bool:
+def _has_decoder(source: sources.HuggingFaceSource, described: Mapping[str, Any]) -> bool:
     """Whether a model has an encoder, and a decoder that generates; without a configuration, whether it may."""
     if source.task is None:
         return bool(described.get("is_encoder_decoder")) and _is_named(described, *_GENERATES)
@@ -278,7 +270,7 @@ def _is_named(described: Mapping[str, Any], *endings: str) -> bool:
     return any(str(name).endswith(endings) for name in described.get("architectures") or ())
 
 
-def _check_fields(source: HuggingFaceSource, wrong: tuple[str, ...], *, generates: bool) -> None:
+def _check_fields(source: sources.HuggingFaceSource, wrong: tuple[str, ...], *, generates: bool) -> None:
     """Raises SourceError for fields that models of another kind have."""
     if field := next((name for name in wrong if getattr(source, name) is not None), None):
         kind = "that generate text have none" if generates else "that generate text (`task: text-generation`) have one"
