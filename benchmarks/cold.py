@@ -38,12 +38,10 @@ def measure_seconds(
     zoo: str, folder: Path, environment: dict[str, str], *, peer_first: bool
 ) -> dict[str, measuring.Seconds]:
     """One run of each of the `SIDES`, in new folders under `folder`."""
-    peer = [sys.executable, measuring.HERE / "peer.py", zoo, folder / "peer"]
     ours = measuring.exporting(ZOOS[zoo].file, folder)
+    commands = {"cold": ours, "warm": ours, "peer": [sys.executable, measuring.HERE / "peer.py", zoo, folder / "peer"]}
     order = ("peer", "cold", "warm") if peer_first else ("cold", "warm", "peer")
-    seconds = {
-        side: measuring.run(peer if side == "peer" else ours, environment, folder / f"{side}.log") for side in order
-    }
+    seconds = {side: measuring.run(commands[side], environment, folder / f"{side}.log") for side in order}
     check_same_files(zoo, folder)
     return seconds
 
@@ -60,9 +58,8 @@ def check_same_files(zoo: str, folder: Path) -> None:
 def measure_bytes(zoo: str, folder: Path, environment: dict[str, str]) -> Bytes:
     """Sizes, after `measure_seconds` has run in `folder`."""
     apart = folder / "apart"
-    measuring.run(
-        [sys.executable, measuring.HERE / "peer.py", zoo, apart, "--apart"], environment, folder / "apart.log"
-    )
+    command = [sys.executable, measuring.HERE / "peer.py", zoo, apart, "--apart"]
+    measuring.run(command, environment, folder / "apart.log")
     return Bytes(
         aten=measuring.size_of(apart.rglob("*.aten.pt2")),
         edge=measuring.size_of(apart.rglob("*.edge.pt2")),

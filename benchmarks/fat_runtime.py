@@ -169,10 +169,8 @@ def build_host(folder: Path) -> Path:
 def run(host: Path, file: Path, inputs: Sequence[str], calls: int, level: str = "parsed") -> Run:
     """One process. Its first call is not counted, because some backends finish loading in it."""
     options = ["--bench", "--repeat", str(calls + 1), "--verify", level]
-    measured = json.loads(output_of([host, *options, file, "forward", *inputs]))
-    return Run(
-        measured["load"], median(measured["calls"][1:]), measured["resident_loaded"], measured["resident_called"]
-    )
+    figures = json.loads(output_of([host, *options, file, "forward", *inputs]))
+    return Run(figures["load"], median(figures["calls"][1:]), figures["resident_loaded"], figures["resident_called"])
 
 
 def measure(host: Path, fat: FatModel, calls: int, repeat: int) -> Cost:

@@ -29,44 +29,27 @@ RECIPE = "xnnpack-fp32"
 CONTEXT, TOKENS = 64, 24
 BATCH = 7  # models of one zoo
 
+
+def kinds(same: str, **others: str) -> dict[str, str]:
+    """Names of models and their kinds, most of which are the same, by name."""
+    return dict(sorted(({name: name for name in same.split()} | others).items()))
+
+
 # The model of each of optimum-executorch's files tests/models/test_modeling_*.py; Gemma 3 has two.
-TEXT = {
-    "codegen": "codegen",
-    "gemma": "gemma",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "glm": "glm",
-    "gpt2": "gpt2",
-    "gptj": "gptj",
-    "gptneox": "gpt_neox",
-    "gptneoxjapanese": "gpt_neox_japanese",
-    "granite": "granite",
-    "llama": "llama",
-    "mistral": "mistral",
-    "olmo": "olmo",
-    "phi": "phi",
-    "phi4": "phi3",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3_embedding": "qwen3",
-    "smollm": "llama",
-    "smollm3": "smollm3",
-    "starcoder2": "starcoder2",
-}
+TEXT = kinds(
+    "codegen gemma gemma2 glm gpt2 gptj granite llama mistral olmo phi qwen2 qwen3 smollm3 starcoder2",
+    gemma3="gemma3_text",
+    gptneox="gpt_neox",
+    gptneoxjapanese="gpt_neox_japanese",
+    phi4="phi3",
+    qwen3_embedding="qwen3",
+    smollm="llama",
+)
 OTHERS = {
-    "fill-mask": {"albert": "albert", "bert": "bert", "distilbert": "distilbert", "roberta": "xlm-roberta"},
-    "image-classification": {
-        "cvt": "cvt",
-        "deit": "deit",
-        "dit": "beit",
-        "efficientnet": "efficientnet",
-        "focalnet": "focalnet",
-        "mobilevit": "mobilevit",
-        "mobilevit2": "mobilevitv2",
-        "pvt": "pvt",
-        "swin": "swin",
-        "vit": "vit",
-    },
+    "fill-mask": kinds("albert bert distilbert", roberta="xlm-roberta"),
+    "image-classification": kinds(
+        "cvt deit efficientnet focalnet mobilevit pvt swin vit", dit="beit", mobilevit2="mobilevitv2"
+    ),
     "object-detection": {"detr": "detr"},
     "text2text-generation": {"t5": "t5"},
     "automatic-speech-recognition": {"whisper": "whisper"},

@@ -307,9 +307,7 @@ class Releases:
         if back:
             withdrawn[present.release] = self._files_of(present.release)
         files = self._files_of(target)
-        return {
-            name: digest for name, digest in withdrawn.items() if name != target and (digest != files or not digest)
-        }
+        return {name: other for name, other in withdrawn.items() if name != target and (other != files or not other)}
 
     def _files_of(self, release: str) -> Digest | Literal[""]:
         """The digest of a release's files; empty if its manifest is gone or damaged."""
@@ -324,9 +322,8 @@ class Releases:
         self, channel: str, release: str, previous: Sequence[str], withdrawn: Mapping[str, Digest | Literal[""]]
     ) -> records.Channel:
         moved = datetime.now(UTC).isoformat(timespec="milliseconds")
-        named = records.Channel(
-            release, digest_bytes(self._read(release)), moved, tuple(previous)[:_PREVIOUS], withdrawn
-        )
+        digest = digest_bytes(self._read(release))
+        named = records.Channel(release, digest, moved, tuple(previous)[:_PREVIOUS], withdrawn)
         self._files.write(f"channels/{channel}.json", named.encode())
         if isinstance(self._files, HubFiles) and (channel == "latest" or not self.channels().keys() - {channel}):
             show_release(self._files, self.manifest(release))

@@ -55,10 +55,7 @@ class Compared:
 
 def compare(results: Iterable[Delivered], before: RunRecord | None) -> list[Compared]:
     """The outcomes of recipes, each with that of an earlier run, if there is one."""
-    return [
-        Compared(result, Delivered.of_run(before, result.model, result.recipe) if before else None)
-        for result in results
-    ]
+    return [Compared(file, Delivered.of_run(before, file.model, file.recipe) if before else None) for file in results]
 
 
 def _content(result: Delivered) -> tuple[Any, ...]:

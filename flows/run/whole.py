@@ -123,9 +123,8 @@ class WholeModels:
             yield SourceRecord(json.loads(source), names, digest)
 
     def _key(self, model: PlannedModel, distributions: tuple[str, ...]) -> Digest:
-        targets = {
-            target.name for recipe in model.recipes for spec in recipe.specializations for target in spec.targets
-        }
+        specializations = [spec for recipe in model.recipes for spec in recipe.specializations]
+        targets = {target.name for spec in specializations for target in spec.targets}
         targets |= {quantizer.name for recipe in model.recipes for quantizer in recipe.quantizers}
         timed = any(recipe.recipe.verify.bench for recipe in model.recipes)
         machine = [host_capability(), *([processor()] if timed else [])]

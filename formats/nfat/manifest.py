@@ -85,9 +85,8 @@ class _Reader:
             executorch_version=node.text(slots.Payload.EXECUTORCH_VERSION),
             metadata=self._metadata(node, slots.Payload.METADATA),
         )
-        payload = contents.Payload(
-            description, size, sha256, (), features, self._digest(node, slots.Payload.PARTS_SHA256)
-        )
+        parts_sha256 = self._digest(node, slots.Payload.PARTS_SHA256)
+        payload = contents.Payload(description, size, sha256, (), features, parts_sha256)
         if payload.unknown_features:
             return payload
         extents = self._halved(node, tuple(self._extents(node, size)))
@@ -121,18 +120,14 @@ class _Reader:
 
     def _transposes(self, node: TableView, most: int) -> Iterator[contents.Transpose]:
         _check_count(slots.Payload.TRANSPOSES, node.extent(slots.Payload.TRANSPOSES).size, most)
-        structs = self._structs(node, slots.Payload.TRANSPOSES, contents.TRANSPOSE)
-        return (
-            contents.Transpose(extent, contents.MatrixShape(*shape))
-            for extent, *shape in contents.TRANSPOSE.iter_unpack(structs)
-        )
+        structs = contents.TRANSPOSE.iter_unpack(self._structs(node, slots.Payload.TRANSPOSES, contents.TRANSPOSE))
+        return (contents.Transpose(extent, contents.MatrixShape(*shape)) for extent, *shape in structs)
 
     def _halved(self, node: TableView, extents: tuple[contents.MappedExtent, ...]) -> tuple[contents.MappedExtent, ...]:
         """The extents, with those marked that are stored as 32-bit numbers."""
         _check_count(slots.Payload.HALVES, node.extent(slots.Payload.HALVES).size, len(extents))
-        halves = [
-            index for (index,) in contents.HALF.iter_unpack(self._structs(node, slots.Payload.HALVES, contents.HALF))
-        ]
+        structs = self._structs(node, slots.Payload.HALVES, contents.HALF)
+        halves = [index for (index,) in contents.HALF.iter_unpack(structs)]
         for last, index in pairwise([-1, *halves]):
             if not last < index < len(extents):
                 raise FileFormatError(f"half extent {index} after {last}; there are {len(extents)} extents")
@@ -202,9 +197,7 @@ def _write_payload(builder: Builder, payload: contents.Payload) -> int:
         (U64, U64, U32, U32),
         [(extent.position, extent.offset, extent.source, extent.blob) for extent in payload.extents],
     )
-    shapes = [
-        (turned.extent, turned.shape.item, turned.shape.rows, turned.shape.columns) for turned in payload.transposes
-    ]
+    shapes = [(turn.extent, turn.shape.item, turn.shape.rows, turn.shape.columns) for turn in payload.transposes]
     transposes = _write_structs(builder, [U32] * 4, shapes) if shapes else 0
     halves = _write_structs(builder, [U32], [(index,) for index in payload.halves]) if payload.halves else 0
     check = _write_self_check(builder, payload.self_check) if payload.self_check else 0

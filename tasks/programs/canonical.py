@@ -293,7 +293,5 @@ def _named_data(output: compat.NamedDataStoreOutput | None) -> Any:
             for key, entry in sorted(mapping.items())
         ]
 
-    return [
-        entries(output.pte_data),
-        [[tag, entries(mapping)] for tag, mapping in sorted(output.external_data.items())],
-    ]
+    external = [[tag, entries(mapping)] for tag, mapping in sorted(output.external_data.items())]
+    return [entries(output.pte_data), external]

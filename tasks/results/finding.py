@@ -135,9 +135,7 @@ def to_json(findings: Iterable[Finding]) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> tuple[Finding, ...]:
     """The findings that this version knows; raises ValueError for what is not their JSON."""
     try:
-        return tuple(
-            finding for role, value in values.items() if (kind := _kind(role)) for finding in kind.found(value)
-        )
+        return tuple(finding for key, value in values.items() if (kind := _kind(key)) for finding in kind.found(value))
     except (TypeError, AttributeError) as error:  # not objects, or lists of them
         raise ValueError(f"not findings: {error}") from error
 

@@ -86,11 +86,8 @@ def no_weight_reads(absent: AbsentWeights) -> Iterator[None]:
     duplicate_constant_node_pass copies constants, makes another fake weight with the same bytes; torch cannot copy fake
     tensors. Tests of each target compare results with those made with weights; no part of this goes upstream.
     """
-    dispatch, copy, address = (
-        compat.FakeTensorMode.dispatch,
-        compat.FakeTensor.__deepcopy__,
-        torch.UntypedStorage.data_ptr,
-    )
+    dispatch, copy = compat.FakeTensorMode.dispatch, compat.FakeTensor.__deepcopy__
+    address = torch.UntypedStorage.data_ptr
     guard = _Guard(absent)
 
     def checked_dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

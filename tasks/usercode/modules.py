@@ -65,9 +65,8 @@ def _not_copyable(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[int,
 
 def is_prepared(module: torch.nn.Module) -> bool:
     """Whether a module comes from torchao's ``prepare_qat_pt2e`` or ``prepare_pt2e``."""
-    return isinstance(module, GraphModule) and any(
-        isinstance(child, ObserverOrFakeQuantize) for child in module.modules()
-    )
+    children = module.modules() if isinstance(module, GraphModule) else ()
+    return any(isinstance(child, ObserverOrFakeQuantize) for child in children)
 
 
 def for_inference(module: torch.nn.Module) -> torch.nn.Module:
