@@ -158,9 +158,7 @@ def _read_buckets(source: LiveSource, given: Mapping[str, Any] | None) -> Iterat
     """Raises InputError for buckets that no zoo may have, and SourceError for those of a program."""
     for method, sizes in method_inputs(given, tuple(source.definition.methods), "buckets").items():
         if method in source.programs:
-            raise errors.SourceError(
-                f"method {method!r} is exported already, so no size can become static; give a module"
-            )
+            raise errors.SourceError(f"method {method!r} is exported already: no size can become static; give a module")
         try:
             yield method, MethodConfig(buckets=sizes)
         except ValidationError as error:

@@ -261,9 +261,7 @@ class RemoteLeases(Leases):
         if not doubtful:
             return set()
         expiry = self.timing.expiry
-        _log.warning(
-            "watching for %.0f s whether the holders of %d leases without a heartbeat are alive", expiry, len(doubtful)
-        )
+        _log.warning("watching for %.0f s if holders of %d leases without a heartbeat live", expiry, len(doubtful))
         holders, stale, began = _Holders(self.timing), set[str](), time.monotonic()
         holders.look(doubtful, began)
         while doubtful and time.monotonic() - began < 2 * expiry + self.timing.heartbeat:  # others are taken to live

@@ -406,9 +406,7 @@ class LocalStore(ObjectFolder):
         except ValueError as error:
             raise StoreError(f"object {ref.root.digest} in {self.root} is not the manifest of a {ref.kind}") from error
         if not ref.composite or manifest.kind != ref.kind:
-            raise StoreError(
-                f"object {ref.root.digest} in {self.root} is the manifest of another artifact: {manifest.kind}"
-            )
+            raise StoreError(f"object {ref.root.digest} in {self.root} is another artifact's manifest: {manifest.kind}")
         return manifest
 
     def objects_of(self, ref: ArtifactRef) -> tuple[BlobRef, ...]:

@@ -54,9 +54,8 @@ def projecting(**fields: Any) -> Any:
     with torch.no_grad():
         states = encoder(example)
     calls = [(tokens, states, start) for tokens, _, start in methods["text_decoder"].example_inputs]
-    decoder = replace(
-        methods["text_decoder"], module=Decoder(kept.model, kept.cache, kept.layers, None), example_inputs=calls
-    )
+    module = Decoder(kept.model, kept.cache, kept.layers, None)
+    decoder = replace(methods["text_decoder"], module=module, example_inputs=calls)
     changed = {"encoder": replace(methods["encoder"], module=encoder), "text_decoder": decoder}
     return replace(definition, methods=changed, sequences=())
 

@@ -78,11 +78,8 @@ def unary() -> Iterator[Case]:
     functions = {name: getattr(torch, name) for name in names}
     names = ACTIVATIONS.split()
     functions |= {name: getattr(functional, name) for name in names}
-    functions |= {
-        "clamp": lambda x: x.clamp(-0.5, 1.5),
-        "at least": lambda x: x.clamp(min=0.1),
-        "<=": lambda x: x <= 0.5,
-    }
+    functions |= {"clamp": lambda x: x.clamp(-0.5, 1.5), "at least": lambda x: x.clamp(min=0.1)}
+    functions["<="] = lambda x: x <= 0.5
     for exponent in (-2, -1, -0.5, 0.5, 1.5, 2, 3, 4):
         functions[f"** {exponent}"] = lambda x, exponent=exponent: x**exponent
     for name, function in functions.items():

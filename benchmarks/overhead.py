@@ -40,9 +40,8 @@ def measure(folder: Path, models: int, environment: dict[str, str], before: Sequ
     first = 0.0
     with (folder / "log").open("wb") as log:
         start = time.perf_counter()
-        process = psutil.Popen(
-            command, env=environment | {"PTEFORGE_CACHE": str(folder / "cache")}, stdout=log, stderr=log
-        )
+        variables = environment | {"PTEFORGE_CACHE": str(folder / "cache")}
+        process = psutil.Popen(command, env=variables, stdout=log, stderr=log)
         while process.poll() is None:
             cpu |= dict(_seconds(process))
             if not first and any((folder / "store" / "ledger" / "stages").glob("*/*")):

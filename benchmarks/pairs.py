@@ -150,9 +150,8 @@ def main() -> None:
         for seconds in measure(sides, zoo, folder, environment, arguments.repeat):
             pairs.append(seconds)
             if not arguments.json:
-                print(
-                    *(f"{name} {each.wall:.1f} s, CPU {each.cpu:.1f} s;" for name, each in seconds.items()), flush=True
-                )
+                times = (f"{name} {each.wall:.1f} s, CPU {each.cpu:.1f} s;" for name, each in seconds.items())
+                print(*times, flush=True)
     one, two = (side.name for side in sides)
     ratios = {
         figure: median(getattr(pair[two], figure) / getattr(pair[one], figure) for pair in pairs)

@@ -122,9 +122,8 @@ class Work:
             record = store.ledger.lookup(key)
             if record is None:
                 raise RuntimeError("pteforge's ledger has no entry for the calibration of this file")
-            samples = [
-                pytree.tree_unflatten(flat, spec) for flat in load_values(record.outputs["samples"], store.local)
-            ]
+            observed = load_values(record.outputs["samples"], store.local)
+            samples = [pytree.tree_unflatten(flat, spec) for flat in observed]
         return cls(module, example, samples, stored)
 
 

@@ -190,9 +190,8 @@ def easyocr() -> Network:
 
     def word_of(outputs: Sequence[Tensor]) -> str:
         best = outputs[0][0].argmax(-1).tolist()
-        return "".join(
-            CHARACTERS[now - 1] for now, before in zip(best, [0, *best], strict=False) if now not in (0, before)
-        )
+        pairs = zip(best, [0, *best], strict=False)
+        return "".join(CHARACTERS[now - 1] for now, before in pairs if now not in (0, before))
 
     return Network(module, samples, word_of, WORDS, calibration=4)
 

@@ -175,9 +175,8 @@ def _embed(predict: Predict, processor: Any, options: TextOptions, sample: TextS
         prepared = processor(text=text, **media, return_tensors="pt", add_special_tokens=not options.chat)
     except ValueError as error:
         hint = f"`chat: true` or a `prompt` with the processor's {kind} token says where it is"
-        raise SourceError(
-            f"{type(processor).__name__} does not take the prompt: {first_line(error)}; {hint}"
-        ) from error
+        problem = f"{type(processor).__name__} does not take the prompt: {first_line(error)}"
+        raise SourceError(f"{problem}; {hint}") from error
     is_text = torch.ones_like(prepared["input_ids"][0], dtype=torch.bool)
     encoded = torch.empty(0)
     if media:

@@ -65,9 +65,8 @@ def signature_of(partition: ExportedProgram, method: str) -> Method:
 def _spec(node: Node | None, what: str, method: str) -> ValueSpec:
     value = node.meta.get("val") if node is not None else None
     if not isinstance(value, torch.Tensor):
-        raise PteforgeError(
-            f"{what} of a partition of method {method!r} is not a tensor: only tensors can cross its border"
-        )
+        where = f"{what} of a partition of method {method!r}"
+        raise PteforgeError(f"{where} is not a tensor: only tensors can cross its border")
     spec = ExirTensorSpec.from_tensor(value)
     shape = tuple(map(eval_upper_bound, value.shape))
     return TensorSpec(

@@ -123,9 +123,8 @@ def _group(graph_module: GraphModule, listed: Collection[torch._ops.OpOverload])
     refused: set[Node] = set()
     while True:
         support = Support(listed, refused)
-        proposed = CapabilityBasedPartitioner(
-            graph_module, support, allows_single_node_partition=True
-        ).propose_partitions()
+        partitioner = CapabilityBasedPartitioner(graph_module, support, allows_single_node_partition=True)
+        proposed = partitioner.propose_partitions()
         partitions = [sorted(partition.nodes, key=position.__getitem__) for partition in proposed]
         crossing = {node for nodes in partitions for node in _crossing(nodes)}
         if not crossing:

@@ -115,9 +115,8 @@ def is_functional(overload: torch._ops.OpOverload) -> bool:
 
 
 def is_lowered(graph_module: GraphModule) -> bool:
-    return any(
-        node.target is executorch_call_delegate for module in graph_modules(graph_module) for node in module.graph.nodes
-    )
+    nodes = (node for module in graph_modules(graph_module) for node in module.graph.nodes)
+    return any(node.target is executorch_call_delegate for node in nodes)
 
 
 def is_symbolic(node: Node) -> bool:

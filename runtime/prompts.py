@@ -115,9 +115,7 @@ def _interleaved(
         method = methods[token]
         count, rest = divmod(len(same), tokens[method])
         if rest or count > len(left[method]):
-            raise ValueError(
-                f"it puts {len(same)} tokens in place of what {method} makes {tokens[method]} embeddings of"
-            )
+            raise ValueError(f"it puts {len(same)} tokens where {method} makes {tokens[method]} embeddings")
         for _ in range(count):
             yield Part(method, left[method].pop(0), tokens[method])
     if unused := [method for method, items in left.items() if items]:

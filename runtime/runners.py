@@ -162,9 +162,8 @@ class _Generation:
         self.text.begin()
         runner = kind(str(self.request.file), path, str(self.request.data) if self.request.data else None)
         seconds = time.perf_counter() - self.text.began
-        config = llm.GenerationConfig(
-            echo=False, max_new_tokens=most, temperature=self.request.temperature, num_bos=bos
-        )
+        temperature = self.request.temperature
+        config = llm.GenerationConfig(echo=False, max_new_tokens=most, temperature=temperature, num_bos=bos)
         inputs = prompt or [make[part.method](part.values) for part in parts]
         with _incomplete_characters(), suppress(_EndedError):
             runner.generate(inputs, config, add_piece, stats.append)

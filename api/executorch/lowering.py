@@ -145,9 +145,8 @@ def check_overrides(given: object, base: type, field: str) -> None:
     for kind in type(given).__mro__[: type(given).__mro__.index(base)]:
         for name, value in vars(kind).items():
             if name != "__init__" and (callable(value) or isinstance(value, classmethod | staticmethod | property)):
-                raise untranslatable(
-                    f"{field}.{name}", f"{kind.__name__} overrides it; write a target (tasks/targets/README.md)"
-                )
+                hint = f"{kind.__name__} overrides it; write a target (tasks/targets/README.md)"
+                raise untranslatable(f"{field}.{name}", hint)
 
 
 def _xnnpack(given: XnnpackPartitioner, field: str) -> Specialization:

@@ -38,9 +38,8 @@ def on_config(config: MkDocsConfig) -> None:
     named = {*_paths(config.nav)}
     config.nav += [uri for uri in map(_uri, sorted(DOCS.glob("*.md"))) if uri not in named]
     for folder, title in SECTIONS.items():
-        found = sorted(
-            path.with_suffix(".md") for path in (DOCS / folder).iterdir() if path.suffix in {".md", ".ipynb"}
-        )
+        pages = (path for path in (DOCS / folder).iterdir() if path.suffix in {".md", ".ipynb"})
+        found = sorted(path.with_suffix(".md") for path in pages)
         section = next(entry[title] for entry in config.nav if title in entry)
         section += [uri for uri in map(_uri, found) if uri not in named]
 

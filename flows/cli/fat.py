@@ -118,9 +118,7 @@ def thin_file(
     container = open_fat_file(file, data).container
     payloads = _named_payloads(file, container, names)
     with scratch_folder() as folder:
-        contents = [
-            _map_payload(file, container, payload, folder / str(index)) for index, payload in enumerate(payloads)
-        ]
+        contents = [_map_payload(file, container, one, folder / str(index)) for index, one in enumerate(payloads)]
         # Users of a file without transposed extents may have a delegate that lacks them.
         share_transposed &= any(payload.features for payload in container.payloads)
         packed = _pack(container, payloads, contents, share_transposed=share_transposed)

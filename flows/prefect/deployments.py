@@ -253,10 +253,8 @@ class _Alert(NamedTuple):
 
 
 def _alerts(deployment: DeploymentResponse, zoo: str) -> Iterator[_Alert]:
-    of_deployment = {
-        "prefect.resource.id": f"prefect.deployment.{deployment.id}",
-        "prefect.resource.role": "deployment",
-    }
+    resource = f"prefect.deployment.{deployment.id}"
+    of_deployment = {"prefect.resource.id": resource, "prefect.resource.role": "deployment"}
     runs = {"match": {"prefect.resource.id": "prefect.flow-run.*"}, "match_related": of_deployment}
     releases = {"match": {"prefect.resource.id": f"pteforge.zoo.{printable(zoo)}"}}
 

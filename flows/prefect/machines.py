@@ -40,9 +40,7 @@ def check_machines(session: Session) -> None:
             raise InputError("runs on a work pool need a Prefect server; start one, and set PREFECT_API_URL")
         return
     if find_spec(f"prefect_{config.on}") is None:
-        raise InputError(
-            f'running on {config.on} needs a package; install it with: pip install "pteforge[{config.on}]"'
-        )
+        raise InputError(f'running on {config.on} needs a package; install it: pip install "pteforge[{config.on}]"')
     if config.address and config.address != "auto":
         _check_address(config.on, config.address)
 

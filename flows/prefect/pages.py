@@ -74,9 +74,8 @@ async def show_findings(outcome: ModelOutcome) -> None:
         get_run_logger().error("%s", printable(f"{step}:\n{as_text(failure.findings)}", keep="\n"))
     key = artifact_key("diagnosis", outcome.model)
     description = f"Why {markdown(outcome.model)} cannot be lowered, and the ways out"
-    await artifacts.acreate_markdown_artifact(
-        "\n".join(_diagnosis(outcome.model, explained)), key=key, description=description
-    )
+    text = "\n".join(_diagnosis(outcome.model, explained))
+    await artifacts.acreate_markdown_artifact(text, key=key, description=description)
 
 
 async def show_tables(outcome: ModelOutcome) -> None:

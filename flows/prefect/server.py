@@ -56,9 +56,8 @@ def open_block(name: str) -> str:
         ) from error
     except Exception as error:
         problem = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(
-            f"the block pteforge-store/{name} cannot be read ({problem}); check PREFECT_API_URL"
-        ) from error
+        problem = f"the block pteforge-store/{name} cannot be read ({problem})"
+        raise InputError(f"{problem}; check PREFECT_API_URL") from error
     if block.signing_key:
         os.environ[KEY_VARIABLE] = block.signing_key.get_secret_value()
     return str(block.url)

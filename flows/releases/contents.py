@@ -88,9 +88,7 @@ def find_results(out: Path) -> ResultFiles:
         if not path.name.endswith(".rejected.pte"):
             files.setdefault(path.parent.name, {})[path.stem] = path
     if not files:
-        raise InputError(
-            f"there are no files in {out}, which should have MODEL/RECIPE.pte; run `pteforge export` first"
-        )
+        raise InputError(f"there are no files in {out}, such as MODEL/RECIPE.pte; run `pteforge export` first")
     return files
 
 

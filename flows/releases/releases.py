@@ -150,9 +150,8 @@ class Releases:
                 for problem in regressions(files_before[name].result, file.result, gates)
             ]
             named = present is not None and present.release == release
-            withdrawn = (
-                present is not None and not named and present.withdrew(release, records.digest_files(contents.models))
-            )
+            files = records.digest_files(contents.models)
+            withdrawn = present is not None and not named and present.withdrew(release, files)
             moved = not (problems or withdrawn or named)
             if moved:
                 if lease:

@@ -56,9 +56,8 @@ def select_models(
             planned += [model] if model.recipes or model.not_applicable or model.elsewhere else []
     _raise(problems)
     if not planned:
-        raise InputError(
-            f"no recipe of the chosen models matches {recipes!r}; the zoo's recipes: {', '.join(zoo.recipes)}"
-        )
+        known = ", ".join(zoo.recipes)
+        raise InputError(f"no recipe of the chosen models matches {recipes!r}; the zoo's recipes: {known}")
     if not any(model.recipes or model.elsewhere for model in planned):
         raise _not_applicable(loaded, planned)
     return tuple(planned)

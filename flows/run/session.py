@@ -214,7 +214,7 @@ def _warn_of_toolchain(store: Store) -> None:
     installed, tested = version("executorch"), " and ".join(TESTED)
     if installed not in TESTED:
         _log.warning(
-            "pteforge is tested with ExecuTorch %s; see what %s changes by `pteforge upgrade`", tested, installed
+            "pteforge is tested with ExecuTorch %s; `pteforge upgrade` shows what %s changes", tested, installed
         )
     for problem in unmended_in(store):
         _log.warning("%s", problem)

@@ -76,9 +76,7 @@ def pack_v2(
     Raises InputError if there is no fallback, or a payload is a fat file itself; as FileFormatError if a payload is not
     a `.pte` or a description breaks one of the format's limits.
     """
-    descriptions = [
-        replace(description, backends=tuple(sorted(set(description.backends)))) for description, _ in payloads
-    ]
+    descriptions = [replace(one, backends=tuple(sorted(set(one.backends)))) for one, _ in payloads]
     contents = [memoryview(content).cast("B") for _, content in payloads]
     for description in descriptions:
         check_description(description)
@@ -235,7 +233,6 @@ def _read(description: Description, content: memoryview) -> PteFile:
     except FileFormatError as error:
         raise FileFormatError(f"payload {description.name}: {error}") from error
     if BACKEND_ID in (*pte.backends, *description.backends):
-        raise InputError(
-            f"payload {description.name} is a fat file itself, and those do not nest: extract its payloads"
-        )
+        problem = "is a fat file itself, and those do not nest: extract its payloads"
+        raise InputError(f"payload {description.name} {problem}")
     return pte

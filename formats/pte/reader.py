@@ -124,9 +124,8 @@ def _read_header(content: memoryview) -> _Header:
     if length >= _FIELDS.size + _SEGMENTS_SIZE.size and size >= _POSITION + length:
         (segments_size,) = _SEGMENTS_SIZE.unpack_from(content, _POSITION + _FIELDS.size)
         if segment_base + segments_size > size:
-            raise FileFormatError(
-                f"the file is cut short: {size} bytes, segments need {segments_size} from {segment_base} on"
-            )
+            needed = f"segments need {segments_size} from {segment_base} on"
+            raise FileFormatError(f"the file is cut short: {size} bytes, {needed}")
     return _Header(program_size, segment_base)
 
 

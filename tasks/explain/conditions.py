@@ -123,9 +123,8 @@ def branch_finding(code: str, expression: str, result: str, held: Mapping[str, A
         decide = say if fact else "if the model always goes one way, decide it in the builder, by a Python value"
         return Cause("data-dependent", problem, (both, SELECT_OUTSIDE if nothing else decide))
     remedies = [say] if fact else []
-    remedies.append(
-        "compute with tensors in its place (a mask, torch.where, index_select), or let the builder give the number"
-    )
+    with_tensors = "compute with tensors in its place (a mask, torch.where, index_select)"
+    remedies.append(f"{with_tensors}, or let the builder give the number")
     if nothing:
         remedies.append(SELECT_OUTSIDE)
     if "int(" in code:

@@ -90,9 +90,8 @@ def bind(graph: ArtifactRef, program: ArtifactRef, store: Store) -> ArtifactRef:
     manifest, weights = _manifest(graph, store), weights_of(_manifest(program, store))
     kind = graph.kind.replace("graph/", "program/", 1)
     bound = with_weights(kind, graph, manifest, weights)
-    return ArtifactRef(
-        kind, store.local.put_bytes(bound.encode()), identity_of(kind, bound.body, weights), composite=True
-    )
+    identity = identity_of(kind, bound.body, weights)
+    return ArtifactRef(kind, store.local.put_bytes(bound.encode()), identity, composite=True)
 
 
 def _manifest(ref: ArtifactRef, store: Store) -> ArtifactManifest:

@@ -302,9 +302,8 @@ class _Pickler(pickle.Pickler):
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Reduction:
         if tensor.device.type not in ("cpu", "meta") or not is_plain(tensor):
-            raise TypeError(
-                f"a tensor of layout {tensor.layout}, type {tensor.dtype} on {tensor.device} cannot be stored"
-            )
+            kind = f"layout {tensor.layout}, type {tensor.dtype} on {tensor.device}"
+            raise TypeError(f"a tensor of {kind} cannot be stored")
         self._externals.note_tensor(tensor)
         return self._reduce_kept(tensor)
 

@@ -77,14 +77,12 @@ class MethodWork(Finding):
         """The share of each payload; of each method, with reason and way out for each operator outside of delegates."""
         payloads = dict.fromkeys(work.payload for work in findings)
         shares = {name: delegated_share(work for work in findings if work.payload == name) for name in payloads}
-        words = ", ".join(
-            f"{name} {format_share(share)}".strip() for name, share in shares.items() if share is not None
-        )
+        known = {name: share for name, share in shares.items() if share is not None}
+        words = ", ".join(f"{name} {format_share(share)}".strip() for name, share in known.items())
         yield Fact("delegation", "delegated", _percentage(delegated_share(findings)), "%", words=words, column=6)
         kept: dict[tuple[str, str], Counter[str]] = {}
-        for payload, calls in (
-            (work.payload, calls) for work in findings for calls in work.outside if calls.kept_on_cpu
-        ):
+        outside = [(work.payload, calls) for work in findings for calls in work.outside]
+        for payload, calls in [(payload, calls) for payload, calls in outside if calls.kept_on_cpu]:
             kept.setdefault((payload, calls.why), Counter())[calls.operator] += calls.calls
         for (payload, why), operators in kept.items():
             left = ", ".join(f"{number} {operator}" for operator, number in operators.items())

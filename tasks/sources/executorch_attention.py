@@ -144,9 +144,8 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of tokens [1, heads, tokens, head size] on the cache; returns [1, tokens, heads, head size]."""
     if not isinstance(key, _Kept):
-        raise SourceError(
-            f"attention: custom_sdpa: {type(module).__name__} changes what it gets from its cache; leave it out"
-        )
+        problem = f"{type(module).__name__} changes what it gets from its cache; leave it out"
+        raise SourceError(f"attention: custom_sdpa: {problem}")
     if START not in options or any(options.get(name) is not None for name in _UNSUPPORTED):
         raise SourceError(f"attention: custom_sdpa cannot do what {type(module).__name__} asks for; leave it out")
     # Without a mask, a token sees what is before it. A mask is for all positions of the cache.

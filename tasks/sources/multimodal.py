@@ -293,9 +293,8 @@ def _set(processor: Any, options: Mapping[str, Any]) -> Any:
 
 def _size(processor: Any, config: PretrainedConfig) -> tuple[int, int]:
     """Height and width of an image in one piece."""
-    configured: Any = next(
-        (size for part in huggingface.parts_of(config) if (size := getattr(part, "image_size", None))), None
-    )
+    sizes = (getattr(part, "image_size", None) for part in huggingface.parts_of(config))
+    configured: Any = next(filter(None, sizes), None)
     if processor is not None:
         with contextlib.suppress(ValueError, TypeError, RuntimeError):
             inputs = processor(images=[huggingface.picture()], return_tensors="pt")

@@ -175,9 +175,8 @@ def _with_cache(loaded: Any, prompt: torch.Tensor, context: int, options: huggin
     windows = [shape.window for shape in shapes if shape and shape.window and shape.window < context]
     if (more := min(max(windows, default=0) + 2, _CHECKED) - prompt.shape[1]) > 0:
         vocabulary = loaded.config.get_text_config(decoder=True).vocab_size
-        prompt = torch.cat(
-            [prompt, huggingface.random_tokens(vocabulary, 1, min(more, context - prompt.shape[1]))], dim=1
-        )
+        added = huggingface.random_tokens(vocabulary, 1, min(more, context - prompt.shape[1]))
+        prompt = torch.cat([prompt, added], dim=1)
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
     cache = make_cache(loaded, shapes, context, options)
@@ -393,10 +392,8 @@ class _Layer(StaticCacheLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the keys and values of the tokens; returns those of all positions. Masks hide future ones."""
-        return (
-            self.keys.index_copy_(2, self._positions, key_states),
-            self.values.index_copy_(2, self._positions, value_states),
-        )
+        keys = self.keys.index_copy_(2, self._positions, key_states)
+        return keys, self.values.index_copy_(2, self._positions, value_states)
 
 
 _HIDDEN = 1 << 30  # the position of empty entries: causal masks hide it from all tokens

@@ -236,9 +236,8 @@ def _one_layout() -> AbstractContextManager[object]:
             if not is_tensor or _is_contiguous(operand.to_tensor()):
                 return operand
             order = list(range(operand.to_tensor().dim()))
-            return legalize(
-                self, self._copy_op, (operand,), {"dim_order": order}, compat.NodeMetadata(operand.node.meta)
-            )
+            metadata = compat.NodeMetadata(operand.node.meta)
+            return legalize(self, self._copy_op, (operand,), {"dim_order": order}, metadata)
 
         args, kwargs = compat.pytree.tree_map(copy, (args, kwargs))
         return legalize(self, op, args, kwargs, meta)

@@ -228,9 +228,8 @@ def _separated(layouts: Any, module: GraphModule) -> Any:
 def _separate_products(graph: Graph) -> bool:
     """Gives products their own quantizations if others share theirs; returns whether there were any."""
     changed = False
-    for quantize in [
-        node for node in graph.nodes if compat.is_dynamic_qdq(node) and not compat.is_dynamic_qdq(node.args[0])
-    ]:
+    dynamic = [node for node in graph.nodes if compat.is_dynamic_qdq(node)]
+    for quantize in [node for node in dynamic if not compat.is_dynamic_qdq(node.args[0])]:
         users = list(users_of(quantize))
         products = [(dequantize, user) for dequantize, user in users if _is_product(user)]
         if not products or len(products) == len(users):
@@ -392,10 +391,8 @@ def _with_pass(manager: Any, *args: Any, **options: Any) -> None:
 
 # The operator that every pattern of bilinear upsampling has, and the one of scaled dot product attention, which finds
 # rows of the mask without a value.
-NEEDED_BY_BILINEAR, NEEDED_BY_SDPA = (
-    compat.edge_ops.aten.upsample_bilinear2d.vec,
-    compat.edge_ops.aten.any.dim,
-)
+NEEDED_BY_BILINEAR = compat.edge_ops.aten.upsample_bilinear2d.vec
+NEEDED_BY_SDPA = compat.edge_ops.aten.any.dim
 
 
 @mends("patterns that match nothing are compared with each partition, which takes time")

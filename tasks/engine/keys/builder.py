@@ -31,9 +31,8 @@ def find_builder(builder: str, search: ModuleSearch) -> Path:
         raise SourceError(f"builder {builder!r}: {module} is {what} and binds no names")
     below = any(found.path.is_relative_to(folder) for folder in search.python_path)
     if below and found.origin is ModuleOrigin.LOCAL and (hides := _loaded_before(module.partition(".")[0])):
-        raise SourceError(
-            f"builder {builder!r}: {found.path} is never imported, since {hides} has the same name; rename it"
-        )
+        problem = f"{found.path} is never imported, since {hides} has the same name; rename it"
+        raise SourceError(f"builder {builder!r}: {problem}")
     if found.path.suffix == ".py":
         _check_bound(builder, qualname, found.path)
     return found.path

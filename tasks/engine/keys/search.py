@@ -81,11 +81,8 @@ class ModuleSearch:
     def origin_of(self, path: Path, top: str) -> ModuleOrigin:
         for folder in self.python_path:
             if folder.name not in SITE_FOLDERS and path.is_relative_to(folder):
-                return (
-                    ModuleOrigin.LOCAL
-                    if SITE_FOLDERS.isdisjoint(path.relative_to(folder).parts)
-                    else ModuleOrigin.INSTALLED
-                )
+                is_local = SITE_FOLDERS.isdisjoint(path.relative_to(folder).parts)
+                return ModuleOrigin.LOCAL if is_local else ModuleOrigin.INSTALLED
         if not SITE_FOLDERS.isdisjoint(path.parts):
             # A file that was put there by hand has no version, so its content has to count.
             return ModuleOrigin.INSTALLED if distributions_of(top) else ModuleOrigin.LOCAL

@@ -100,9 +100,8 @@ def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> t
     search = ModuleSearch(python_path)
     tops = {(name.partition(".")[0], path) for name, path in loaded_files(before)}
     loaded_before = {name.partition(".")[0] for name in before}
-    return tuple(
-        sorted({top for top, path in tops if search.origin_of(path, top) is ModuleOrigin.INSTALLED} - loaded_before)
-    )
+    installed = {top for top, path in tops if search.origin_of(path, top) is ModuleOrigin.INSTALLED}
+    return tuple(sorted(installed - loaded_before))
 
 
 def loaded_files(before: Container[str]) -> Iterator[tuple[str, Path]]:

@@ -93,9 +93,8 @@ class Report(stage.Stage, name="report"):
             if clash := [name for name in blobs if name.startswith(f"{params.recipe}.")]:
                 problem = f"has the name of a file of the recipe {params.recipe!r}: rename one"
                 raise SourceError(f"the model's asset {clash[0]!r} {problem}")
-            provenance["assets"] = {
-                name: {"sha256": blob.digest, "size": blob.size} for name, blob in sorted(blobs.items())
-            }
+            in_order = sorted(blobs.items())
+            provenance["assets"] = {name: {"sha256": blob.digest, "size": blob.size} for name, blob in in_order}
         findings = [*from_json(params.findings), *read_findings(inputs.findings, work.store.read_json)]
         ran = any(isinstance(finding, Figures) and finding.of_file for finding in findings)
         run_on = params.versions.get("executorch", "") if ran else ""
