@@ -19,17 +19,7 @@ from ...errors import FileFormatError, InputError
 from ..pte.contents import Method, PteFile
 from ..pte.ptd import ptd_named_data
 from ..pte.reader import map_file, naming, read_pte
-from .contents import (
-    BACKEND_ID,
-    BYTE_ALIGNMENT,
-    Blob,
-    Description,
-    Manifest,
-    MappedExtent,
-    Payload,
-    Source,
-    parts_digest,
-)
+from . import contents
 from .golden import GoldenCheck
 from .limits import check_manifest
 from .manifest import read_manifest, write_manifest
@@ -70,23 +60,23 @@ class Container:
     """A container that was read. In version 1, `inline` is the data section."""
 
     version: int
-    manifest: Manifest
+    manifest: contents.Manifest
     inline: memoryview
     named_data: Mapping[Digest, Buffer]
 
     @property
-    def payloads(self) -> tuple[Payload, ...]:
+    def payloads(self) -> tuple[contents.Payload, ...]:
         """The payloads by preference, best first."""
         return self.manifest.payloads
 
-    def payload(self, name: str) -> Payload:
+    def payload(self, name: str) -> contents.Payload:
         for payload in self.payloads:
             if payload.name == name:
                 return payload
         names = ", ".join(payload.name for payload in self.payloads)
         raise FileFormatError(f"there is no payload {name}; there are: {names}")
 
-    def golden_check(self, payload: Payload) -> GoldenCheck | None:
+    def golden_check(self, payload: contents.Payload) -> GoldenCheck | None:
         """How a payload checks itself, if it does; raises FileFormatError as `chunks`."""
         if payload.self_check is None:
             return None
@@ -96,16 +86,16 @@ class Container:
             raise FileFormatError(f"payload {payload.name} is damaged: the blob {blob.digest} has other bytes")
         return GoldenCheck(content, payload.self_check.tolerance, payload.self_check.repeats)
 
-    def write(self, payload: Payload, destination: Path) -> None:
+    def write(self, payload: contents.Payload, destination: Path) -> None:
         """Writes a payload to a file atomically; FileFormatError leaves `destination` unchanged."""
         with new_file(destination) as file:
             file.writelines(self.verified(payload))
 
-    def verify(self, payload: Payload) -> None:
+    def verify(self, payload: contents.Payload) -> None:
         for _ in self.verified(payload):
             pass
 
-    def chunks(self, payload: Payload) -> Iterator[memoryview]:
+    def chunks(self, payload: contents.Payload) -> Iterator[memoryview]:
         """A payload's bytes in order, not verified as a whole. All blobs are looked up first.
 
         Raises FileFormatError for missing blobs, blobs of another size, unknown extensions and damaged descriptions.
@@ -118,22 +108,24 @@ class Container:
         expected, sha256 = payload.parts_sha256, payload.sha256
         if expected and sha256:
             blobs = self.manifest.blobs
-            actual = parts_digest(payload.size, sha256, payload.extents, self.inline, blobs, payload.transposes)
+            actual = contents.parts_digest(
+                payload.size, sha256, payload.extents, self.inline, blobs, payload.transposes
+            )
             if actual != expected:
                 raise FileFormatError(f"payload {payload.name} is damaged: its parts do not have SHA-256 {expected}")
-        contents = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
-        return self._chunks(payload, contents)
+        mapped = {index: self._blob(self.manifest.blobs[index], payload) for index in payload.blobs}
+        return self._chunks(payload, mapped)
 
-    def _chunks(self, payload: Payload, blobs: Mapping[int, memoryview]) -> Iterator[memoryview]:
+    def _chunks(self, payload: contents.Payload, blobs: Mapping[int, memoryview]) -> Iterator[memoryview]:
         from .conversions import halved, transposed  # noqa: PLC0415 - numpy
 
         transposes = {transpose.extent: transpose for transpose in payload.transposes}
         for index, extent in enumerate(payload.extents):
-            if extent.source is Source.ZEROS:
+            if extent.source is contents.Source.ZEROS:
                 for start in range(0, extent.size, _CHUNK):
                     yield _ZEROS[: extent.size - start]
             else:
-                source = self.inline if extent.source is Source.INLINE else blobs[extent.blob]
+                source = self.inline if extent.source is contents.Source.INLINE else blobs[extent.blob]
                 stored, transpose = extent.stored.of(source), transposes.get(index)
                 if extent.half:
                     pieces: Iterable[bytes | memoryview] = halved(stored)
@@ -141,7 +133,7 @@ class Container:
                     pieces = transposed(stored, transpose.shape) if transpose else [stored]
                 yield from (memoryview(piece) for piece in pieces)
 
-    def verified(self, payload: Payload) -> Iterator[memoryview]:
+    def verified(self, payload: contents.Payload) -> Iterator[memoryview]:
         """Yields the same as `chunks`; raises FileFormatError after the last one if the SHA-256 is wrong."""
         sha256 = hashlib.sha256()
         for chunk in self.chunks(payload):
@@ -150,7 +142,7 @@ class Container:
         if payload.sha256 not in (None, sha256.hexdigest()):
             raise self._damaged(payload)
 
-    def _blob(self, blob: Blob, payload: Payload) -> memoryview:
+    def _blob(self, blob: contents.Blob, payload: contents.Payload) -> memoryview:
         content = self.named_data.get(blob.digest)
         if content is None:
             raise FileFormatError(
@@ -164,7 +156,7 @@ class Container:
             )
         return view
 
-    def _damaged(self, payload: Payload) -> FileFormatError:
+    def _damaged(self, payload: contents.Payload) -> FileFormatError:
         for index in payload.blobs:
             blob = self.manifest.blobs[index]
             if digest_bytes(self._blob(blob, payload)) != blob.digest:
@@ -172,7 +164,7 @@ class Container:
         return FileFormatError(f"payload {payload.name} is damaged: its bytes do not have SHA-256 {payload.sha256}")
 
 
-def write_v2(manifest: Manifest, inline: bytes | bytearray) -> bytes:
+def write_v2(manifest: contents.Manifest, inline: bytes | bytearray) -> bytes:
     check_manifest(manifest, len(inline))
     container = assemble(write_manifest(manifest), inline)
     read_v2(memoryview(container))  # the written sizes have limits, too
@@ -183,17 +175,17 @@ def assemble(table: bytes, inline: bytes | bytearray) -> bytes:
     """A container of a manifest's bytes, which are not checked, and an inline section."""
     if len(inline) > MAX_INLINE:
         raise FileFormatError(f"an inline section of {len(inline)} bytes; {MAX_INLINE} are possible")
-    padding = bytes(-(_START.size + len(table)) % BYTE_ALIGNMENT)
+    padding = bytes(-(_START.size + len(table)) % contents.BYTE_ALIGNMENT)
     return b"".join([_START.pack(MAGIC, VERSION, len(table), len(inline)), table, padding, inline])
 
 
-def read_v2(content: memoryview) -> tuple[Manifest, memoryview]:
+def read_v2(content: memoryview) -> tuple[contents.Manifest, memoryview]:
     """The manifest of a version 2 container, and its inline section; raises FileFormatError if it is damaged."""
     if len(content) < _START.size:
         raise FileFormatError(f"the container is cut short: {len(content)} bytes, its start has {_START.size}")
     _, _, manifest_size, inline_size = _START.unpack_from(content)
     manifest_end = _START.size + manifest_size
-    inline_start = manifest_end + -manifest_end % BYTE_ALIGNMENT
+    inline_start = manifest_end + -manifest_end % contents.BYTE_ALIGNMENT
     if inline_start + inline_size != len(content):
         raise FileFormatError(f"the container has {len(content)} bytes and says {inline_start + inline_size}")
     if any(content[manifest_end:inline_start]):
@@ -225,7 +217,7 @@ def pack_v1(entries: Sequence[tuple[str, Buffer]]) -> bytes:
     return b"".join([*chunks, *(content for _, content in entries)])
 
 
-def _read_v1(content: memoryview) -> tuple[Manifest, memoryview]:
+def _read_v1(content: memoryview) -> tuple[contents.Manifest, memoryview]:
     """The manifest of a version 1 container, and its data section, where offsets of extents begin."""
     if len(content) < _V1_START.size:
         raise FileFormatError(f"the container is cut short: {len(content)} bytes, its start has {_V1_START.size}")
@@ -237,10 +229,10 @@ def _read_v1(content: memoryview) -> tuple[Manifest, memoryview]:
         raise FileFormatError(f"the container is cut short: {len(content)} bytes, its table ends at {table_end}")
     section = content[table_end:]
     payloads = tuple(_payloads(content[_V1_START.size : table_end], section))
-    return Manifest(payloads, alignment=BYTE_ALIGNMENT), section
+    return contents.Manifest(payloads, alignment=contents.BYTE_ALIGNMENT), section
 
 
-def _payloads(table: memoryview, section: memoryview) -> Iterator[Payload]:
+def _payloads(table: memoryview, section: memoryview) -> Iterator[contents.Payload]:
     end = 0
     for raw_id, offset, size in _ENTRY.iter_unpack(table):
         backend_id = _decode_id(raw_id)
@@ -254,8 +246,8 @@ def _payloads(table: memoryview, section: memoryview) -> Iterator[Payload]:
         _check_gap(section, end, offset)
         end = offset + size
         backends = () if backend_id == NO_BACKEND else (backend_id,)
-        extents = (MappedExtent(0, size, Source.INLINE, offset),) if size else ()
-        yield Payload(Description(backend_id, backends), size, None, extents)
+        extents = (contents.MappedExtent(0, size, contents.Source.INLINE, offset),) if size else ()
+        yield contents.Payload(contents.Description(backend_id, backends), size, None, extents)
     _check_gap(section, end, len(section))
 
 
@@ -305,12 +297,12 @@ def open_fat(path: Path, data_files: Sequence[Path] = ()) -> FatFile:
         return FatFile(program, read_container(_container_of(view, program), blobs))
 
 
-def payload_program(container: Container, payload: Payload) -> PteFile:
+def payload_program(container: Container, payload: contents.Payload) -> PteFile:
     """What a payload contains, read without its weights: see `payload_start`."""
     return read_pte(payload_start(container, payload))
 
 
-def payload_start(container: Container, payload: Payload) -> mmap.mmap:
+def payload_start(container: Container, payload: contents.Payload) -> mmap.mmap:
     """A payload without its weights: only its start is copied. Raises FileFormatError if it is visibly damaged."""
     # Zero pages take no memory. Private ones count as the process's own.
     content = mmap.mmap(-1, max(payload.size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -341,10 +333,12 @@ def is_fat(pte: PteFile) -> bool:
 def _container_of(view: memoryview, program: PteFile) -> memoryview:
     methods = _delegating(program)
     if not methods:
-        raise FileFormatError(f"not a fat .pte: no method is delegated to {BACKEND_ID}; it needs {program.backends}")
+        raise FileFormatError(
+            f"not a fat .pte: no method is delegated to {contents.BACKEND_ID}; it needs {program.backends}"
+        )
     if partial := [method.name for method in methods if not method.delegated]:
         raise FileFormatError(
-            f"not a fat .pte: only parts of the methods {partial} are delegated to {BACKEND_ID}; "
+            f"not a fat .pte: only parts of the methods {partial} are delegated to {contents.BACKEND_ID}; "
             "the C++ library runs it"
         )
     extents = {delegate.extent for method in methods for delegate in method.delegates}
@@ -355,4 +349,6 @@ def _container_of(view: memoryview, program: PteFile) -> memoryview:
 
 
 def _delegating(pte: PteFile) -> list[Method]:
-    return [method for method in pte.methods if any(delegate.id == BACKEND_ID for delegate in method.delegates)]
+    return [
+        method for method in pte.methods if any(delegate.id == contents.BACKEND_ID for delegate in method.delegates)
+    ]

@@ -10,23 +10,8 @@ from ...artifacts.digest import Digest, digest_bytes
 from ...errors import FileFormatError, InputError, PteforgeError
 from ..pte.contents import Extent, PteFile, Shareable, inside
 from ..pte.reader import read_pte
+from . import contents
 from .container import Buffer, Container, read_container, write_v2
-from .contents import (
-    BACKEND_ID,
-    BYTE_ALIGNMENT,
-    DEFAULT_ALIGNMENT,
-    HALF_EXTENTS,
-    TRANSPOSED_EXTENTS,
-    Blob,
-    Description,
-    Manifest,
-    MappedExtent,
-    Payload,
-    SelfCheck,
-    Source,
-    Transpose,
-    parts_digest,
-)
 from .conversions import is_half, is_transpose
 from .golden import GoldenCheck
 from .limits import check_description
@@ -54,9 +39,9 @@ class PackedContainer:
 
 
 def pack_v2(
-    payloads: Sequence[tuple[Description, Buffer]],
+    payloads: Sequence[tuple[contents.Description, Buffer]],
     *,
-    alignment: int = DEFAULT_ALIGNMENT,
+    alignment: int = contents.DEFAULT_ALIGNMENT,
     metadata: Mapping[str, str] | None = None,
     fallback: bool = True,
     share_transposed: bool = True,
@@ -77,41 +62,41 @@ def pack_v2(
     a `.pte` or a description breaks one of the format's limits.
     """
     descriptions = [replace(one, backends=tuple(sorted(set(one.backends)))) for one, _ in payloads]
-    contents = [memoryview(content).cast("B") for _, content in payloads]
+    programs = [memoryview(content).cast("B") for _, content in payloads]
     for description in descriptions:
         check_description(description)
     if fallback and (not descriptions or descriptions[-1].backends):
         raise InputError("the last payload of a fat file has to be one that needs no backend, such as portable")
     all_sections: list[Section] = []
-    for index, (description, content) in enumerate(zip(descriptions, contents, strict=True)):
+    for index, (description, content) in enumerate(zip(descriptions, programs, strict=True)):
         pte = _read(description, content)
         backends = {*pte.backends, *description.backends}
         free = share_transposed and index + 1 < len(payloads) and bool(backends) and backends <= _FREES_CONSTANTS
         all_sections += sections(index, pte, convertible=free)
-    return pack_sections(descriptions, contents, all_sections, alignment, metadata or {}, checks)
+    return pack_sections(descriptions, programs, all_sections, alignment, metadata or {}, checks)
 
 
 def pack_sections(
-    descriptions: Sequence[Description],
-    contents: Sequence[memoryview],
+    descriptions: Sequence[contents.Description],
+    programs: Sequence[memoryview],
     all_sections: Collection[Section],
     alignment: int,
     metadata: Mapping[str, str],
     checks: Mapping[str, GoldenCheck] = MappingProxyType({}),
 ) -> PackedContainer:
     """Packs files of any kind, by preference; the sections, in any order, together cover all of their bytes."""
-    stored = _Storage(plan_storage(contents, all_sections))
+    stored = _Storage(plan_storage(programs, all_sections))
     golden = {name: stored.add(check.blob) for name, check in checks.items()}
-    blobs = tuple(Blob(digest, len(blob)) for digest, blob in stored.blobs.items())
+    blobs = tuple(contents.Blob(digest, len(blob)) for digest, blob in stored.blobs.items())
     payloads = [
         _payload(description, content, stored, index, blobs)
-        for index, (description, content) in enumerate(zip(descriptions, contents, strict=True))
+        for index, (description, content) in enumerate(zip(descriptions, programs, strict=True))
     ]
     for index, payload in enumerate(payloads):
         if check := checks.get(payload.name):
-            self_check = SelfCheck(golden[payload.name], check.tolerance, check.repeats)
+            self_check = contents.SelfCheck(golden[payload.name], check.tolerance, check.repeats)
             payloads[index] = replace(payload, self_check=self_check)
-    manifest = Manifest(tuple(payloads), blobs, alignment, metadata)
+    manifest = contents.Manifest(tuple(payloads), blobs, alignment, metadata)
     return PackedContainer(write_v2(manifest, stored.inline), stored.blobs, alignment, stored.shareable)
 
 
@@ -124,7 +109,7 @@ class _Storage:
         self.shareable: dict[str, tuple[Extent, ...]] = {}
         self._plan = plan
         self._shapes = {(section.payload, section.extent): shape for section, shape in plan.transposes.items()}
-        self._sources: dict[tuple[int, Extent], tuple[Source, int, Digest | None]] = {}
+        self._sources: dict[tuple[int, Extent], tuple[contents.Source, int, Digest | None]] = {}
         for run, blocks in plan.blocks.items():
             for block in blocks:
                 self._store(plan.contents[run.payload], run, block)
@@ -137,29 +122,29 @@ class _Storage:
         self.shareable.setdefault(digest, ())
         return self._indices.setdefault(digest, len(self._indices))
 
-    def of(self, extent: MappedExtent, blobs: Sequence[Blob]) -> memoryview:
-        inline = extent.source is Source.INLINE
+    def of(self, extent: contents.MappedExtent, blobs: Sequence[contents.Blob]) -> memoryview:
+        inline = extent.source is contents.Source.INLINE
         return extent.stored.of(memoryview(self.inline) if inline else self.blobs[blobs[extent.blob].digest])
 
-    def transposes(self, payload: int, extents: Sequence[MappedExtent]) -> tuple[Transpose, ...]:
+    def transposes(self, payload: int, extents: Sequence[contents.MappedExtent]) -> tuple[contents.Transpose, ...]:
         shapes = (self._shapes.get((payload, Extent(extent.position, extent.size))) for extent in extents)
-        return tuple(Transpose(index, shape) for index, shape in enumerate(shapes) if shape)
+        return tuple(contents.Transpose(index, shape) for index, shape in enumerate(shapes) if shape)
 
     def _store(self, content: StoredContent, run: StoredRun, block: Block) -> None:
         payload, stored = run.payload, content.of(block.extent)
         digest = None if block.inline else digest_bytes(stored)
         # Blobs have their digests for names, so that a second copy can only be inline.
         if digest is None or (digest in self.blobs and payload in self._plan.repetitive):
-            self.inline += bytes((block.extent.offset - len(self.inline)) % BYTE_ALIGNMENT)
-            self._sources[payload, block.extent] = Source.INLINE, len(self.inline), None
+            self.inline += bytes((block.extent.offset - len(self.inline)) % contents.BYTE_ALIGNMENT)
+            self._sources[payload, block.extent] = contents.Source.INLINE, len(self.inline), None
             self.inline += stored
         else:
             self.blobs.setdefault(digest, stored)
             self.shareable.setdefault(digest, tuple(inside(block.extent, run.section.shareable)))
-            self._sources[payload, block.extent] = Source.BLOB, 0, digest
+            self._sources[payload, block.extent] = contents.Source.BLOB, 0, digest
 
-    def extents(self, payload: int) -> tuple[MappedExtent, ...]:
-        joined: list[MappedExtent] = []
+    def extents(self, payload: int) -> tuple[contents.MappedExtent, ...]:
+        joined: list[contents.MappedExtent] = []
         placements = [placement for placement in self._plan.placements if placement.payload == payload]
         placements.sort(key=lambda placement: placement.extent)
         stored = [extent for placement in placements for extent in self._extents_of(placement)]
@@ -170,23 +155,23 @@ class _Storage:
                 joined.append(extent)
         return tuple(joined)
 
-    def _halves(self, payload: int) -> Iterator[MappedExtent]:
+    def _halves(self, payload: int) -> Iterator[contents.MappedExtent]:
         for section, numbers in self._plan.halves.items():
             placement = self._plan.find(numbers.payload, numbers.extent) if section.payload == payload else None
             for extent in self._extents_of(placement) if placement else ():
                 yield replace(extent, position=section.extent.offset, size=section.extent.size, half=True)
 
-    def _transposed(self, payload: int, *extents: MappedExtent) -> bool:
+    def _transposed(self, payload: int, *extents: contents.MappedExtent) -> bool:
         return any((payload, Extent(extent.position, extent.size)) in self._shapes for extent in extents)
 
-    def _extents_of(self, placement: Placement) -> Iterator[MappedExtent]:
+    def _extents_of(self, placement: Placement) -> Iterator[contents.MappedExtent]:
         position = placement.extent.offset
         if placement.run is None:
-            yield MappedExtent(position, placement.extent.size, Source.ZEROS)
+            yield contents.MappedExtent(position, placement.extent.size, contents.Source.ZEROS)
             return
         for block, used in self._plan.blocks_of(placement):
             source, offset, digest = self._sources[placement.run.payload, block.extent]
-            yield MappedExtent(
+            yield contents.MappedExtent(
                 position=position + used.offset - placement.position,
                 size=used.size,
                 source=source,
@@ -195,20 +180,20 @@ class _Storage:
             )
 
 
-def _continues(first: MappedExtent, second: MappedExtent) -> bool:
+def _continues(first: contents.MappedExtent, second: contents.MappedExtent) -> bool:
     if (first.source, first.blob) != (second.source, second.blob) or first.half or second.half:
         return False
-    return first.source is Source.ZEROS or first.stored.end == second.offset
+    return first.source is contents.Source.ZEROS or first.stored.end == second.offset
 
 
 def _payload(
-    description: Description, content: memoryview, stored: _Storage, index: int, blobs: Sequence[Blob]
-) -> Payload:
+    description: contents.Description, content: memoryview, stored: _Storage, index: int, blobs: Sequence[contents.Blob]
+) -> contents.Payload:
     sha256, extents = digest_bytes(content), stored.extents(index)
     transposes = stored.transposes(index, extents)
     halves = [extent for extent in extents if extent.half]
 
-    def pair(extent: MappedExtent) -> tuple[memoryview, memoryview]:
+    def pair(extent: contents.MappedExtent) -> tuple[memoryview, memoryview]:
         return stored.of(extent, blobs), Extent(extent.position, extent.size).of(content)
 
     turned = ((extents[each.extent], each.shape) for each in transposes)
@@ -216,23 +201,23 @@ def _payload(
     wrong += [extent for extent in halves if not is_half(*pair(extent))]
     if wrong:
         raise PteforgeError(f"payload {description.name}: the extent at {wrong[0].position} is not what is stored")
-    return Payload(
+    return contents.Payload(
         description,
         len(content),
         sha256,
         extents,
-        features=(TRANSPOSED_EXTENTS if transposes else 0) | (HALF_EXTENTS if halves else 0),
-        parts_sha256=parts_digest(len(content), sha256, extents, stored.inline, blobs, transposes),
+        features=(contents.TRANSPOSED_EXTENTS if transposes else 0) | (contents.HALF_EXTENTS if halves else 0),
+        parts_sha256=contents.parts_digest(len(content), sha256, extents, stored.inline, blobs, transposes),
         transposes=transposes,
     )
 
 
-def _read(description: Description, content: memoryview) -> PteFile:
+def _read(description: contents.Description, content: memoryview) -> PteFile:
     try:
         pte = read_pte(content)
     except FileFormatError as error:
         raise FileFormatError(f"payload {description.name}: {error}") from error
-    if BACKEND_ID in (*pte.backends, *description.backends):
+    if contents.BACKEND_ID in (*pte.backends, *description.backends):
         problem = "is a fat file itself, and those do not nest: extract its payloads"
         raise InputError(f"payload {description.name} {problem}")
     return pte

@@ -130,9 +130,8 @@ def reduce_operator(target: compat.OpOverload) -> Reduction:
 
 
 def reduce_dialect_operator(target: compat.EdgeOpOverload) -> Reduction:
-    dialect = (
-        "backend" if isinstance(target, compat.BackendOpOverload) else "edge"
-    )  # the first is a subclass of the second
+    # the backend dialect's class is a subclass of the edge dialect's
+    dialect = "backend" if isinstance(target, compat.BackendOpOverload) else "edge"
     return restore.dialect_operator, (dialect, *reduce_operator(target._op)[1])  # noqa: SLF001 - no public access
 
 
@@ -184,10 +183,8 @@ def verifier_options(verifier: type[compat.Verifier]) -> tuple[Any, ...]:
 
 REDUCTIONS: dict[type, Callable[[Any], Reduction]] = {
     compat.BackendOpOverload: reduce_dialect_operator,
-    compat.CapturedTraceback: lambda _: (
-        compat.CapturedTraceback,
-        (None, 0),
-    ),  # it names frames of a process that is gone
+    # it names frames of a process that is gone
+    compat.CapturedTraceback: lambda _: (compat.CapturedTraceback, (None, 0)),
     compat.EdgeOpOverload: reduce_dialect_operator,
     compat.FakeTensor: reduce_fake_tensor,
     compat.FakeTensorMode: reduce_fake_mode,

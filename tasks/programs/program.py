@@ -17,17 +17,10 @@ from ...artifacts.ref import ArtifactManifest, ArtifactRef, decoding
 from ...errors import StoreError
 from ..upstream.absent_weights import AbsentWeights, fake_on, storage_address
 from ..upstream.compat import detect_fake_mode, is_traceable_wrapper_subclass
+from . import storages
 from .binding import WEIGHT, graph_kind, identity_of, with_weights
 from .canonical import program_form
 from .pickler import dump_stream, load_stream
-from .storages import (
-    BlobSink,
-    StorageTable,
-    is_plain,
-    open_externals,
-    put_weights,
-    weight_opener,
-)
 
 CODEC_VERSION = 2  # increase it with each change of `restore` or `pickler` that cannot read older streams
 _LEVEL = 6  # of compression
@@ -39,12 +32,12 @@ def save_program(program: ExportedProgram, *, kind: str, store: LocalStore) -> A
     The example inputs are left out: they are a separate artifact. The ref's identity covers the kind and the canonical
     digest of the program. Raises StoreError if the program has an object that cannot be stored.
     """
-    storages = StorageTable()
+    table = storages.StorageTable()
     transparent = not any(map(is_traceable_wrapper_subclass, program.state_dict.values()))
-    weights = {storages.number(storage): storage for storage in (_weight_storages(program) if transparent else ())}
-    sink = BlobSink(store, storages, frozenset(weights), frozenset(map(id, program.state_dict.values())))
+    weights = {table.number(storage): storage for storage in (_weight_storages(program) if transparent else ())}
+    sink = storages.BlobSink(store, table, frozenset(weights), frozenset(map(id, program.state_dict.values())))
     manifest, slots = _graph(program, kind, sink)
-    stored = put_weights({slot: weights[number] for number, slot in slots.items()}, storages, store)
+    stored = storages.put_weights({slot: weights[number] for number, slot in slots.items()}, table, store)
     graph = None
     if transparent and sink.elsewhere.isdisjoint(weights):
         graph = store.put_manifest(manifest, identity_of(manifest.kind, manifest.body))
@@ -57,7 +50,7 @@ def save_graph(program: ExportedProgram, absent: AbsentWeights, *, kind: str, st
 
     Raises StoreError if the program has an object that cannot be stored, such as a tensor computed from absent weights.
     """
-    manifest, _ = _graph(program, kind, BlobSink(store, StorageTable(absent)))
+    manifest, _ = _graph(program, kind, storages.BlobSink(store, storages.StorageTable(absent)))
     return store.put_manifest(manifest, identity_of(manifest.kind, manifest.body))
 
 
@@ -73,7 +66,7 @@ def load_program(ref: ArtifactRef, store: LocalStore, *, on_use: bool = False) -
     """
     manifest = _manifest(ref, store)
     with decoding(ref):
-        return _load(manifest, store, weight_opener(manifest, store, on_use=on_use))
+        return _load(manifest, store, storages.weight_opener(manifest, store, on_use=on_use))
 
 
 def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, AbsentWeights]:
@@ -93,26 +86,26 @@ def load_graph(ref: ArtifactRef, store: LocalStore) -> tuple[ExportedProgram, Ab
     return program, absent
 
 
-def _graph(program: ExportedProgram, kind: str, sink: BlobSink) -> tuple[ArtifactManifest, dict[int, int]]:
+def _graph(program: ExportedProgram, kind: str, sink: storages.BlobSink) -> tuple[ArtifactManifest, dict[int, int]]:
     """The manifest of a program's graph, and the slot of each weight by the number of its storage."""
-    storages = sink.storages
+    table = sink.storages
     try:
         stream = dump_stream(program, sink)
     except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError) as error:
         raise StoreError(f"the {kind} cannot be stored: {error}") from error
-    form, contents = program_form(program, storages)
+    form, contents = program_form(program, table)
     slots: dict[int, int] = {}
     parts: list[Any] = []
     for position, number in enumerate(contents):
-        storage = storages.storages[number]
-        slot = position if number in sink.weights else storages.absent.slot(storage)
+        storage = table.storages[number]
+        slot = position if number in sink.weights else table.absent.slot(storage)
         if slot is None:
-            parts.append(storages.digest(storage))
+            parts.append(table.digest(storage))
         else:
             slots[number] = slot
             parts.append([slot, storage.nbytes()])
     externals = [
-        [WEIGHT, slots[number], storages.storages[number].nbytes()] if what == WEIGHT else [what, number]
+        [WEIGHT, slots[number], table.storages[number].nbytes()] if what == WEIGHT else [what, number]
         for what, number in sink.entries
     ]
     number = sink.number(sink.store.put_bytes(zlib.compress(stream, _LEVEL)))
@@ -126,7 +119,11 @@ def _weight_storages(program: ExportedProgram) -> Iterator[torch.UntypedStorage]
     others = [*program.constants.values(), *module.parameters(), *module.buffers()]
     used = {storage_address(value.untyped_storage()) for value in others if isinstance(value, torch.Tensor)}
     for tensor in program.state_dict.values():
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and is_plain(tensor):
+        if (
+            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.device.type == "cpu"
+            and storages.is_plain(tensor)
+        ):
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage_address(storage) not in used:
                 yield storage
@@ -136,7 +133,7 @@ def _load(
     manifest: ArtifactManifest, store: LocalStore, open_weight: Callable[[int, int], torch.UntypedStorage]
 ) -> ExportedProgram:
     stream = store.read(manifest.blobs[manifest.body["stream"]])
-    externals = open_externals(manifest, store, open_weight)
+    externals = storages.open_externals(manifest, store, open_weight)
     return cast("ExportedProgram", load_stream(zlib.decompress(stream), externals))
 
 

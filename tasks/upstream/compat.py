@@ -15,9 +15,8 @@ from typing import Any
 
 from ...errors import ToolchainError
 
-WITHOUT = (
-    "PTEFORGE_UPSTREAM_WITHOUT"  # environment variable: dotted names, joined by commas, that are taken for missing
-)
+WITHOUT = "PTEFORGE_UPSTREAM_WITHOUT"
+"""Environment variable: dotted names, joined by commas, that are taken for missing."""
 
 _NAMES = {
     "executorch.backends.apple.coreml.compiler": "CoreMLBackend",

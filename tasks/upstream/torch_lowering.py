@@ -144,9 +144,7 @@ def one_registry_scan() -> Iterator[None]:
         nonlocal last
         if last is None or last[0] != _registered():
             compat.export_utils._materialize_cpp_cia_ops()  # noqa: SLF001 - see above
-            with patch.object(
-                compat.export_utils, "_materialize_cpp_cia_ops", lambda: None
-            ):  # so that C++ is asked once
+            with patch.object(compat.export_utils, "_materialize_cpp_cia_ops", lambda: None):  # asks C++ once
                 operators = scan()
             last = _registered(), operators  # asked again: the scan itself creates namespaces
         return set(last[1])
