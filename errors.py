@@ -187,8 +187,7 @@ class StageError(PteforgeError):
     """One stage produced no outputs. Other models and specializations are not affected.
 
     `log_tail` is the end of the stage's log; `bad_input` means that the user's builder, inputs or file is the cause,
-    `user_code` that it is an exception that the user's code raised, `lost_object` that an object of the store was
-    missing or damaged.
+    `user_code` that the user's code raised it, `lost_object` that an object of the store was missing or damaged.
     """
 
     def __init__(

@@ -75,8 +75,7 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
 ) -> Exported:
     """Lowers a model and verifies the file, in this process: no workers, no Prefect.
 
-    Stages, keys and store are those of `pteforge export`, so each finds what the other made. The model, its buffers and
-    its modes are not changed.
+    Stages, keys and store are those of `pteforge export`: each finds what the other made. The model is not changed.
 
     Args:
         model: an ``nn.Module``, an ``ExportedProgram`` or the path of a `.pt2` file, for the method ``forward``; a
@@ -220,8 +219,7 @@ class LiveRunner(EngineRunner):
     """Runs calls that need the model with the model in memory; finds or runs all others as usual.
 
     A stage that needs the model itself has no source code for its key. It runs each time, and its key consists of the
-    identities of its outputs. Later keys contain only those identities, so a model that is both in a zoo and in memory
-    is lowered once.
+    identities of its outputs. Later keys contain only those, so a model in a zoo and in memory is lowered once.
 
     Stages run one after another in the calling thread, where Ctrl-C ends them at once. Needs no event loop.
     """

@@ -201,8 +201,7 @@ def _check_kinds(modules: Mapping[str, Any]) -> None:
 def method_inputs(given: Any, methods: tuple[str, ...], what: str) -> dict[str, Any]:
     """Assigns what the caller gives to methods; raises SourceError for unknown methods or if the method is ambiguous.
 
-    A mapping whose keys are methods is by method. What is given for arguments of a single method may be a mapping by
-    their names.
+    A mapping whose keys are methods is by method; for a single method, it may be by names of arguments.
     """
     if given is None:
         return {}

@@ -81,8 +81,7 @@ class Lease:
 class Leases(ABC):
     """One holder per key at a time; a holder that dies loses its lease.
 
-    A holder whose heartbeats do not reach the store can lose its lease while it lives: before it publishes, it calls
-    `Lease.check`.
+    A holder whose heartbeats do not reach the store can lose its lease: before it publishes, it calls `Lease.check`.
     """
 
     @abstractmethod

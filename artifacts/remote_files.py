@@ -123,8 +123,7 @@ class RemoteFiles(NamedFiles):
                     return False
                 if self.read(name) is None:
                     self.write(name, content)
-        # A call that failed and was retried may have created the file. One that succeeded may not have: some servers
-        # ignore the condition.
+        # A failed and retried call may have created the file; a successful one may not: some servers ignore conditions.
         return self.read(name) == content
 
     def delete(self, name: str) -> None:

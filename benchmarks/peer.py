@@ -4,8 +4,7 @@ Usage: ``python benchmarks/peer.py ZOO FOLDER [--apart]``. The ``.pte`` files ar
 ``--apart`` it is each stage's program instead, in a file of its own, to measure their size: the ATen program as
 ``<recipe>.aten.pt2`` (`torch.export.save`) and the edge program as ``<recipe>.edge.pt2``. The latter uses ExecuTorch's
 own saver, which writes the same format, because `torch.export.save` rejects some edge operators, such as those of an
-LSTM. Programs with delegates are not written: that saver writes a delegate's bytes as text, which would flatter the
-comparison.
+LSTM. Programs with delegates are not written: that saver writes their bytes as text, which would flatter us.
 """
 
 from __future__ import annotations

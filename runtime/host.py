@@ -54,8 +54,7 @@ def load(
 def metadata(path: str | Path) -> dict[str, MetadataValue]:
     """The metadata of a `.pte` file, fat or plain, about its model, by key such as ``output.labels``.
 
-    Loads nothing into ExecuTorch's runtime. Lists are tuples. Raises InputError if the file cannot be read, or is
-    damaged.
+    Loads nothing into ExecuTorch's runtime. Lists are tuples. InputError if the file cannot be read, or is damaged.
     """
     return read_metadata(Path(path))
 
@@ -99,8 +98,7 @@ class LoadedProgram:
         """Runs a method on tensors or NumPy arrays and numbers, in the order of its inputs.
 
         If the method has buckets, runs the smallest one that the inputs fit, pads smaller inputs, and cuts the outputs
-        as the file describes. Returns outputs in the method's order; tensors are copies, which the next call does not
-        change.
+        as the file describes. Returns outputs in the method's order; the next call does not change their tensors.
 
         Raises:
             InputError: there is no such method, or the inputs do not match its signature, or fit no bucket.

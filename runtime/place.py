@@ -1,8 +1,7 @@
 """Runs methods of a file as `nfat_run` does, on the Python runtime of this environment's ExecuTorch.
 
 `python -m pteforge.runtime.place [--data WEIGHTS.ptd] MODEL.pte METHOD [INPUT ...] [-- METHOD ...]`; inputs and
-outputs are those of `runtime/host/nfat_run.cpp`. With `--about` it prints ExecuTorch's version, the system, and the
-backends that can be used.
+outputs are those of `runtime/host/nfat_run.cpp`. `--about` prints ExecuTorch's version, system and usable backends.
 """
 
 from __future__ import annotations

@@ -361,8 +361,7 @@ def _reading(request: GenerationRequest, prompt: str, parts: Sequence[Part]) -> 
 def _incomplete_characters() -> Iterator[None]:
     """Makes the runners pass on tokens that are parts of characters, as surrogates.
 
-    Their bindings decode each token by itself, and would raise UnicodeDecodeError (executorch 1.5.1): pybind11 decodes
-    with Python's `strict` errors.
+    Their bindings decode single tokens strictly, by pybind11, and would raise UnicodeDecodeError (executorch 1.5.1).
     """
     codecs.register_error("strict", codecs.lookup_error("surrogateescape"))
     try:

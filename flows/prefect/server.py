@@ -1,7 +1,6 @@
 """The parts of a Prefect server that pteforge uses: the block of a store, schedules, and workers.
 
-Register the block once: ``prefect block register -m pteforge``. It has the URL and the signing key of a store, in place
-of each machine's environment.
+Register the block once: ``prefect block register -m pteforge``. It replaces a store's URL and key in environments.
 """
 
 from __future__ import annotations

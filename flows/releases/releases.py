@@ -127,8 +127,7 @@ class Releases:
         """Makes a release, and moves the channel to it unless gates forbid it, or it was rolled back from.
 
         Reuses the channel's release, the newest one, or one that was rolled back from, if it has exactly these files.
-        Finally removes all but the newest `keep` releases, except those that channels name. The private `key` signs the
-        release.
+        Finally removes all but the newest `keep` releases and those of channels. The private `key` signs the release.
 
         Raises:
             InputError: the channel's name or the key cannot be used.

@@ -106,8 +106,7 @@ def write_page(record: RunRecord, runs: Runs, out: Path) -> bool:
     """Writes the page about a run, with links to pages of earlier ones; returns False if it exists already.
 
     Times and cached stages do not count as content: a run that changed nothing keeps its zoo's page, which becomes
-    ``index.html`` again if another zoo's was. Raises OSError if the page cannot be written, StoreUnusable if earlier
-    runs cannot be read.
+    ``index.html`` again if another zoo's was. OSError if it cannot be written, StoreUnusable if runs cannot be read.
     """
     others = runs_before(record.id, record.zoo, runs)
     earlier = list(others) if is_of_a_part(record) else []

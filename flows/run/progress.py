@@ -284,8 +284,7 @@ def expected_stages(
 ) -> Iterator[tuple[str, Mapping[str, ExpectedStage]]]:
     """Yields the name of each model and its stages by slot, from its last run or else from its plan.
 
-    `runs` are the zoo's, the newest first, and `planned` has the `planned_stages` of models. Reading runs may take
-    seconds.
+    `runs` are the zoo's, the newest first; `planned` has models' `planned_stages`. Reading runs may take seconds.
     """
     due = {model.name: model for model in models}
     for run in islice(runs, _RUNS_READ if due else 0):

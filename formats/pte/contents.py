@@ -217,8 +217,7 @@ class PteFile:
     program_size: int  # bytes of the flatbuffer at the file's start, including the extended header
     segment_base: int  # where segments start; 0 if the file has no extended header
     methods: tuple[Method, ...]
-    # Data after the flatbuffer, in the file's order, without padding. Only named data may lie inside of another
-    # segment, that of constants.
+    # Data after the flatbuffer, in order, without padding. Only named data may lie in another segment, the constants'.
     segments: tuple[Extent, ...]
     constants: tuple[ConstantTensor, ...]  # by offset
     external: tuple[TensorSpec, ...]  # tensors whose data is in another file, by name

@@ -150,8 +150,7 @@ def _writes_gradients(program: ExportedProgram) -> bool:
 def add_stack_traces(emitted: ExecutorchProgramManager, config: ExecutorchBackendConfig) -> None:
     """Adds to each instruction the lines of the model that it comes from, and serializes the program again.
 
-    The call of a delegate gets the lines of all operators in it, without repeats. Jumps and other instructions of
-    ExecuTorch's own get none.
+    The call of a delegate gets the lines of all its operators, without repeats; jumps and the like get none.
 
     Relies on the emitter, which sets ``node.meta["debug_handle"]`` to the number of the node's instruction within its
     graph, and on private attributes of `ExecutorchProgramManager`. Changes `emitted`.

@@ -30,8 +30,7 @@ _DEQUANTIZES = {torch.ops.torchao.dequantize_affine.default, _EDGE_DEQUANTIZE}
 def fuse_embeddings(program: ExportedProgram) -> None:
     """Replaces lookups in dequantized tables by operators on the tables, in an edge program with its weights.
 
-    Tables of 4 and of 2 bits are packed, others have one byte for each weight. A table that something else reads, too,
-    stays as it is.
+    Tables of 4 and 2 bits are packed, others have a byte for each weight. One with other readers stays as it is.
     """
     tables = defaultdict[Node, list[Node]](list)
     for node in program.graph.nodes:

@@ -213,8 +213,7 @@ def keep_initial_state(program: ExportedProgram, names: Collection[str] | None =
     """Stores the initial values of buffers in the file; without them buffers are uninitialized memory.
 
     Relies on the mark that exir.passes.init_mutable_pass.InitializedMutableBufferPass sets; the pass itself finds
-    buffers by parts of their names. The file grows by the size of the state. Without `names`, takes all buffers that
-    the program changes.
+    buffers by parts of their names. The file grows by the state's size. By default, all buffers that it changes.
     """
     for node in _placeholders(program, state_names(program) if names is None else names):
         node.meta["et_init_buffer"] = True
@@ -224,8 +223,7 @@ def keep_shared_initial_state(programs: Mapping[str, ExportedProgram], order: Se
     """Like `keep_initial_state`, for methods that share state: the first method with a buffer sets it.
 
     Loading a method writes its initial values, so if all methods had them, one that is loaded late would undo what
-    others have done. Raises SourceError if buffers of one name differ in shape, type or value, so that they cannot be
-    one.
+    others have done. Raises SourceError if buffers of one name differ in shape, type or value.
     """
     owners: dict[str, tuple[str, torch.Tensor]] = {}
     state = set().union(*map(state_names, programs.values()))

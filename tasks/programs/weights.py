@@ -286,8 +286,7 @@ _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 class WeightsOnUse(compat.TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Casts weights for the operators that read them, and drops the pages of mapped ones after that.
 
-    Results do not change. An operator that writes to a cast tensor makes it one in memory. An operator of higher order
-    reads all of its weights.
+    Results do not change. Writing to a cast tensor makes it one in memory. Higher-order operators read all weights.
     """
 
     supports_higher_order_operators = True

@@ -159,8 +159,7 @@ class Decoder(CachedModel):
 class _KnownValues(TorchFunctionMode):
     """Makes constants of the numbers, indices and masks that a model computes and no pixel decides.
 
-    torch.export and ExecuTorch lack operators for many of them. So a program has the values that eager computed at each
-    call in the code.
+    torch.export and ExecuTorch lack operators for many of them, so a program has the values that eager computed.
     """
 
     def __init__(self) -> None:

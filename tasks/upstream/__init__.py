@@ -4,8 +4,7 @@ A patch is applied by one function, whose docstring gives the reason, why it is 
 docs/internals/upstream.md lists all of them. Each file says first of which stages' keys it is a part.
 
 Patches that save time and change no byte of a file are applied together by `lean_lowering`, which is here because
-stages import it, and do so without torch. It and what it applies are part of the keys of `edge`, `partition`,
-`preprocess` and `compile`.
+stages import it, without torch. It and what it applies are in keys of `edge`, `partition`, `preprocess`, `compile`.
 """
 
 from __future__ import annotations

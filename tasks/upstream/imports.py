@@ -36,8 +36,7 @@ def without_unused_imports() -> Iterator[None]:
       `devtools/__init__.py` imports it on demand.
     - `torch/export/_remove_auto_functionalized_pass.py` imports Inductor's pattern matcher, and with it Inductor's
       lowerings. Only graphs with `auto_functionalized` need it. Delete once torch imports it in the function.
-    - `torch/_inductor/remote_cache.py` imports redis, if it is installed. Delete once torch does so in its Redis
-      backend.
+    - `torch/_inductor/remote_cache.py` imports redis, if installed. Delete once only torch's Redis backend does.
     """
     inspector = _INSPECTOR not in sys.modules
     if inspector:

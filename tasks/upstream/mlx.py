@@ -4,8 +4,7 @@ Part of the keys of MLX's stages. Imports neither torch nor ExecuTorch, so that 
 
 `executorch.backends.mlx.serialization` needs modules that are generated from its schema when ExecuTorch is built. The
 wheel has the generator, the schema and flatc, so the modules are generated into a folder of the cache, and the package
-is imported from there. The wheel is not changed. Delete once the wheel has the modules (`make_importable` then does
-nothing).
+is imported from there. Delete once the wheel has the modules; `make_importable` does nothing then.
 """
 
 from __future__ import annotations

@@ -168,8 +168,7 @@ def shared_ancestors() -> AbstractContextManager[object]:
     """Makes deep copies of a `NodeSource` the same object, while the context is open.
 
     `NodeSource.__init__` (torch/fx/traceback.py) deep-copies ``meta["from_node"]``, which grows by one with each trace
-    of the graph, so that the work is quadratic. Sound because nobody changes a `NodeSource` after it was made. Delete
-    once torch shares them.
+    of the graph: quadratic work. Sound because nobody changes a finished `NodeSource`. Delete once torch shares them.
     """
     return patch.object(NodeSource, "__deepcopy__", lambda source, _: source, create=True)
 

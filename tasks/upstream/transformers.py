@@ -38,8 +38,7 @@ def masks_of_indices() -> AbstractContextManager[object]:
 def weights_cast_on_use(cast: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> AbstractContextManager[object]:
     """Casts weights that are loaded in another dtype by `cast`, which may put it off, while the context is open.
 
-    transformers copies each of them (`_materialize_copy`). Delete once it can put casts off. A version that has no such
-    function copies them.
+    transformers copies them (`_materialize_copy`, if it has that). Delete once it can put casts off.
     """
     if not hasattr(core_model_loading, "_materialize_copy"):
         return nullcontext()

@@ -380,8 +380,7 @@ _EXTENDED: dict[Any, Callable[[Node, ExportedProgram], bool]] = {
     compat.AddmmConfig: lambda node, ep: not _is_state(node.args[2], ep),
     compat.LinearConfig: lambda node, ep: not _is_state(node.args[1], ep),
     compat.MMConfig: lambda node, ep: not _is_state(node.args[1], ep),
-    # XNNPACK's passes make convolutions of batch norms, and fail without scale and shift ("'NoneType' has no
-    # attribute").
+    # XNNPACK's passes convolve batch norms, and fail without scale and shift ("'NoneType' has no attribute").
     compat.BatchNormConfig: lambda node, _: None not in node.args[1:3],
     # A pass (backends/xnnpack/_passes/insert_pad_qdq.py) gives the scale of a quantized value to the node that pads it
     # with zeros, even if the result is needed in floating point, as in ``unfold``, and the file cannot be loaded

@@ -1,7 +1,6 @@
 """XNNPACK's passes of executorch 1.5.1: layouts of quantized values, the approximate GELU, and patterns.
 
-Part of the keys of XNNPACK's stages. Each patch is applied by one function, for the rest of the process; applying it
-again changes nothing.
+In the keys of XNNPACK's stages. Each patch has a function, which lasts for the process; a second call changes nothing.
 """
 
 from __future__ import annotations

@@ -67,8 +67,7 @@ class Compile(stage.Stage, name="compile"):
         # by method, instruction number to the delegate that it calls, with the map from its own debug handles to those
         # of the edge program, where the backend makes one
         delegate_map: kinds.DelegateMap | None = None
-        # by method, debug handle to the operators of the edge program that have it, and where in the model each comes
-        # from
+        # by method, debug handle to the operators of the edge program that have it, and where in the model they are
         debug_sources: kinds.DebugSources | None = None
 
     @classmethod

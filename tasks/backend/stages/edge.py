@@ -27,8 +27,7 @@ class Edge(stage.Stage, name="edge"):
     class Params(stage.Params):
         """How the method becomes an edge program. Equal params share one run, whichever target they come from."""
 
-        # the target whose operators are not decomposed, with only those of its options that matter here; None where
-        # everything is decomposed
+        # the target whose operators are not decomposed, with the options that matter here; None: all are decomposed
         preserve_for: TargetParams | None = None
         # the target whose passes run, with only those of its options that matter here; None: none run
         passes_of: TargetParams | None = None
