@@ -119,7 +119,7 @@ def _embedder(
         make = resolve(read)
         return cache(lambda text: embed(make(text)))
     if file is not None:
-        raise SourceError("`file` has texts: name a function that makes the model's inputs of one: `read: module:name`")
+        raise SourceError("`file` has texts: name the function that makes a model's inputs of one: `read: module:name`")
     return embed
 
 
