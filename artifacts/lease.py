@@ -359,8 +359,7 @@ class _RemoteLease(Lease):
                 self._leases.records.write(self.name, self.name, self._heartbeat())
             elif there or self._leases.newer(self.name) or not self.create():
                 self.lost = True
-            # Somebody may have taken it over after we have read it: then our file, which is of an earlier generation
-            # and was written again, has to go.
+            # If somebody took it over since we read it, our rewritten file of an earlier generation has to go.
             if not self.lost and (not there or self._is_late()) and self._leases.newer(self.name):
                 self._leases.files.delete(self.name)
                 self.lost = True

@@ -31,8 +31,7 @@ _log = logging.getLogger(__name__)
 class Store:
     """Artifacts by ref, and the records about them, in a folder of this machine; can be used from several threads.
 
-    Stages read and write `local`. The caller fetches their inputs before, publishes their outputs afterwards, and
-    commits to the ledger only what was published.
+    Stages read and write `local`. The caller fetches inputs, publishes outputs, and commits only what was published.
     """
 
     url: str  # the location, without credentials

@@ -42,17 +42,12 @@ def measure_seconds(
     commands = {"cold": ours, "warm": ours, "peer": [sys.executable, measuring.HERE / "peer.py", zoo, folder / "peer"]}
     order = ("peer", "cold", "warm") if peer_first else ("cold", "warm", "peer")
     seconds = {side: measuring.run(commands[side], environment, folder / f"{side}.log") for side in order}
-    check_same_files(zoo, folder)
-    return seconds
-
-
-def check_same_files(zoo: str, folder: Path) -> None:
-    """Exits unless both sides made every file of the zoo, and nothing else."""
     for side, names in (("peer", ZOOS[zoo].recipes), ("out", ZOOS[zoo].files)):
         expected = {Path(model) / f"{name}.pte" for model in ZOOS[zoo].builders for name in names}
         files = {file.relative_to(folder / side) for file in (folder / side).rglob("*.pte")}
         if files != expected:
             sys.exit(f"{side} should have {sorted(map(str, expected))} and has {sorted(map(str, files))}")
+    return seconds
 
 
 def measure_bytes(zoo: str, folder: Path, environment: dict[str, str]) -> Bytes:

@@ -1,8 +1,7 @@
 """Compares the ways in which a language model can keep its keys and values: memory and time for each token.
 
 A Llama with random weights is lowered for XNNPACK with torch's attention, with ExecuTorch's operators, and with these
-and a cache in int8; with a method for one token; and, as Mistral, with windows that all layers keep. Then the files
-take turns to continue a text by one token.
+and a cache in int8; with a method for one token; and, as Mistral, with windows. Files take turns to add a token.
 """
 
 from __future__ import annotations

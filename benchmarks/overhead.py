@@ -27,8 +27,7 @@ class Overhead:
     models: int  # how many the zoo has
     stages: int  # how many stages ran
     wall: float  # seconds from start to exit
-    # CPU seconds by kind of process. ``stages`` are those of all workers, with reading and storing artifacts; the
-    # command itself has Prefect's client and server
+    # CPU seconds by kind of process: ``stages`` are all workers; the command itself has Prefect's client and server
     cpu: Mapping[str, float]
     first: float  # seconds from the start to the end of the first stage
 

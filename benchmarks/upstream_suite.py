@@ -6,8 +6,7 @@ A case is one model and its inputs, as a test of the wheel passes them to its ru
 other the stages of the suite's tester for the same flow, with its quantizer and its partitioner. The file of either
 side is run on the case's inputs and compared with eager, by the bound of the flow; of files with a payload for Vulkan,
 which the wheel has no runtime for, only the operators outside of it are looked up. A case that ends its process fails;
-the next one has another. Results stay in the folder: a run continues where the last one stopped. `--write` puts a table
-and the failures into docs/internals/upstream.md.
+the next one has another. A run continues where the last in the folder stopped. `--write` updates internals/upstream.md.
 """
 
 from __future__ import annotations

@@ -229,8 +229,7 @@ def parse_yaml(text: str, file: str, *, fixed: Location | None = None, at: Field
     """The root of the one document in `text`, which is written at the path `at`.
 
     Locations and messages name the text `file`. For text that does not come from a file, all nodes are at `fixed`.
-    Raises ConfigError for a syntax error, a duplicate key, an unsupported tag, a number that is not finite, or too much
-    nesting or repetition by aliases.
+    Raises ConfigError for bad syntax, duplicate keys, unsupported tags, infinite numbers, and deep or repeated nesting.
     """
 
     def locate(mark: Any) -> Location:  # the C parser has a mark type of its own

@@ -22,8 +22,7 @@ ERROR_BOUNDS = ("max_abs_error", "max_relative_error", "min_sqnr_db", "min_agree
 class VerifyBounds(FrozenModel):
     """Bounds on a produced file's outputs compared with eager's, for every example input and every random one.
 
-    The defaults suit fp32: XNNPACK and the portable kernels stay above 130 dB on small networks; a computation that
-    silently runs in fp16 would reach about 65 dB.
+    The defaults suit fp32: small networks stay above 130 dB; a computation silently in fp16 would reach about 65 dB.
     """
 
     max_abs_error: Number | None = Field(None, ge=0, description="Largest absolute difference; null: not checked.")

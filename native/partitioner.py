@@ -29,8 +29,7 @@ from .support import NON_CORE_OPERATORS, Support, branch_nodes, calls, is_functi
 class NativePartitioner(Partitioner):  # type: ignore[misc]  # executorch is untyped here
     """Claims core ATen, some more operators, and every `torch.cond` with supported branches for the native backend.
 
-    Each partition becomes a delegate `NfatBackend` with a container of its specializations and the portable fallback.
-    Existing delegates stay unchanged.
+    A partition becomes a delegate `NfatBackend` with its specializations and the portable fallback; delegates stay.
 
     Args:
         specializations: of each partition, by preference: names of targets, or `Specialization`s with options. The

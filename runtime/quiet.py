@@ -22,8 +22,7 @@ _one = threading.RLock()
 def quiet() -> Iterator[None]:
     """Drops warnings of installed packages, and the logs and output of ExecuTorch and torch.
 
-    Keeps logged errors and all output of the user's own code. The context changes the whole process, so it does nothing
-    if another thread is in it already.
+    Keeps logged errors and output of the user's code. It changes the process, and does nothing if a thread is in it.
     """
     if not _one.acquire(blocking=False):
         yield

@@ -93,8 +93,7 @@ def _open(
     if payload.size == 0:
         raise _PassedOver("it is empty")
     _check_backends(payload.description.backends)
-    # A file, which the runtime maps and can unmap once a backend has repacked weights. The file is deleted before its
-    # first run, but the runtime keeps it open.
+    # A file, which the runtime maps, and unmaps once a backend has repacked weights; deleted while it is open.
     with scratch_folder() as folder:
         file = folder / "payload.pte"
         try:

@@ -10,8 +10,7 @@ from ..formats.pte.contents import Method, ScalarSpec, TensorSpec, ValueSpec, sh
 def call_mismatch(method: Method, other: Method) -> str | None:
     """The first argument in which `other` cannot replace `method` in a call; None if it can.
 
-    Compares numbers of arguments, kinds, dtypes, ranks and dimension orders, like the C++ delegate in the first call.
-    Sizes are checked in each call.
+    Compares counts, kinds, dtypes, ranks and dimension orders, as the C++ delegate does once; calls check sizes.
     """
     return next(_differences(method, other, sizes=False), None)
 

@@ -1,7 +1,6 @@
 """Makes the site of the pages in docs/, of files that they link to in other folders, and of the code.
 
-Links in pages are paths that work on GitHub. In the site, `repository/` has the files outside of docs/ that pages link
-to, each as a page, and links lead there.
+Links in pages work on GitHub. In the site, `repository/` has the files outside of docs/ that pages link to, as pages.
 """
 
 from __future__ import annotations

@@ -166,7 +166,10 @@ def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
 
 def _print_plan(console: Console, cached: int, will_run: list[Due], may_run: list[StageCall]) -> None:
     for due in will_run:
-        needs = f"  ({_needs(due)})" if due.call.stage.runs_isolated(due.call.params) else ""
+        needs = f"about {format_size(due.predicted_memory)} of memory"
+        if due.last:
+            needs = f"took {due.last.seconds:.1f} s, {format_size(due.last.peak_memory)}"
+        needs = f"  ({needs})" if due.call.stage.runs_isolated(due.call.params) else ""
         line = styled(("will run ", "green"), printable(due.call.title), f"  {due.reason}", (needs, "dim"))
         console.print(line, soft_wrap=True)
         for change in due.changes or ():
@@ -175,12 +178,6 @@ def _print_plan(console: Console, cached: int, will_run: list[Due], may_run: lis
         console.print(f"may run  {printable(model)}: {count} later stages, where outputs change", style="dim")
     summary = f"{cached} stages cached, {len(will_run)} will run, {len(may_run)} may run"
     console.print(summary if will_run else f"nothing to do: {cached} stages cached")
-
-
-def _needs(due: Due) -> str:
-    if due.last:
-        return f"took {due.last.seconds:.1f} s, {format_size(due.last.peak_memory)}"
-    return f"about {format_size(due.predicted_memory)} of memory"
 
 
 def _due_json(due: Due) -> dict[str, Any]:

@@ -39,8 +39,7 @@ _VACUUMS = {"events": (vacuum_events_with_retention_overrides, vacuum_old_events
 class EmbeddedServer:
     """A server with the user's Prefect database, in a thread of this process, on a free local port.
 
-    Prefect's own is a separate process: it imports everything again, receives the terminal's Ctrl-C before the run can
-    end, and keeps running if this process is killed.
+    Prefect's own is a process that imports everything again, gets Ctrl-C before the run can end, and survives a kill.
 
     Attributes:
         url: address of its API.

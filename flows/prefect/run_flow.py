@@ -32,8 +32,7 @@ _log = logging.getLogger(__name__)
 def run_flow(session: Session) -> ZooOutcome:
     """Runs a session's models as a run of the flow `export-zoo`, on the configured Prefect server or an embedded one.
 
-    The result depends on the files that were made, not on the flow's state. If Prefect fails at any point, the
-    remaining models are lowered without it.
+    The result depends on the files made, not on the flow's state. If Prefect fails, the rest is lowered without it.
 
     Raises:
         InputError: a name in a recipe is unknown, stages cannot run where they are to, or a disk has too little space.

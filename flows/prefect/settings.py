@@ -197,8 +197,7 @@ def _one_certificate() -> str:
 def redact_workspaces() -> None:
     """Removes the environment, with its secrets, from the files that Prefect's process workers keep of our flows' runs.
 
-    A worker writes the environment of each run to a temporary folder, for hooks, which our flows do not have, and
-    leaves it there if it is killed.
+    A worker writes it to a temporary folder, for hooks, which our flows do not have, and leaves it there if killed.
     """
     for path in Path(tempfile.gettempdir()).glob("prefect-workspace-attempt-*/workspace.json"):
         with suppress(OSError, ValueError, AttributeError):  # another user's, or gone

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...artifacts.digest import digest_file
-from ...artifacts.runs import RunRecord
 from ...artifacts.store import Store
 from ...errors import InputError, ObjectDamaged, ObjectMissing, first_line
 from ...tasks.results.delivered import Delivered, delivered_by
@@ -70,8 +69,8 @@ def find_side(text: str, open_store: Callable[[], Store]) -> Side:
         from .releases import open_release  # noqa: PLC0415 - imports fsspec
 
         releases, release = open_release(text)
-        files = releases.manifest(release).files
-        return Side(text, {name: File.of_release(releases, released) for name, released in files})
+        of_release = releases.manifest(release).files
+        return Side(text, {name: File.of_release(releases, released) for name, released in of_release})
     if path.is_dir():
         return _folder_side(text, path)
     if path.exists():
@@ -83,7 +82,13 @@ def find_side(text: str, open_store: Callable[[], Store]) -> Side:
             f"there is no file or folder {text!r}, and no run with this id in the store {store.url}; "
             "`pteforge runs` lists runs; a release is URL#RELEASE"
         )
-    return _run_side(text, named[1], store)
+    run = named[1]
+    results = [result for recipes in delivered_by(run).values() for result in recipes.values()]
+    files = {result.name: _recorded_file(store, result, result.path) for result in results if result.path}
+    absent = {result.name: _absence(result) for result in results if not result.path}
+    if not files and not any(result.failure for result in results):
+        raise InputError(f"the run {text} of {run.zoo} recorded no files; `pteforge why` says what it did")
+    return Side(text, files, absent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +170,6 @@ def _folder_side(title: str, folder: Path) -> Side:
     if not paths:
         raise InputError(f"there are no .pte files in the folder {folder}; name a folder that `export --out` wrote")
     return Side(title, {name: File.at(path) for name, path in paths.items()})
-
-
-def _run_side(title: str, run: RunRecord, store: Store) -> Side:
-    results = [result for recipes in delivered_by(run).values() for result in recipes.values()]
-    files = {result.name: _recorded_file(store, result, result.path) for result in results if result.path}
-    absent = {result.name: _absence(result) for result in results if not result.path}
-    if not files and not any(result.failure for result in results):
-        raise InputError(f"the run {title} of {run.zoo} recorded no files; `pteforge why` says what it did")
-    return Side(title, files, absent)
 
 
 def _absence(result: Delivered) -> str:

@@ -27,8 +27,7 @@ _log = logging.getLogger(__name__)
 _TYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}  # name in safetensors, and bytes
 _SMALL = 512  # bytes: smaller tensors are not objects of their own
 
-# Bytes per quantized weight, which has two bits or more: at least and probably in the file, and in the store, which
-# also has it before it is packed.
+# Bytes per quantized weight (two bits or more): least and likely in the file, and in the store, unpacked and packed.
 _LEAST, _LIKELY, _STORED = 0.25, 1.0, 2.25
 
 
@@ -68,8 +67,7 @@ class Weights:
 def check_space(session: Session) -> None:
     """Warns if the disk of the store or the results probably has too little space for the run.
 
-    Estimates what the run writes from the headers of weights, and from what its stages wrote the last time. A run with
-    `refresh` makes what is in the store already.
+    Estimates what the run writes by headers of weights and what stages wrote the last time; nothing with `refresh`.
 
     Raises:
         InputError: a disk has too little space for weights that are certainly not in the store yet, and for results.

@@ -81,8 +81,7 @@ def prompt_interrupt(session: Session) -> Iterator[None]:
 def prompt_termination(session: Session) -> Iterator[None]:
     """While the context is open, SIGTERM ends the process within seconds, whatever is running at that moment.
 
-    Prefect's handler, which is there by now, raises an exception. If it hits a callback or a task of the event loop,
-    the loop keeps it, and the run would go on.
+    Prefect's handler, there by now, raises an exception, which the event loop would keep in a callback or a task.
     """
     before = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

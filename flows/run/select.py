@@ -36,8 +36,7 @@ def select_models(
 ) -> tuple[PlannedModel, ...]:
     """The models and recipes whose names match comma-separated globs.
 
-    `toolchain` comes before those of recipes. Recipes of others than `here`, None for that of the run of the zoo, are
-    not planned, but named in `elsewhere`.
+    `toolchain` comes before those of recipes. Recipes of others than `here` (None: the zoo's) are named in `elsewhere`.
 
     Raises:
         InputError: nothing matches; a target is unknown or not available, or does not take its options; a builder or a

@@ -41,8 +41,7 @@ Part = tuple[RunRecord | None, str]
 def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[str, Any]], Part]) -> None:
     """Lowers recipes of other toolchains, each in a run of its own there; `Progress.elsewhere` has what came of them.
 
-    Those runs are parts of this one: they share its store, and release nothing. `by_pool` makes one with fields of the
-    request changed, on a work pool.
+    Those parts of this run share its store, and release nothing. `by_pool` makes one for a changed request, on a pool.
     """
     lowered_by: dict[str, dict[str, list[str]]] = {}  # recipes by toolchain and model
     for model in session.models:

@@ -235,7 +235,10 @@ def _read_v1(content: memoryview) -> tuple[contents.Manifest, memoryview]:
 def _payloads(table: memoryview, section: memoryview) -> Iterator[contents.Payload]:
     end = 0
     for raw_id, offset, size in _ENTRY.iter_unpack(table):
-        backend_id = _decode_id(raw_id)
+        used = raw_id.rstrip(b"\0")
+        if not used or not all(ord(" ") < byte <= ord("~") for byte in used):
+            raise FileFormatError(f"{raw_id!r} is not a backend id padded with NULs")
+        backend_id = used.decode("ascii")
         if offset < end:
             raise FileFormatError(f"payload {backend_id} at {offset} overlaps what ends at {end}")
         if offset + size > len(section):
@@ -263,13 +266,6 @@ def _encode_id(backend_id: str) -> bytes:
             f"1 to {_ID_SIZE} printable ASCII characters without blanks can"
         )
     return backend_id.encode("ascii")
-
-
-def _decode_id(raw_id: bytes) -> str:
-    used = raw_id.rstrip(b"\0")
-    if not used or not all(ord(" ") < byte <= ord("~") for byte in used):
-        raise FileFormatError(f"{raw_id!r} is not a backend id padded with NULs")
-    return used.decode("ascii")
 
 
 _PROGRAM_LIMIT = 16 << 20  # bytes of a payload that are read for its program

@@ -53,7 +53,9 @@ def _plausible(stored: _Bytes, content: _Bytes, item: int) -> Iterator[MatrixSha
     count = len(there)
     if count < 4 or here[0] != there[0] or here[-1] != there[-1]:
         return
-    divisors = _divisors(count)
+    small = np.arange(1, isqrt(count) + 1)
+    small = small[count % small == 0]
+    divisors = np.union1d(small, count // small)[1:-1]  # from 2 on, without the count itself
     # The second item of either is in the other one after a line.
     all_columns, all_rows = divisors[there[divisors] == here[1]], divisors[here[divisors] == there[1]]
     probes = np.linspace(0, count - 1, _PROBES).astype(np.int64)
@@ -68,13 +70,6 @@ def _origins(positions: _Indices, rows: int, columns: int) -> _Indices:
     column, row = np.divmod(position, rows)
     origins: _Indices = (batch * rows + row) * columns + column
     return origins
-
-
-def _divisors(number: int) -> _Indices:
-    """The divisors from 2 on, without the number itself."""
-    small = np.arange(1, isqrt(number) + 1)
-    small = small[number % small == 0]
-    return np.union1d(small, number // small)[1:-1]
 
 
 def _numbers(content: _Bytes, item: int) -> _Words:

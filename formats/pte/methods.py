@@ -105,7 +105,11 @@ def read_constants(
         if use.mutable_group is not None:
             constant = _in_segment(pick(mutable, use.mutable_group, "mutable segment"), use)
         elif inline:
-            constant = _in_flatbuffer(pick(inline, use.index, "constant"), use)
+            data, size = pick(inline, use.index, "constant"), use.tensor.nbytes
+            if size > data.size:
+                raise FileFormatError(f"damaged program: a tensor needs {size} bytes, its data has {data.size}")
+            extent = contents.Extent(data.offset, size)
+            constant = contents.ConstantTensor(use.tensor, extent, None, mutable=False)
         else:
             constant = _in_segment(constants, use)
         largest = tensors.setdefault((use.mutable_group, use.index), constant)
@@ -331,9 +335,3 @@ def _in_segment(group: _Group, use: TensorData) -> contents.ConstantTensor:
         )
     extent = contents.Extent(group.segment.offset + start, use.tensor.nbytes)
     return contents.ConstantTensor(use.tensor, extent, group.index, use.mutable_group is not None)
-
-
-def _in_flatbuffer(data: contents.Extent, use: TensorData) -> contents.ConstantTensor:
-    if use.tensor.nbytes > data.size:
-        raise FileFormatError(f"damaged program: a tensor needs {use.tensor.nbytes} bytes, its data has {data.size}")
-    return contents.ConstantTensor(use.tensor, contents.Extent(data.offset, use.tensor.nbytes), None, mutable=False)

@@ -111,8 +111,7 @@ class _Keeping(WrappedPartitioner):
     """A partitioner that also keeps whole what those after it keep, while programs are decomposed.
 
     `_gen_edge_manager_for_partitioners` asks one partitioner after another, and decomposes everything else each time.
-    Core ML, told to skip linear layers, would leave none for XNNPACK. Partitioners that check single nodes are not
-    affected: they keep what they can.
+    Core ML, told to skip linear layers, would leave none for XNNPACK. Those that check single nodes keep what they can.
     """
 
     def __init__(self, partitioner: Partitioner, later: Sequence[Partitioner]) -> None:

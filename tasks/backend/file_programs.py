@@ -133,8 +133,7 @@ def write_metadata(
 ) -> None:
     """Writes a `.pte` file, plain or fat, with metadata in place of what it has; an empty mapping removes that.
 
-    Equal arguments produce equal bytes. The flatbuffer is written by the private serializer of executorch 1.5.1, which
-    writes those of `to_executorch`.
+    Equal arguments produce equal bytes, by the private serializer of executorch 1.5.1, which `to_executorch` uses.
 
     Args:
         source: the file, which stays as it is unless `consume` is set.

@@ -1,7 +1,6 @@
 """Why torch.export refuses a method, in words: each finding with the line of the model's code, and the ways out.
 
-Reads the report of `torch.export.draft_export` (torch/export/_draft_export.py, torch 2.13), which traces with real
-values wherever fake ones are not enough.
+Reads torch 2.13's `torch.export.draft_export` (torch/export/_draft_export.py), with real values where fakes fail.
 """
 
 from __future__ import annotations

@@ -109,8 +109,7 @@ _CASTS: WeakValueDictionary[int, _Cast] = WeakValueDictionary()  # by address
 def cast_on_use(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of another dtype whose values are computed when an operator reads them, under `WeightsOnUse`.
 
-    Without it, readers get zeros, so ask for it only if everything runs under it. Casts at once if the source is no
-    mapped matrix, or the system cannot drop pages.
+    Without it, readers get zeros. Casts at once if the source is no mapped matrix, or the system cannot drop pages.
     """
     size = source.numel() * dtype.itemsize
     put_off = _CAN_DROP and source.dim() == 2 and source.is_contiguous() and size >= _LEAST_CAST

@@ -70,8 +70,7 @@ def _resize_embeddings(model: Any, folder: Path) -> None:
 class LoraLayer(torch.nn.Module):
     """A linear layer and a LoRA of rank r, whose weights are inputs of delegates.
 
-    XNNPACK's partitioner takes weights of `linear` into the delegate, so another adapter would need another program.
-    Both operands of `bmm` are inputs.
+    XNNPACK takes weights of `linear` into the delegate, one program per adapter; operands of `bmm` are inputs.
     """
 
     def __init__(self, base: torch.nn.Module, down: torch.Tensor, up: torch.Tensor) -> None:

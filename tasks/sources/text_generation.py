@@ -158,8 +158,7 @@ ExecuTorch's text runner (executorch 1.5.1) takes `prefill` for prompts and toke
 without the cache that `prefill` has filled, because its module gives each method memory of its own.
 """
 
-# The largest number of tokens that ExecuTorch's text runner counts to. Where a file takes fewer tokens at once, the
-# runner does not stop at its context.
+# What ExecuTorch's text runner counts to; where files take fewer tokens at once, it does not stop at the context.
 _ENDLESS = 2**31 - 1
 _LEAST = 4  # tokens of a context that the examples fit into
 _CHECKED = 1026  # tokens at most, with which a cache is compared to the model without one: a window and more

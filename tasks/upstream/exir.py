@@ -146,8 +146,7 @@ def _whole_lists() -> AbstractContextManager[object]:
     """Lets exir's verifier see the whole list that an operator returns, such as ``split``.
 
     It (verification/arg_validator.py) takes the first tensor for the list, and asks for its length. That makes a
-    constant of its first size, whatever the program was exported for. Here it sees a list with the list inside. Delete
-    once it does not use the length of a tensor.
+    constant of its first size. Here it sees a list with the list inside. Delete once it uses no length of a tensor.
     """
     check = compat.EdgeOpArgValidator.call_function
 
@@ -275,8 +274,7 @@ def sorting_in_place() -> AbstractContextManager[object]:
     `legalize_graph` (torch/fx/passes/tools_common.py), which makes a new graph of copied nodes in another order. That
     is more than half of the work of partitioning a transformer of 12 layers. Sound because the new graph is the same in
     all that a pass can see: the order of nodes, of users and of what `find_nodes` finds, and names, also of nodes that
-    are created later. The old graph is left empty, and nothing reads it. Delete once exir sorts once for all
-    partitions, or torch sorts in place.
+    are created later. Nothing reads the old graph, now empty. Delete once exir sorts once, or torch sorts in place.
     """
     return patch.object(compat.lowered_backend_module, "legalize_graph", sort_nodes)
 

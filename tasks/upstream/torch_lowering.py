@@ -31,8 +31,7 @@ def code_on_demand() -> Iterator[None]:
     `GraphModule.recompile` (torch/fx/graph_module.py) writes and compiles the source of `forward`. Lowering calls it
     thousands of times, and almost none of this code is ever called or read: exir interprets graphs. Here, `recompile`
     only marks the module, and readers of its code generate it first. Torch's own `_LazyGraphModule` does so for modules
-    that are created that way. Sound as long as nobody edits a graph without recompiling it and relies on the old code.
-    Delete once exir creates lazy graph modules.
+    that are created that way. Sound unless an edited graph is not recompiled. Delete once exir creates lazy modules.
 
     exir's `backend_api` (executorch 1.5.1) formats whole graphs for messages that it then does not log; formatted, a
     graph module is its class and its number of nodes. `str` and `print` give its code as always.

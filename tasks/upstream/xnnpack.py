@@ -393,8 +393,7 @@ _EXTENDED: dict[Any, Callable[[Node, ExportedProgram], bool]] = {
     compat.ConvolutionConfig: lambda node, _: node.meta["val"].dim() != 3 or _has_one_dynamic_size(node),
     # Scalars have no approximate GELU: XNNPACK does not take their products with constants. See `expand_tanh_gelu`.
     compat.GeluConfig: lambda node, _: node.meta["val"].dim() != 0 or not is_approximate(node),
-    # XNNPACK computes ``max`` over dimension 2 or 3 and keeps it ("amax.default only supports keep_dim == True").
-    # Delete once upstream checks it.
+    # XNNPACK keeps dimension 2 or 3 of ``max`` ("amax.default only supports keep_dim == True"). Delete once it checks.
     compat.MaxDimConfig: lambda node, _: node.args[1] in (2, 3) and node.args[2:] == (True,),
     # XNNPACK's passes give PReLU's input channels last, so it must have four dimensions. Inputs after linear layers
     # have two ("Attempting to convert non-NHWC compatible node to NHWC"). Delete once upstream checks it.

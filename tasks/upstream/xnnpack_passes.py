@@ -127,7 +127,9 @@ def _mended(
 
     @wraps(upstream)
     def mended(layouts: Any, module: GraphModule, source: Node, target: Node) -> None:
-        value = _quantized_value(source)
+        value: Any = source
+        while compat.is_dynamic_qdq(value):  # what is quantized dynamically counts
+            value = value.args[0]
         if value is source:
             upstream(layouts, module, source, target)
         elif not has_layout(value):
@@ -135,13 +137,6 @@ def _mended(
             _quantize_from(copy, value, source, target, partial(takes_layout, layouts))
 
     return mended
-
-
-def _quantized_value(node: Node) -> Any:
-    """The value whose dynamic quantization ends in a node; the node itself if there is none."""
-    while compat.is_dynamic_qdq(node):
-        node = node.args[0]
-    return node
 
 
 def _copy(layouts: Any, module: GraphModule, value: Node, memory_format: torch.memory_format) -> Node:

@@ -405,7 +405,8 @@ def _taking_all_by_position(
     what: str, module: torch.nn.Module, example: Sequence[Any], names: Sequence[str]
 ) -> torch.nn.Module:
     """A shallow copy whose ``forward`` takes the example's inputs, and then those of the names, by position."""
-    forward = _plain_forward(module)
+    own = vars(module).get("forward")  # of the instance, which takes no `self`
+    forward: Callable[..., Any] = (lambda _self, *args, **kwargs: own(*args, **kwargs)) if own else type(module).forward
     first = _names_of(module.forward, len(example))
     if twice := sorted(set(first) & set(names)):
         raise SourceError(f"{what} has {twice[0]!r} by position and by keyword")
@@ -421,13 +422,6 @@ def _taking_all_by_position(
     copied: torch.nn.Module = object.__new__(type(kind.__name__, (kind,), {**described, "forward": positional}))
     copied.__dict__.update({name: value for name, value in vars(module).items() if name != "forward"})
     return copied
-
-
-def _plain_forward(module: torch.nn.Module) -> Callable[..., Any]:
-    """``forward`` as a function of the module and its inputs, also where the instance has one of its own."""
-    own = vars(module).get("forward")
-    forward: Callable[..., Any] = type(module).forward
-    return forward if own is None else lambda _self, *args, **kwargs: own(*args, **kwargs)
 
 
 def _names_of(forward: Callable[..., Any], count: int) -> list[str]:

@@ -78,7 +78,10 @@ def load(folder: Path = _HERE) -> Library:
     path = folder / _NAME
     if not path.exists():
         raise LibraryError(f"{path} is missing: install the runtime with `pip install ./runtime --no-build-isolation`")
-    package = _executorch_package()
+    spec = find_spec("executorch")
+    if spec is None or not spec.submodule_search_locations:
+        raise LibraryError("executorch is not installed")
+    package = Path(next(iter(spec.submodule_search_locations)))
     _check_version(folder)
     try:
         # Loads the runtime first, so that the library binds to the one that Python uses, whatever its RUNPATH.
@@ -94,13 +97,6 @@ def load(folder: Path = _HERE) -> Library:
     handle.nfat_backend_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     _check_registration(path, handle)
     return Library(path, handle)
-
-
-def _executorch_package() -> Path:
-    spec = find_spec("executorch")
-    if spec is None or not spec.submodule_search_locations:
-        raise LibraryError("executorch is not installed")
-    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def _check_version(folder: Path) -> None:
