@@ -380,10 +380,7 @@ class LocalStore(ObjectFolder):
         return self.put_artifact(kind, canonical_json(value))
 
     def put_manifest(self, manifest: ArtifactManifest, identity: Digest | None = None) -> ArtifactRef:
-        """Publishes an artifact made of objects in the store; raises ObjectMissing if one is not.
-
-        The identity is the canonical digest of kinds that have one, and the manifest's digest by default.
-        """
+        """Publishes an artifact of objects in the store, by canonical or manifest digest; ObjectMissing without one."""
         for blob in manifest.blobs:
             self.require(blob)
         root = self.put_bytes(manifest.encode())

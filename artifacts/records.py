@@ -128,10 +128,7 @@ def decode(kind: type[_Kind], content: bytes) -> _Kind:
 
 
 class RecordFiles:
-    """Records in the files of a store, which others may be able to write.
-
-    A record that cannot be trusted (too large, garbled, of another version, not sealed with our key) counts as absent.
-    """
+    """Records in a store's files; one that cannot be trusted (too large, garbled, another version or key) is absent."""
 
     def __init__(self, files: NamedFiles, seal: Seal | None) -> None:
         """Keeps records in `files`, wrapped by `seal`; plain JSON without one."""

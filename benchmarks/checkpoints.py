@@ -85,10 +85,7 @@ def size_of_tensor(shape: tuple[int, ...]) -> int:
 
 
 def write_checkpoint(geometry: Geometry, folder: Path, shard: int = SHARD) -> Iterator[Path]:
-    """Writes a folder in the layout of the Hugging Face hub; yields each of its files of weights once it is whole.
-
-    Files that are there are whole, and stay. No tensor is in memory as a whole.
-    """
+    """Writes a folder in the hub's layout, streaming each file, and yields its files of weights; existing ones stay."""
     folder.mkdir(parents=True, exist_ok=True)
     geometry.config().save_pretrained(folder)
     _write_tokenizer(folder)

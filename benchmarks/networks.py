@@ -203,13 +203,7 @@ def write_generated(folder: Path, models: int, *, alignment: int = 128, **change
 
 
 def generated(number: int, seed: int = 0, width: int = 0) -> Built:
-    """A convolutional network, a perceptron, a transformer layer or an LSTM, by `number`.
-
-    Args:
-        number: decides what it is, and how wide and deep.
-        seed: of its weights.
-        width: how much wider it is.
-    """
+    """A convolutional network, perceptron, transformer layer or LSTM, by `number`, and `width` times wider."""
     torch.manual_seed(seed)
     size, depth = 16 + 4 * (number // 4 % 16) + width, 2 + number // 64 % 4
     match number % 4:

@@ -42,19 +42,14 @@ _log = logging.getLogger(__name__)
 
 @final
 class NfatBackend(BackendDetails):  # type: ignore[misc]  # executorch is untyped here
-    """Lowers each partition to its specializations and the fallback, packed into one NFAT container of version 2.
-
-    ExecuTorch finds it by the class's name, which is the delegate's id on the device.
-    """
+    """Lowers partitions to NFAT containers of specializations and the fallback; its name is the delegate's id."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """A container for one partition of the method `forward`.
 
-        Raises:
-            InputError: these are not compile specs of NativePartitioner, or a specialization is unknown.
-            PteforgeError: a specialization cannot be lowered, needs a backend that its target does not name, or has
-                another signature than the partition.
+        Raises InputError for other compile specs than NativePartitioner's and unknown specializations, and
+        PteforgeError if one cannot be lowered, needs a backend that its target does not name, or has another signature.
         """
         return _preprocess(edge_program, resolve(from_compile_specs(compile_specs)), "forward")
 

@@ -129,15 +129,9 @@ _WORK = TypeAdapter(TaskWork)
 def run_stage_call(title: str, work: bytes) -> Any:
     """Runs one stage, unless the ledger has it; a hit ends in the state `Cached`, as Prefect's own cache hits do.
 
-    Args:
-        title: name of the run.
-        work: an encoded `TaskWork`, since Prefect and Dask inspect every type but bytes.
-
-    Returns:
-        A state whose result is an encoded `Done`; if the driver has that already, just True.
-
-    Raises:
-        StageFailed: this process's code or toolchain is not the driver's.
+    `work` is an encoded `TaskWork`, since Prefect and Dask inspect every type but bytes. Returns a state whose result
+    is an encoded `Done`, or True if the driver has that. Raises StageFailed for another code or toolchain than the
+    driver's.
     """
     del title
     task_work = _WORK.validate_json(work)

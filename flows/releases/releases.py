@@ -127,12 +127,9 @@ class Releases:
         """Makes a release, and moves the channel to it unless gates forbid it, or it was rolled back from.
 
         Reuses the channel's release, the newest one, or one that was rolled back from, if it has exactly these files.
-        Finally removes all but the newest `keep` releases and those of channels. The private `key` signs the release.
-
-        Raises:
-            InputError: the channel's name or the key cannot be used.
-            LeaseLost: somebody else publishes here, since the store was out of reach for this process alone.
-            ReleaseDamaged: the channel or its release cannot be understood.
+        Then removes all but the newest `keep` releases and those of channels. The private `key` signs the release.
+        Raises InputError for an unusable channel or key, LeaseLost if somebody else publishes here, since the store was
+        out of reach for this process alone, and ReleaseDamaged if the channel or its release cannot be understood.
         """
         check_channel(channel)
         with self._changes(f"Publish {contents.zoo}") as lease:
@@ -213,12 +210,10 @@ class Releases:
     def fetch(self, release: str, pattern: str, folder: Path, *, public_key: Path | None = None) -> list[Path]:
         """Downloads ``MODEL/RECIPE`` (a name or a glob) in the layout of `pteforge export`, with assets and cards.
 
-        Checks each file while downloading, and names it when it is complete. With `public_key`, checks the signature
-        first. Returns the paths of the `.pte` files.
-
-        Raises:
-            InputError: nothing matches, the folder cannot be written, or the release is not signed.
-            ReleaseDamaged: a file or the manifest was changed, or the signature does not fit.
+        Checks each file while downloading, and names it when it is complete; with `public_key`, checks the signature
+        first. Returns the paths of the `.pte` files. Raises InputError if nothing matches, the folder cannot be written
+        or the release is not signed, and ReleaseDamaged if a file or the manifest was changed, or the signature does
+        not fit.
         """
         manifest = self.manifest(release, public_key)
         chosen = {name: file for name, file in manifest.files if fnmatchcase(name, pattern)}

@@ -1,7 +1,4 @@
-"""The page about a run: one file that needs no server, and works without its script.
-
-``out/index.html`` is that of the last run into the folder. The last `_PAGES_KEPT` pages also have their own names.
-"""
+"""The page about a run, without a server or need for scripts: ``out/index.html``, and the last ones by name."""
 
 from __future__ import annotations
 

@@ -68,9 +68,7 @@ def check_space(session: Session) -> None:
     """Warns if the disk of the store or the results probably has too little space for the run.
 
     Estimates what the run writes by headers of weights and what stages wrote the last time; nothing with `refresh`.
-
-    Raises:
-        InputError: a disk has too little space for weights that are certainly not in the store yet, and for results.
+    Raises InputError if new weights and results certainly do not fit.
     """
     if session.progress.complete or session.executor.refresh:
         return

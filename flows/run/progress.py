@@ -144,10 +144,7 @@ class Pace:
             self.cached += min(missing, outcome.cached)
 
     def left(self, at_once: int) -> float | None:
-        """Seconds until all models are done; None until the durations of most stages are known, by name.
-
-        Divides the remaining work by the speed so far, in seconds of stages per second: at first, `at_once`.
-        """
+        """Seconds until all is done, by the speed so far (at first `at_once`); None until most durations are known."""
         now = time.monotonic()
         with self._lock:
             typical = {stage: fmean(seconds) for stage, seconds in self._seconds.items()}

@@ -70,14 +70,10 @@ def reproduce(
 ) -> Reproduction:
     """Lowers ``MODEL/RECIPE`` of a release again, with a store and a cache of its own.
 
-    `source` is a folder in a checkout of the zoo's repository, or the zoo's folder if it was in none. Checks the
-    release's signature first if there is a `public_key`.
-
-    Raises:
-        InputError: the release has no such file, or the sources or packages here differ from those that it was made
-            with: the message names all differences. Nothing has run.
-        ReleaseDamaged: the release cannot be read, or its signature does not fit.
-        StageFailed: a stage failed, or the file did not pass its verification.
+    `source` is a folder in a checkout of the zoo's repository, or the zoo's folder if it was in none. With
+    `public_key`, checks the signature first. Raises InputError, before anything runs, without such a file, or with all
+    differences of sources and packages; ReleaseDamaged if the release or its signature is; StageFailed for a stage or
+    verification.
     """
     files = dict(releases.manifest(release, public_key).files)
     if name not in files:

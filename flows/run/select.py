@@ -37,10 +37,7 @@ def select_models(
     """The models and recipes whose names match comma-separated globs.
 
     `toolchain` comes before those of recipes. Recipes of others than `here` (None: the zoo's) are named in `elsewhere`.
-
-    Raises:
-        InputError: nothing matches; a target is unknown or not available, or does not take its options; a builder or a
-            file is missing. Problems of several models and recipes are reported together.
+    Raises InputError with all problems: nothing matches, or a target, its options, a builder or a file cannot be used.
     """
     zoo = loaded.zoo
     chosen = {name: config for name, config in zoo.models.items() if _matches(name, models)}

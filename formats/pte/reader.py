@@ -46,10 +46,7 @@ def map_file(path: Path) -> memoryview:
 
 
 def read_pte(content: bytes | memoryview | mmap.mmap) -> PteFile:
-    """Reads what the bytes of a whole `.pte` file describe; keeps no reference to them.
-
-    The data of tensors and delegates has to exist, but is not read. Raises FileFormatError for other or damaged bytes.
-    """
+    """Reads what a whole `.pte` describes, but no tensors, and keeps no reference; FileFormatError for other bytes."""
     view = memoryview(content).cast("B")
     header = _read_header(view)
     program = Flatbuffer(view[: header.program_size]).root()

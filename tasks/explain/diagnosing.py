@@ -251,10 +251,7 @@ def _drafted(
     *,
     recurrent: bool,
 ) -> Iterator[Cause]:
-    """Causes that draft export found; `error` and `attempt` are of the export without strict mode.
-
-    A `recurrent` model has an LSTM, a GRU or an RNN, whose steps are taken apart with `unbind`.
-    """
+    """Causes that draft export found, without strict mode; a `recurrent` model's steps are taken apart by `unbind`."""
     report: compat.DraftExportReport = drafted._report  # noqa: SLF001 - where draft_export puts it
     for failure in report.failures:
         where, code = frames.of_stack(_stack(failure, "user_stack"))
@@ -335,10 +332,7 @@ def _mismatched_kernel(operator: str, reason: str) -> Cause:
 def _fixes(
     errors: Mapping[bool, Exception | None], name: str, method: MethodDefinition, shapes: Shapes
 ) -> tuple[str, ...]:
-    """Remedies for dynamic dimensions: torch's, and if it knows one size only, or nothing, those that are tried.
-
-    `errors` are those of the export without strict mode and in it.
-    """
+    """Remedies for dynamic dimensions: torch's, or sizes tried if it knows one or none; `errors` by strict mode."""
     strict = errors[False] is None
     message = str(errors[strict] or "")
     suggested: dict[str, str] = dict(_FIX.findall(message.partition("Suggested fixes:")[2]))

@@ -18,10 +18,7 @@ _ALIGNMENT = 16  # alignment of the stored part of a storage: the size of the la
 
 
 class TreeEncoder:
-    """Encodes trees; `put` publishes tensor storages and longer bytes as blobs.
-
-    Tensors that share a storage share a blob, which holds the part of the storage that the tree's tensors use.
-    """
+    """Encodes trees; `put` publishes longer bytes and storages, of which tensors share the used part as one blob."""
 
     def __init__(self, put: Callable[[bytes | memoryview], BlobRef]) -> None:
         self._put = put

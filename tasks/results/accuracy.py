@@ -130,10 +130,7 @@ def next_count(attempts: Sequence[ScoredFile], ranked: int) -> int | None:
 
 
 def rank_layers(losses: Iterable[NodeLosses]) -> tuple[str, ...]:
-    """Names of the modules whose operators lose something by themselves, the largest loss first.
-
-    Modules with such modules inside are left out: their patterns would take those with them.
-    """
+    """Names of the innermost modules whose operators lose something by themselves, the largest loss first."""
     worst: dict[str, float] = {}
     for node in (node for method in losses for node in method.losing if node.module):
         worst[node.module] = min(node.order, worst.get(node.module, node.order))

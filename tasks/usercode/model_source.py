@@ -136,10 +136,7 @@ def build_model(source: Mapping[str, Any], seed: int, work: Workspace) -> BuiltM
 
 
 def build(builder: str, arguments: Mapping[str, Any]) -> BuiltModel:
-    """Calls a builder: ``pkg.mod:name`` of a callable, or of a class with get_eager_model and get_example_inputs.
-
-    Raises SourceError if it cannot be imported, raises, or does not return a model definition.
-    """
+    """Calls a builder, a callable or a class as EagerModelBase, by ``pkg.mod:name``; SourceError without a model."""
     own = builder.startswith(f"{sources.__name__}.")  # its models run everything that reads weights as they are used
     try:
         with builder_scope(own=own):

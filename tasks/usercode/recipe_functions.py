@@ -24,10 +24,7 @@ Value = TypeVar("Value", GraphModule, ExportedProgram)
 
 
 def run_graph_passes(named: Mapping[str, Sequence[CallableParams]], field: str, module: GraphModule) -> GraphModule:
-    """The module after the functions in a field of the recipe's `quantize`, each of which returns a module.
-
-    `named` has them by field. Raises SourceError if one cannot be imported, raises, or does not return a module.
-    """
+    """The module after the functions that `named` has by field; SourceError if one fails or returns no module."""
     return _run_each(named.get(field, ()), f"quantize.{field}", GraphModule, module)
 
 

@@ -236,10 +236,7 @@ def sources_of(params: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def differing_sources(call: StageCall, digest: Callable[[Path], Digest]) -> tuple[set[str], set[str]]:
-    """The user's modules and files in a call's key that are not, as of now, what the key says; by their names there.
-
-    Files outside of the zoo's folder are always among them: nothing but their names is recorded.
-    """
+    """The user's modules and files that are not what a call's key says, by name; always those outside of the folder."""
     search = ModuleSearch(call.python_path)
     modules: set[str] = set()
     files: set[str] = set()
