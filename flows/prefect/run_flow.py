@@ -33,8 +33,8 @@ def run_flow(session: Session) -> ZooOutcome:
     """Runs a session's models as a run of the flow `export-zoo`, on the configured Prefect server or an embedded one.
 
     The result depends on the files made, not on the flow's state. If Prefect fails, the rest is lowered without it.
-    Raises InputError for an unknown name in a recipe, or where stages or files have no place, and KeyboardInterrupt at
-    Ctrl-C, once all worker processes have ended.
+    Raises InputError for an unknown name in a recipe, stages that cannot run where they are to, and a disk with too
+    little space, and KeyboardInterrupt at Ctrl-C, once all worker processes have ended.
     """
     with prompt_interrupt(session):
         check_machines(session)

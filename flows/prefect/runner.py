@@ -130,8 +130,7 @@ def run_stage_call(title: str, work: bytes) -> Any:
     """Runs one stage, unless the ledger has it; a hit ends in the state `Cached`, as Prefect's own cache hits do.
 
     `work` is an encoded `TaskWork`, since Prefect and Dask inspect every type but bytes. Returns a state whose result
-    is an encoded `Done`, or True if the driver has that. Raises StageFailed for another code or toolchain than the
-    driver's.
+    is an encoded `Done`, or True if the driver has that. Raises StageFailed if the driver's code or toolchain differs.
     """
     del title
     task_work = _WORK.validate_json(work)

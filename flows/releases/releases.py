@@ -212,8 +212,7 @@ class Releases:
 
         Checks each file while downloading, and names it when it is complete; with `public_key`, checks the signature
         first. Returns the paths of the `.pte` files. Raises InputError if nothing matches, the folder cannot be written
-        or the release is not signed, and ReleaseDamaged if a file or the manifest was changed, or the signature does
-        not fit.
+        or the release is not signed, and ReleaseDamaged for changed files and manifests, and other signatures.
         """
         manifest = self.manifest(release, public_key)
         chosen = {name: file for name, file in manifest.files if fnmatchcase(name, pattern)}

@@ -72,8 +72,7 @@ def reproduce(
 
     `source` is a folder in a checkout of the zoo's repository, or the zoo's folder if it was in none. With
     `public_key`, checks the signature first. Raises InputError, before anything runs, without such a file, or with all
-    differences of sources and packages; ReleaseDamaged if the release or its signature is; StageFailed for a stage or
-    verification.
+    differences of sources and packages; ReleaseDamaged for it and its signature; StageFailed if a stage fails.
     """
     files = dict(releases.manifest(release, public_key).files)
     if name not in files:
