@@ -90,7 +90,13 @@ def test_payloads_of_a_fat_file_run_one_after_another(stages, tmp_path):
     layers, peaks = 6, {}
     made = stages.lower({"builder": "builders:wide", "kwargs": {"layers": layers}}, RECIPES["fat"])
     write_payload(made.outputs["serialize"]["file"], made.store, file := tmp_path / "fat.pte")
+    packed = []
     with watching(peaks, "run"):
+        before = own_memory(os.getpid())
         for name, loadable in runnable_payloads(file, (), {}):
-            loaded_predict(loadable, name, {})(torch.ones(1, 2048))
-    assert layers << 24 <= peaks["run"] < (layers << 24) + BOUND
+            predict = loaded_predict(loadable, name, {})
+            predict(torch.ones(1, 2048))
+            packed.append(own_memory(os.getpid()) - before)
+            del predict
+    assert max(packed) >= layers << 24
+    assert peaks["run"] < (layers << 24) + BOUND
