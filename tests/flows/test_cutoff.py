@@ -141,7 +141,7 @@ def test_why_of_new_and_lost_results(made, lower, pteforge):
     assert all("not in the store any more" in line for line in lines[1:])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_other_weights_reuse_graphs_of_language_models(lower, lower_project, tmp_path):
     """A checkpoint fine-tuned from another of the same architecture is quantized, and reuses its graphs.
 

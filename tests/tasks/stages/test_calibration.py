@@ -100,7 +100,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_samples(zoo, tmp_path):
     """Samples stream: ten times as many (750 MB in all) take no more memory."""
     peaks = {}

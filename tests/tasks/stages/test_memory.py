@@ -73,10 +73,7 @@ def peaks_of(stages, monkeypatch, tmp_path: Path):
     return lower
 
 
-OFTEN = ("portable", "xnnpack")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW if name in OFTEN else NIGHTLY) for name in RECIPES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW if name == "xnnpack" else NIGHTLY) for name in RECIPES])
 def test_weights_are_never_in_memory_at_once(name, peaks_of):
     """Four times the layers take no more memory than a few of them."""
     few, many = (peaks_of(RECIPES[name], layers) for layers in LAYERS)

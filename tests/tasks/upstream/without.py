@@ -54,7 +54,12 @@ def in_fork(environment: Mapping[str, str], cases: Mapping[str, tuple[str, Mappi
     os.close(read)
     os.environ.update(environment)
     with tempfile.TemporaryDirectory() as folder, os.fdopen(write, "w") as file:
-        json.dump({name: tried(*case, Path(folder) / str(n)) for n, (name, case) in enumerate(cases.items())}, file)
+        results = {name: tried(*case, Path(folder) / str(n)) for n, (name, case) in enumerate(cases.items())}
+        if not all(result.startswith("made") for result in results.values()):
+            from pteforge.tasks.lowering.toolchain import describe
+
+            results["doctor"] = str(describe())
+        json.dump(results, file)
     os._exit(0)
 
 
