@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -16,7 +17,7 @@ from ..reports.figures_text import open_table, table_of
 from ..run.interrupt import leave_interrupted
 from ..run.request import ExportRequest
 from . import completion
-from .options import AS_JSON, argument, flag, option, takes_request
+from .options import AS_JSON, argument, flag, open_existing_store, option, takes_request
 from .terminal import open_console, print_json, verbose
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ def doctor(
         bool,
         flag("--toolchain", "Look at torch and ExecuTorch instead of a zoo: what is mended in them, and what not."),
     ] = False,
+    probe: Annotated[
+        bool, flag("--probe", "With --toolchain, lower the smallest case of each patch with and without it: minutes.")
+    ] = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Show whether torch.export takes the models of a zoo, with and without strict mode, and what to do if not.
@@ -116,8 +120,9 @@ def doctor(
     if (request is not None) + server + toolchain != 1:
         raise InputError("give either a zoo, --server or --toolchain")
     if request is None:
-        (_check_server if server else _check_toolchain)(as_json=as_json)
-        return
+        if server:
+            _check_server(as_json=as_json)
+        _check_toolchain(probes=probe, as_json=as_json)
     from ..run.examine import examine
     from .progress import observe
 
@@ -135,7 +140,7 @@ def doctor(
     raise typer.Exit(0 if well else 1)
 
 
-def _check_server(*, as_json: bool) -> None:
+def _check_server(*, as_json: bool) -> NoReturn:
     if not server_configured():
         raise InputError("there is no Prefect server to look at; set PREFECT_API_URL")
     quiet_console()
@@ -152,10 +157,12 @@ def _check_server(*, as_json: bool) -> None:
     raise typer.Exit(0 if well else 1)
 
 
-def _check_toolchain(*, as_json: bool) -> None:
-    from ...tasks.lowering.toolchain import toolchain_of
+def _check_toolchain(*, probes: bool, as_json: bool) -> NoReturn:
+    from ...tasks.lowering.toolchain import probe, toolchain_of
 
     toolchain = toolchain_of()
+    if probes:
+        toolchain = probe(toolchain, Path(sys.executable), open_existing_store(None).local.root / "toolchains")
     if as_json:
         print_json({"well": toolchain.well, **asdict(toolchain)})
     else:

@@ -18,8 +18,9 @@ from uuid import uuid4
 from ...artifacts.runs import RunRecord
 from ...artifacts.store import Store
 from ...errors import InputError, StoreError, first_line
-from ...tasks.lowering.toolchain import Toolchain, toolchain_of
+from ...tasks.lowering.toolchain import Toolchain, probe, toolchain_of
 from ...tasks.results.delivered import Delivered, Failure
+from ...tasks.upstream import TESTED
 from ..releases.difference import FileDifference, compare, find_side
 from ..reports.comparison import Limit
 from .interrupt import INTERRUPTED
@@ -135,6 +136,12 @@ class Rehearsal:
             replace(file, changes=tuple(change for change in file.changes if change.area != "toolchain"))
             for file in compare(before, after, limits)
         ]
+        if toolchains["next"].versions["executorch"] not in TESTED:
+            sys.stderr.write("next: the smallest case of each patch is lowered, once for this release\n")
+            try:
+                toolchains["next"] = probe(toolchains["next"], python, open_store().local.root / "toolchains")
+            except InputError as error:
+                sys.stderr.write(f"warning: {error}\n")
         crossed = {
             made: _verify_on(pythons[other], out / made, request.store)
             for made, other in (("now", "next"), ("next", "now"))

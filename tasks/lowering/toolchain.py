@@ -10,9 +10,9 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,14 +22,14 @@ from ...artifacts.digest import digest_bytes, digest_json
 from ...artifacts.files import replace_file
 from ...errors import InputError, printable
 from .. import upstream
-from ..engine.keys.loaded import own_sources
 from ..engine.keys.search import toolchain_versions
 from ..upstream import TESTED, compat
 from ..upstream.compat import PATHS, WITHOUT, find, is_missing
 from ..upstream.patches import OFF, PATCHES
 
 _PACKAGES = ("torch", "executorch", "torchao", "transformers")
-_SECONDS = 600.0  # of importing everything, on a busy machine
+_SECONDS = 1800.0  # of importing everything, or lowering the smallest cases, on a busy machine
+_PROBES = "pteforge.api.probes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,12 @@ class PatchState:
     name: str  # of the function that applies it; docs/internals/upstream.md has more about each
     fault: str  # what happens without it
     lacks: tuple[str, ...] = ()  # what it needs, and the installed release lacks, as dotted names
+    probe: str = ""  # if its smallest case was tried: "needed", "needless", or how that fails with the patch
+
+    @property
+    def fails(self) -> bool:
+        """Whether the smallest case fails with the patch."""
+        return self.probe not in ("", "needed", "needless")
 
     @property
     def why(self) -> str:
@@ -57,7 +63,7 @@ class Toolchain:
 
     @property
     def well(self) -> bool:
-        return not self.lacks and not any(patch.lacks for patch in self.patches)
+        return not self.lacks and not any(patch.lacks or patch.fails for patch in self.patches)
 
     @property
     def title(self) -> str:
@@ -71,6 +77,16 @@ class Toolchain:
                 yield f"not mended any more: {patch.why}"
             elif patch.name in lacked - lacking:
                 yield f"mended from now on: {patch.fault} ({patch.name})"
+        yield from self.probed
+
+    @property
+    def probed(self) -> Iterator[str]:
+        """A line for each patch whose smallest case shows that it is not needed, or does not help."""
+        for patch in self.patches:
+            if patch.probe == "needless":
+                yield f"not needed any more: {patch.name}, which mends this: {patch.fault}"
+            elif patch.fails:
+                yield f"not mended by {patch.name}: {patch.fault}; {patch.probe}"
 
     @property
     def unmended(self) -> list[str]:
@@ -81,7 +97,7 @@ class Toolchain:
     def __str__(self) -> str:
         applied = f"{len(self.patches) - len(self.unmended)} of {len(self.patches)} patches apply"
         missing = [f"{path} is missing, which {', '.join(modules)} mention" for path, modules in self.lacks.items()]
-        return "\n".join([self.title, applied, *self.unmended, *missing])
+        return "\n".join([self.title, applied, *self.unmended, *missing, *self.probed])
 
     @classmethod
     def from_json(cls, described: Mapping[str, Any]) -> Self:
@@ -92,11 +108,19 @@ class Toolchain:
 
 def toolchain_of(python: Path = Path(sys.executable)) -> Toolchain:
     """Asks the environment of a Python; raises InputError if pteforge cannot be imported there."""
-    command = [str(python), "-m", __name__]
+    try:
+        return Toolchain.from_json(_asked(python, __name__))
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{python} cannot say what it lowers with: {error}") from error
+
+
+def _asked(python: Path, module: str, *arguments: str) -> Any:
+    """The JSON in the last line that a module prints in the environment of a Python."""
+    command = [str(python), "-m", module, *arguments]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)  # noqa: S603 - as asked
-        return Toolchain.from_json(json.loads(answer.stdout.splitlines()[-1]))
-    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+        return json.loads(answer.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
         said = printable(str(getattr(error, "stderr", None) or error).strip().rpartition("\n")[2])
         raise InputError(f"{python} cannot say what it lowers with: {said}") from error
 
@@ -107,18 +131,41 @@ def unmended(folder: Path) -> list[str]:
     versions = toolchain_versions(_PACKAGES)
     if versions.get("executorch", "").partition(" ")[0] == TESTED[-1] and not {WITHOUT, OFF} & versions.keys():
         return []
-    code = {path: digest_bytes(content) for path, content in own_sources().items()}
-    remembered = folder / f"{digest_json([versions, code])}.json"
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        return Toolchain.from_json(json.loads(remembered.read_bytes())).unmended
     try:
-        toolchain = toolchain_of()
+        return _remembered(folder, versions, toolchain_of).unmended
     except InputError as error:
         return [str(error)]
+
+
+def probe(toolchain: Toolchain, python: Path, folder: Path) -> Toolchain:
+    """Lowers the smallest case of each patch in the environment of a Python, once: its results stay in a folder.
+
+    Raises InputError if that cannot be done there.
+    """
+
+    def run() -> Toolchain:
+        patches = []
+        cases = dict(_asked(python, _PROBES, *(patch.name for patch in toolchain.patches if not patch.lacks)))
+        for patch in toolchain.patches:
+            patched, plain = cases.get(patch.name, ("", ""))
+            verdict = "needless" if patched == plain else "needed"
+            patches.append(replace(patch, probe=patched and (verdict if patched.startswith("made") else patched)))
+        return replace(toolchain, patches=tuple(patches))
+
+    return _remembered(folder, [asdict(toolchain), _PROBES], run)
+
+
+def _remembered(folder: Path, versions: Any, ask: Callable[[], Toolchain]) -> Toolchain:
+    """What a function returns, remembered in a folder for versions and the code of patches."""
+    code = {path.name: digest_bytes(path.read_bytes()) for path in Path(upstream.__path__[0]).glob("*.py")}
+    remembered = folder / f"{digest_json([versions, code])}.json"
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return Toolchain.from_json(json.loads(remembered.read_bytes()))
+    toolchain = ask()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(remembered, json.dumps(asdict(toolchain)).encode(), folder)
-    return toolchain.unmended
+    return toolchain
 
 
 def describe() -> Toolchain:

@@ -64,6 +64,17 @@ def test_changes():
     ]
 
 
+def test_probes():
+    """Patches that are not needed any more, or do not help, are told; the latter make the toolchain unwell."""
+    needless, failing = (PatchState(name, "a fault", probe=probe) for name, probe in (("a", "needless"), ("b", "died")))
+    assert Toolchain({}, (PatchState("c", "a fault", probe="needed"), needless), {}).well
+    toolchain = Toolchain({}, (needless, failing), {})
+    assert not toolchain.well
+    lines = ["not needed any more: a, which mends this: a fault", "not mended by b: a fault; died"]
+    assert list(toolchain.changes_since(toolchain)) == lines
+    assert str(toolchain).splitlines()[-2:] == lines
+
+
 @pytest.mark.parametrize("content", ["#!/bin/sh\nexit 3\n", "#!/bin/sh\necho Python 3.14\n"])
 def test_no_environment_with_pteforge(tmp_path, content):
     """A program that is no Python with pteforge is refused with what it said."""
