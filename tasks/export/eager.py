@@ -30,7 +30,7 @@ from ..usercode.inputs import (
 from ..usercode.model_source import BuiltModel
 from ..usercode.modules import copy_module, copy_modules, for_inference
 from ..verify.compare import compare_all
-from .state import StateChange, changes, is_of_trace, is_same, left_by_traces
+from .state import StateChange, changes, is_of_trace, is_same, left_by_traces, mutable_parts
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -152,11 +152,12 @@ def dependent_calls(
 
 def check_state_between(definition: ModelDefinition) -> None:
     """Raises SourceError if a method depends on what other methods leave elsewhere than in buffers."""
-    parts = Counter(part for method in definition.methods.values() for part in {*method.module.modules()})
-    modules = {  # without those that share no layer, whose code this would read
-        name: method.module
-        for name, method in definition.methods.items()
-        if any(parts[part] > 1 for part in method.module.modules())
+    parts = {name: mutable_parts(method.module) for name, method in definition.methods.items()}
+    shared = Counter(part for of_method in parts.values() for part in of_method)
+    modules = {  # without those that share nothing, whose code this would read
+        name: definition.methods[name].module
+        for name, of_method in parts.items()
+        if any(shared[part] > 1 for part in of_method)
     }
     examples: dict[str, Call] = {name: (definition.methods[name].example_inputs[0], {}) for name in modules}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
-from types import ModuleType
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,35 +31,57 @@ def changes(before: torch.nn.Module, after: torch.nn.Module) -> list[StateChange
 
 
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
-_VALUES = (int, float, complex, str, bytes, bytearray, set, frozenset, torch.Tensor, torch.dtype, type(None))
+_CONSTANTS = (int, float, complex, str, bytes, frozenset, torch.dtype, type(None))
+_VALUES = (*_CONSTANTS, bytearray, set, torch.Tensor, itertools.count)
+_CONTAINERS = (Mapping, list, tuple, deque)
+
+
+def mutable_parts(module: torch.nn.Module) -> dict[int, Any]:
+    """The layers, containers, tensors and plain objects of a module, parameters aside, by id."""
+    constant = (*_CONSTANTS, tuple, torch.device, Enum, FunctionType, BuiltinFunctionType)
+    return {id(value): value for _, _, value in _reached(module) if not isinstance(value, constant)}
 
 
 def _values(module: torch.nn.Module) -> dict[tuple[StateChange, tuple[Any, ...]], Any]:
     """Values of buffers and attributes, also those inside containers and plain objects, by where they are."""
     values: dict[tuple[StateChange, tuple[Any, ...]], Any] = {}
+    for part, inside, value in _reached(module):
+        if isinstance(value, _CONTAINERS):
+            values[part, (*inside, "length")] = len(value)
+        elif _is_value(value):
+            values[part, inside] = repr(value) if isinstance(value, itertools.count) else value
+    return values
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, _VALUES) or hasattr(value, "__array__")
+
+
+def _reached(module: torch.nn.Module) -> Iterator[tuple[StateChange, tuple[Any, ...], Any]]:
+    """Yields what buffers and attributes hold, with where that is; containers and plain objects once."""
     seen = set[int]()
     ahead: list[tuple[StateChange, tuple[Any, ...], Any]] = [(StateChange("", is_buffer=False), (), module)]
     while ahead:
         part, inside, value = ahead.pop()
-        if isinstance(value, _VALUES) or hasattr(value, "__array__"):
-            values[part, inside] = value
-        elif isinstance(value, itertools.count):
-            values[part, inside] = repr(value)
-        elif id(value) in seen or isinstance(value, type | ModuleType):
+        if not _is_value(value) and (id(value) in seen or isinstance(value, type | ModuleType)):
             continue
-        elif isinstance(value, Mapping | list | tuple | deque):
-            values[part, (*inside, "length")] = len(value)
+        yield part, inside, value
+        if _is_value(value):
+            continue
+        if isinstance(value, _CONTAINERS):
             entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
             ahead += [(part, (*inside, str(key)), entry) for key, entry in entries]
         else:
             ahead += [(attribute, (), content) for attribute, content in _parts(part.name, value)]
         seen.add(id(value))
-    return values
 
 
 def _parts(name: str, value: Any) -> list[tuple[StateChange, Any]]:
     """Attributes of a module or a plain object, with a module's buffers and submodules."""
-    prefix, parts, buffers = f"{name}." if name else "", dict(getattr(value, "__dict__", {})), dict[str, Any]()
+    prefix, buffers = f"{name}." if name else "", dict[str, Any]()
+    slots = [slot for each in type(value).__mro__ for slot in getattr(each, "__slots__", ())]
+    parts = {slot: getattr(value, slot) for slot in slots if slot[:2] != "__" and hasattr(value, slot)}
+    parts |= getattr(value, "__dict__", {})
     if isinstance(value, torch.nn.Module):
         buffers, modules = parts["_buffers"], parts["_modules"]
         parts = {} if isinstance(value, GraphModule) else parts

@@ -2,8 +2,11 @@
 
 import collections
 import contextlib
+import copy
 import functools
 import itertools
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -264,6 +267,51 @@ def test_state_between_methods(kept):
     with refused if kept == "past" else contextlib.nullcontext():
         check_state_between(ModelDefinition(methods))
     assert (net.seen, net.past.sum(), net.total.sum()) == (0, 0, 0)
+
+
+@dataclass(slots=True)
+class Counted:
+    """An object without a `__dict__`."""
+
+    calls: float = 0.0
+
+
+class Keeper(torch.nn.Module):
+    """A method with layers of its own, and with something that is another method's, too."""
+
+    def __init__(self, kept, use):
+        super().__init__()
+        self.kept, self.use = kept, use
+
+    def forward(self, x):
+        used = self.use(self.kept)
+        return x if used is None else x + used
+
+
+@pytest.mark.parametrize(
+    ("kept", "write", "read"),
+    [
+        (Counted(), lambda kept: setattr(kept, "calls", kept.calls + 1), lambda kept: kept.calls),
+        (SimpleNamespace(calls=0.0), lambda kept: setattr(kept, "calls", 1.0), lambda kept: kept.calls),
+        ([], lambda kept: kept.append(1.0), sum),
+        ({}, lambda kept: kept.update(calls=1.0), lambda kept: kept.get("calls", 0.0)),
+        (torch.zeros(1, 3), lambda kept: kept.add_(1.0), torch.sum),
+    ],
+    ids=["slots", "object", "list", "dict", "tensor"],
+)
+def test_state_between_methods_without_common_layers(kept, write, read):
+    """What two methods share need not be a layer: objects, containers and tensors count, and are named."""
+    from pteforge import MethodDefinition, ModelDefinition
+    from pteforge.tasks.export.eager import check_state_between
+
+    def check(encoding, decoding):
+        modules = {"encode": Keeper(encoding, write), "decode": Keeper(decoding, read)}
+        methods = {name: MethodDefinition(module, [(X,)]) for name, module in modules.items()}
+        check_state_between(ModelDefinition(methods))
+
+    check(copy.deepcopy(kept), copy.deepcopy(kept))  # each has its own
+    with pytest.raises(SourceError, match=r"'decode' reads what other methods leave in .* \(kept"):
+        check(kept, kept)
 
 
 LEFT = {"h": torch.zeros(1, 3)}
