@@ -260,11 +260,12 @@ class ReleaseHeldBack(ReleaseError):
 class ZooFailed(PteforgeError):
     """Some files of a zoo were not made. The others were, and stay.
 
-    `bad_input` tells whether all of the failures are due to the user's input, so that trying again does not help.
+    `in_vain` tells whether trying again does not help: each failure is due to the user's input, or was cancelled by
+    hand.
     """
 
-    def __init__(self, problem: str, *, bad_input: bool = False) -> None:
-        self.bad_input = bad_input
+    def __init__(self, problem: str, *, in_vain: bool = False) -> None:
+        self.in_vain = in_vain
         super().__init__(problem)
 
 

@@ -32,6 +32,7 @@ from ...artifacts.runs import RunRecord, run_lease
 from ...configs.sources import BuilderSource
 from ...errors import InputError, printable
 from ...tasks.lowering.model import PlannedModel
+from ...tasks.results.delivered import Failure
 from ..run.request import BLOCK
 from ..run.session import Session
 from ..run.zoo import conclude_elsewhere, find_model
@@ -92,6 +93,14 @@ def unreported(record: RunRecord | None, problem: str) -> State[Any]:
     return Completed(message=message) if record.status == "completed" else Failed(message=message)
 
 
+def _why_not_made(run: FlowRun) -> Failure:
+    """Why a model has no file whose run has ended without having made it."""
+    cancelled = bool(run.state and run.state.is_cancelled())
+    end = f"ended as {run.state.name}: {run.state.message}" if run.state else "did not end"
+    problem = f"its run {run.name!r} {'was cancelled; the next run of the zoo lowers it' if cancelled else end}"
+    return Failure("", problem, "", bad_input=False, cancelled=cancelled)
+
+
 def model_deployment(pool: str) -> str:
     """The deployment whose runs lower models on a pool. It serves all zoos: runs bring their parameters."""
     return f"export-model/{pool}"
@@ -102,8 +111,9 @@ async def lower_in_pool(session: Session) -> None:
 
     Unfinished runs that a dead run of the zoo started are adopted or cancelled. The undone models of a run that
     crashes, by itself or with its machine, are lowered by two more, half each, until one has a single model, which
-    fails at its second crash. A run that is cancelled fails its models. If Prefect fails, or no worker takes runs,
-    models are left without an outcome. Raises InputError for a pool without a deployment.
+    fails at its second crash. A run that is cancelled by hand fails its models, which are not lowered again before the
+    zoo's next run. If Prefect fails, or no worker takes runs, models are left without an outcome. Raises
+    InputError for a pool without a deployment.
     """
     rest = [model for model in session.models if model.name not in session.progress.outcomes]
     if not rest:
@@ -122,10 +132,10 @@ async def lower_in_pool(session: Session) -> None:
         )
 
 
-async def run_part(session: Session, pool: str, changes: Mapping[str, Any]) -> tuple[RunRecord | None, str]:
+async def run_part(session: Session, pool: str, changes: Mapping[str, Any]) -> tuple[RunRecord | None, Failure]:
     """Lowers models in one run on a pool, with fields of the request changed.
 
-    Returns the record of that run, if it left one, and how the run ended. Raises InputError as `lower_in_pool`.
+    Returns the record of that run, if it left one, and why it lacks files. Raises InputError as `lower_in_pool`.
     """
     part = _Pool(session, pool, changes=changes)
     with session.prefect.optional():
@@ -133,8 +143,8 @@ async def run_part(session: Session, pool: str, changes: Mapping[str, Any]) -> t
         run = await part.watch(await part.start(changes["models"].split(",")), ())
         if run and run.state:
             record = await asyncio.to_thread(session.store.runs.take, run.id.hex)
-            return record, f"its run {run.name!r} ended as {run.state.name}: {run.state.message}"
-    return None, f"the work pool {pool!r} did not lower it"
+            return record, _why_not_made(run)
+    return None, Failure("", f"the work pool {pool!r} did not lower it", "", bad_input=False)
 
 
 @dataclass
@@ -215,7 +225,8 @@ class _Pool:
         if not left:
             await self._conclude(models, run, record)
         rest = [model for model in models if model.name not in session.progress.outcomes]
-        if (crashed or left) and not (again and len(models) == 1):
+        cancelled = bool(run.state and run.state.is_cancelled())
+        if (crashed or (left and not cancelled)) and not (again and len(models) == 1):
             if not session.request.refresh:
                 rest = [model for model in rest if not await asyncio.to_thread(find_model, session, model)]
             half = (len(rest) + 1) // 2
@@ -232,15 +243,14 @@ class _Pool:
             done = record is not None and model.name in record.files
             if model.name in session.progress.outcomes or not (done or ended):
                 continue
+            failure = _why_not_made(run)
             if done or (run.state and run.state.is_completed()):
                 problem = (
                     f"its run {run.name!r} made it, and its stages are not in the store {session.store.url} under the "
                     "keys of this run; let workers have this run's store, and the same versions and code"
                 )
-            else:
-                end = f"ended as {run.state.name}: {run.state.message}" if run.state else "did not end"
-                problem = f"its run {run.name!r} {end}"
-            await asyncio.to_thread(conclude_elsewhere, session, model, record, problem)
+                failure = Failure("", problem, "", bad_input=False)
+            await asyncio.to_thread(conclude_elsewhere, session, model, record, failure)
 
     async def _end_of(self, models: Sequence[PlannedModel], left: FlowRun | None) -> FlowRun | None:
         """Awaits the end of a run, which it starts unless one is left; None if Prefect fails, or no worker takes it."""

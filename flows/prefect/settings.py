@@ -17,6 +17,7 @@ from ..run.request import BLOCK, ExportRequest
 
 if TYPE_CHECKING:
     from ...artifacts.runs import RunRecord
+    from ...tasks.results.delivered import Failure
     from ..run.session import Session
 
 _EMBEDDED = {
@@ -76,7 +77,7 @@ def open_configured(request: ExportRequest, **options: Any) -> AbstractContextMa
     return open_session(request, store_url=store_url, **options)
 
 
-def by_pool(session: Session, pool: str, changes: Mapping[str, Any]) -> tuple[RunRecord | None, str]:
+def by_pool(session: Session, pool: str, changes: Mapping[str, Any]) -> tuple[RunRecord | None, Failure]:
     """A run of models on a work pool, with fields of the request changed: see `pool.run_part`."""
     if not server_configured():
         raise InputError(f"the work pool {pool!r} is on a Prefect server, and none is configured: set PREFECT_API_URL")

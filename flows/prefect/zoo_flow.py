@@ -81,7 +81,7 @@ async def _export_zoo(**fields: Any) -> Any:
 
     Raises:
         ZooFailed: files were not made. Prefect's retries apply, and go on from what is cached, unless all failures are
-            due to the user's input.
+            due to the user's input, or models whose runs were cancelled.
         InputError: the zoo or an argument cannot be used. Prefect's retries do not apply.
         ReleaseHeldBack: the files are worse than the current release by more than the gates allow. Prefect's retries
             do not apply.
@@ -180,6 +180,9 @@ async def _lower(fields: Mapping[str, Any], *, part: bool) -> Any:
             start_workers(session)  # its imports take seconds
         else:
             await take_turn(session, stack)
+        if flow_run.run_count > 1:
+            with suppress(StoreError):
+                session.recording.attempted = await asyncio.to_thread(session.store.runs.find, session.id)
         metrics = None if part else os.environ.get("PTEFORGE_METRICS")
         await asyncio.to_thread(stack.enter_context, session.recording.open(Path(metrics) if metrics else None))
         if not part:
@@ -262,7 +265,7 @@ class _Export:
         if outcome.failures:
             raise ZooFailed(
                 f"{len(outcome.failures)} of the files were not made: {first_line(outcome.failures[0].problem)}",
-                bad_input=all(failure.bad_input for failure in outcome.failures),
+                in_vain=all(failure.bad_input or failure.cancelled for failure in outcome.failures),
             )
         message = f"{outcome.summary}; {outcome.ran} stages run, {outcome.cached} cached"
         if published:
@@ -298,7 +301,8 @@ async def _lower_model(name: str, run: str) -> Any:
         if session.progress.aborted:
             return Cancelled(message="the run was cancelled")
         problems = (f"{r.recipe}: {first_line(r.failure.problem)}" for r in failed if r.failure)
-        return Failed(message=printable("; ".join(problems)))
+        cancelled = all(recipe.failure and recipe.failure.cancelled for recipe in failed)
+        return (Cancelled if cancelled else Failed)(message=printable("; ".join(problems)))
     message = [f"{outcome.ran} stages run, {outcome.cached} found"]
     message += [f"{recipe} does not apply: {reason}" for recipe, reason in model.not_applicable.items()]
     state = None if outcome.ran else "Cached" if model.recipes else "NotApplicable"
@@ -337,7 +341,7 @@ async def _tag_run(session: Session) -> None:
 
 async def _refuse_to_retry(_type: Any, error: BaseException | None, _traceback: Any) -> None:
     """Removes the flow run's retries where trying again cannot help: bad input, a release that is held back."""
-    in_vain = isinstance(error, ReleaseHeldBack) or (isinstance(error, ZooFailed) and error.bad_input)
+    in_vain = isinstance(error, ReleaseHeldBack) or (isinstance(error, ZooFailed) and error.in_vain)
     if not (in_vain or is_bad_input(error)):
         return
     with suppress(Exception):  # Prefect's: then it tries again in vain

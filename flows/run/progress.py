@@ -235,6 +235,8 @@ class Progress(Observer):
         return [] if self.aborted else self.observers
 
     def add(self, outcome: ModelOutcome) -> None:
+        if self.aborted and outcome.status == "failed":
+            return  # it was stopped
         self.outcomes[outcome.model] = outcome
         self.unfinished.pop(outcome.model, None)
         self.pace.completed(outcome)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ...artifacts.files import remove_abandoned_files, reserved_space
 from ...artifacts.runs import ReleaseOutcome, RunRecord, RunStatus, run_lease
 from ...errors import PteforgeError, StoreError, first_line
+from ...tasks.results.delivered import Delivered
 
 if TYPE_CHECKING:
     from ..releases.records import Published
@@ -36,6 +37,7 @@ class Recording:
     recordable: bool = True  # whether the store has taken the record so far
     page: Path | None = None  # about the run, once it is there
     release: ReleaseOutcome | None = None
+    attempted: RunRecord | None = None  # the record of the run's last attempt, if it is tried again
     _published: Published | PteforgeError | None = None  # what `publish` returned or raised
     _tried_to_publish: bool = False
     _recording: Lock = field(default_factory=Lock)
@@ -159,6 +161,11 @@ class Recording:
             url=session.prefect.url,
             part_of=session.part_of or "",
         )
+
+    def cancelled(self, model: str, recipe: str) -> Delivered | None:
+        """What the run's last attempt says of a recipe that was cancelled by hand: it waits for the next run."""
+        there = Delivered.of_run(self.attempted, model, recipe) if self.attempted else None
+        return there if there and there.failure and there.failure.cancelled else None
 
     def publish(self) -> Published | None:
         """Releases the files if the run should and made all; raises as `Releases.publish`. Later calls do the same."""

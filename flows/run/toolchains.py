@@ -35,7 +35,7 @@ _LOOK = 0.5  # seconds
 _STDERR = 2  # of the process, whatever has replaced `sys.stderr`
 
 
-Part = tuple[RunRecord | None, str]
+Part = tuple[RunRecord | None, Failure]
 """The record of a run that is a part of another one, and why it lacks what it lacks."""
 
 
@@ -47,6 +47,9 @@ def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[s
     lowered_by: dict[str, dict[str, list[str]]] = {}  # recipes by toolchain and model
     for model in session.models:
         for recipe, toolchain in model.elsewhere.items():
+            if there := session.recording.cancelled(model.name, recipe):
+                session.progress.elsewhere.setdefault(model.name, ([], ()))[0].append(there)
+                continue
             lowered_by.setdefault(toolchain, {}).setdefault(model.name, []).append(recipe)
     for toolchain, recipes in lowered_by.items():
         named = dict.fromkeys(name for names in recipes.values() for name in names)
@@ -60,19 +63,19 @@ def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[s
         }
         config = find_toolchain(session.loaded, toolchain)
         by = partial(by_pool, session, config.pool) if config.pool else partial(_by_python, session, config.python)
-        record, problem = by(changes)
+        record, failure = by(changes)
         for name, of_model in recipes.items():
             before, stages = session.progress.elsewhere.get(name, ([], ()))
-            delivered = [_delivered(session, record, name, recipe, problem) for recipe in of_model]
+            delivered = [_delivered(session, record, name, recipe, failure) for recipe in of_model]
             ran = record.models.get(name, ()) if record else ()
             session.progress.elsewhere[name] = ([*before, *delivered], (*stages, *ran))
 
 
-def _delivered(session: Session, record: RunRecord | None, model: str, recipe: str, problem: str) -> Delivered:
+def _delivered(session: Session, record: RunRecord | None, model: str, recipe: str, failure: Failure) -> Delivered:
     """What came of a recipe in another run, whose file is written here unless it is there."""
     there = Delivered.of_run(record, model, recipe) if record else None
     if there is None:
-        return Delivered(model, recipe, "failed", failure=Failure("", problem, "", bad_input=False))
+        return Delivered(model, recipe, "failed", failure=failure)
     if there.path and there.path.is_relative_to(session.out):
         return there  # that run has written it
     try:
@@ -94,7 +97,8 @@ def _by_python(session: Session, python: Path | None, changes: Mapping[str, Any]
         except BaseException:
             process.terminate()
             raise
-    return session.store.runs.take(part), f"{python}, its toolchain, did not make it (exit code {process.returncode})"
+    problem = f"{python}, its toolchain, did not make it (exit code {process.returncode})"
+    return session.store.runs.take(part), Failure("", problem, "", bad_input=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,16 @@ _ATTEMPTS = 3  # of a step that misses an object or finds one damaged: the stage
 
 
 def find_models(session: Session) -> None:
-    """Concludes models whose stages are all in the ledger, without an event loop, torch or Prefect."""
+    """Concludes models whose stages are all in the ledger, without an event loop, torch or Prefect.
+
+    In a run that is tried again, also those that were cancelled by hand in its last attempt.
+    """
     searches = {path: ModuleSearch(path) for path in {model.python_path for model in session.models}}
     for model in session.models:
-        find_model(session, model, searches[model.python_path])
+        found = find_model(session, model, searches[model.python_path])
+        reasons = (session.recording.cancelled(model.name, recipe.name) for recipe in model.recipes)
+        if not found and (there := next(filter(None, reasons), None)) and there.failure:
+            conclude_elsewhere(session, model, session.recording.attempted, there.failure)
 
 
 def find_model(session: Session, model: PlannedModel, search: ModuleSearch | None = None) -> bool:
@@ -68,8 +74,9 @@ def find_model(session: Session, model: PlannedModel, search: ModuleSearch | Non
 
 
 async def lower_rest(session: Session, runner: SharingRunner) -> None:
-    """Lowers the models that have no outcome yet."""
-    rest = [model for model in session.models if model.name not in session.progress.outcomes]
+    """Lowers the models that have no outcome yet, unless the run is aborted."""
+    progress = session.progress
+    rest = [model for model in session.models if not (model.name in progress.outcomes or progress.aborted)]
     await asyncio.gather(*(lower_one(session, model, runner) for model in rest))
 
 
@@ -130,8 +137,8 @@ def conclude_whole(session: Session, model: PlannedModel) -> bool:
     return True
 
 
-def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord | None, problem: str) -> None:
-    """Publishes a model by the `record` of the run that lowered it; recipes that are not in it have the `problem`."""
+def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord | None, failure: Failure) -> None:
+    """Publishes a model by the `record` of the run that lowered it; recipes that are not in it have the `failure`."""
     run = ModelRun(LedgerRunner(session.executor), model)
     try:
         results = run_without_loop(lower_model(run))
@@ -142,17 +149,18 @@ def conclude_elsewhere(session: Session, model: PlannedModel, record: RunRecord 
         there = Delivered.of_run(record, model.name, recipe.name) if record else None
         result = results[recipe.name]
         if isinstance(result, Exception) and not isinstance(result, CutShort):
-            recipes.append(_failed_elsewhere(session, run, recipe.name, there, problem))
+            recipes.append(_failed_elsewhere(session, run, recipe.name, there, failure))
         else:
             delivered = _conclude_recipe(session, run, recipe.name, result)
             recipes.append(replace(delivered, status="cached" if there and there.status == "cached" else "made"))
     _add(session, model, recipes, record.models.get(model.name, ()) if record else (), run)
 
 
-def _failed_elsewhere(session: Session, run: ModelRun, recipe: str, there: Delivered | None, problem: str) -> Delivered:
+def _failed_elsewhere(
+    session: Session, run: ModelRun, recipe: str, there: Delivered | None, failure: Failure
+) -> Delivered:
     """A recipe that another run did not finish, by that run's record; `there` is None if the run died."""
     if there is None or there.failure is None:
-        failure = Failure("", problem, "", bad_input=False)
         return Delivered(run.model.name, recipe, "failed", failure=failure)
     failed = replace(there, rejected=None)
     return _keep_rejected(session, run.recipes[recipe], failed) if recipe in run.recipes else failed

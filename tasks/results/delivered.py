@@ -46,6 +46,7 @@ class Failure(Record):
     bad_input: bool  # whether the user's input is the cause
     findings: tuple[Cause, ...] = ()  # with ways out
     user_code: bool = False  # whether the user's code raised an exception
+    cancelled: bool = False  # by hand: it is not tried again before the next run
 
     @classmethod
     def of(cls, step: str, error: Exception) -> Failure:

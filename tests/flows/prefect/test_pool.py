@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.states import Completed, Running
+from prefect.states import Cancelled, Completed, Running
 from pteforge.artifacts.runs import RunRecord
 from pteforge.flows.prefect import pool
 from pteforge.flows.prefect.pool import ALONE, MOST, _Pool, batches
@@ -120,6 +120,25 @@ def test_run_whose_process_is_gone(monkeypatch, status, state):
     assert run.watch().state.type == state
     assert run.state.message
     assert time.monotonic() - began > 0.5
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["of this run", "of a dead run"])
+def test_run_that_is_cancelled(monkeypatch, left):
+    """Its models are not lowered by another run: those without an outcome are concluded as cancelled."""
+    concluded: list[Any] = []
+    monkeypatch.setattr(pool, "conclude_elsewhere", lambda _, model, __, end: concluded.append((model.name, end)))
+    progress, runs = SimpleNamespace(outcomes={"a": ...}), SimpleNamespace(take=lambda _: None)
+    session: Any = SimpleNamespace(progress=progress, store=SimpleNamespace(runs=runs))
+    run: Any = SimpleNamespace(id=uuid4(), name="export a,b", state=Cancelled())
+
+    async def end_of(*_: Any) -> Any:
+        return run
+
+    monkeypatch.setattr(_Pool, "_end_of", end_of)
+    models: Any = [SimpleNamespace(name=name) for name in "ab"]
+    asyncio.run(_Pool(session, "forge").lower(models, run if left else None))
+    ((name, failure),) = concluded
+    assert (name, failure.cancelled, failure.bad_input) == ("b", True, False)
 
 
 def test_a_start_whose_answer_is_lost(monkeypatch):

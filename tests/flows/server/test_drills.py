@@ -188,15 +188,50 @@ def test_cancelled_after_the_server_was_away(site, between):
     time.sleep(AWAY)  # Prefect's worker gives up after 25 s
     site.start_server()
     (model,) = (run["id"] for run in site.runs_of_models(night, "RUNNING"))
-    for run in (model, night):
+    if between:  # two crashes fail the night's run, which waits to be tried again
+        crash(site, night, "net00")
+        eventually(lambda: site.run(night)["state"]["name"] == "AwaitingRetry", 300)
+    ended = [night] if between else [model, night]
+    for run in ended:
         site.entry("prefect", "flow-run", "cancel", run)
-        if between and run == model:  # fails the night's run, which waits to be tried again
-            eventually(lambda: site.run(night)["state"]["name"] == "AwaitingRetry", 120)
-    for run in (model, night):
+    for run in ended:
         eventually(lambda run=run: site.run(run)["state"]["type"] == "CANCELLED", 120)
         eventually(lambda run=run: not any(run in worker.runs() for worker in site.workers.values()), 60)
-    assert site.built() == {"net00": 1}
+    assert site.built()["net00"] == 1 or between
     assert site.record(night)["status"] in {"failed", "interrupted"}  # it may see the end of the model's run first
+
+
+def crash(site: Site, night: str, model: str) -> None:
+    """Kills the run of a model, and the one that takes its place: then the model has failed."""
+    killed = set[str]()
+
+    def process() -> Any:
+        mine = {run["id"] for run in site.runs_of_models(night, "RUNNING") if run["parameters"]["models"] == model}
+        alive = {run: found for worker in site.workers.values() for run, found in worker.runs().items()}
+        return next(((run, alive[run]) for run in mine - killed if run in alive), None)
+
+    for _ in range(2):
+        run, first = eventually(process, 300)
+        first.kill()
+        killed.add(run)
+
+
+def test_model_is_cancelled(site):
+    """The others go on, and a retry that another failure causes leaves the model out."""
+    site.write_zoo(seconds=SECONDS, slow={"net00": 600, "net01": 30})
+    night = site.start_night()
+    eventually((site.project.folder / "built").exists)
+    eventually(lambda: "net00" in site.built())
+    (cancelled,) = (run["id"] for run in site.runs_of_models(night) if run["parameters"]["models"] == "net00")
+    site.entry("prefect", "flow-run", "cancel", cancelled)
+    crash(site, night, "net01")
+    eventually(lambda: site.run(night)["state"]["name"] == "AwaitingRetry", 600)
+    state = site.wait_for(night)
+    assert state["type"] == "FAILED", state
+    assert "1 of the files were not made: its run 'export zoo.yaml net00' was cancelled" in state["message"]
+    assert site.run(night)["run_count"] == 2
+    assert site.files() == NAMES[1:]
+    assert site.built()["net00"] == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")

@@ -179,6 +179,42 @@ def test_retries(project, on_server):
     assert "\n" not in message
 
 
+# The same, where somebody cancels the run of the model `steady` on a work pool during the first attempt.
+CANCELS = RETRIED.replace(
+    "flow = ",
+    """
+from types import SimpleNamespace
+from prefect.states import Cancelled
+from pteforge.flows.prefect.pool import _Pool
+
+async def cancel(session):
+    run = SimpleNamespace(name="export zoo.yaml steady", state=Cancelled(message="by hand"))
+    models = [model for model in session.models if model.name == "steady" and len(attempts) == 1]
+    await _Pool(session, "forge")._conclude(models, run, None, ended=True)
+
+zoo_flow.lower_in_pool = cancel
+flow = """,
+)
+
+
+def test_retries_leave_out_what_was_cancelled(project, on_server, recorded):
+    """A model whose run on a work pool was cancelled by hand waits for the next run; another failure is tried again."""
+    project.write("once.py", ONCE)
+    project.write_zoo({"steady": "nets:linear", "once": "once:once"}, ("portable-fp32",))
+    given = parameters(project, on="pool", overrides=["run.pool=forge"])
+    ((name, attempts, message),) = run_python(project.folder, CANCELS, given, on_server)
+    assert (name, attempts) == ("Failed", 2)
+    reason = "its run 'export zoo.yaml steady' was cancelled; the next run of the zoo lowers it"
+    assert message.endswith(f"1 of the files were not made: {reason}")
+    last, first = project.run("runs", "--json").json["runs"]
+    assert {run["files"]["steady"]["portable-fp32"]["problem"] for run in (first, last)} == {reason}
+    assert [run["models"]["steady"] for run in (first, last)] == [{}, {}]
+    assert [run["files"]["once"]["portable-fp32"]["status"] for run in (first, last)] == ["failed", "made"]
+    models = recorded(project).task_runs(11)
+    assert models["model steady"].state.type.value == "CANCELLED"
+    assert project.export("--out", str(project.out), env=on_server).code == 0
+
+
 ONCE = """
 import os, pathlib, torch
 
