@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -164,7 +163,7 @@ def _check_toolchain(*, probes: bool, as_json: bool) -> NoReturn:
     if probes:
         toolchain = probe(toolchain, Path(sys.executable), open_existing_store(None).local.root / "toolchains")
     if as_json:
-        print_json({"well": toolchain.well, **asdict(toolchain)})
+        print_json({"well": toolchain.well, **toolchain.to_json()})
     else:
         open_console().print(printable(str(toolchain), keep="\n"), soft_wrap=True)
     raise typer.Exit(0 if toolchain.well else 1)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ...configs.zoo import PublishConfig
     from ..releases.difference import FileDifference
     from ..releases.releases import Releases
+    from ..reports.comparison import Limit
     from ..reports.snapshot import Difference, Value
 
 
@@ -39,6 +40,8 @@ _SIDE = (
     "URL#CHANNEL, or URL for its channel latest."
 )
 _LIMITS = "Exit with 1 if B is worse than such limits: growth=2%,sqnr=1dB,score=0.5%,delegation."
+_FAIL_ON = Annotated[str | None, option(_LIMITS, "LIMITS")]
+_MARKDOWN = Annotated[bool, flag("--markdown", "Print Markdown to standard output.")]
 _MAX_PER_AREA = 10
 _SHORT_DIGEST = 8
 _STYLES = {"added": "green", "removed": "bold red", "changed": "yellow"}
@@ -48,25 +51,27 @@ def diff(
     before: Annotated[str, argument(_SIDE, "A", complete=completion.begun_runs)],
     after: Annotated[str, argument("What to compare with it.", "B", complete=completion.begun_runs)],
     *,
-    fail_on: Annotated[
-        str | None,
-        option(_LIMITS, "LIMITS"),
-    ] = None,
+    fail_on: _FAIL_ON = None,
     store: STORE = None,
     as_json: AS_JSON = False,
-    markdown: Annotated[bool, flag("--markdown", "Print Markdown to standard output.")] = False,
+    markdown: _MARKDOWN = False,
 ) -> None:
     """Show what differs between two files, folders of results, runs or releases: contents, figures, toolchain."""
     from ..releases.difference import compare, find_side
-    from ..reports.comparison import parse_limits
 
-    if as_json and markdown:
-        raise InputError("--json and --markdown exclude each other; give one of them")
-    limits = () if fail_on is None else parse_limits(fail_on)
+    limits = _limits(fail_on, as_json=as_json, markdown=markdown)
     with ExitStack() as stack:
         opened = cache(lambda: stack.enter_context(open_existing_store(store)))
         files = list(compare(find_side(before, opened), find_side(after, opened), limits))
     _show(before, after, files, [sentence for file in files for sentence in file.regressions], as_json, markdown)
+
+
+def _limits(text: str | None, *, as_json: bool, markdown: bool) -> Sequence[Limit]:
+    from ..reports.comparison import parse_limits
+
+    if as_json and markdown:
+        raise InputError("--json and --markdown exclude each other; give one of them")
+    return () if text is None else parse_limits(text)
 
 
 def _show(
@@ -99,23 +104,20 @@ def upgrade(
     *,
     to: Annotated[str, option("A toolchain of the zoo, or the Python of an environment with pteforge.", "NAME", False)],
     out: Annotated[Path, option("Where the files go: DIR/now and DIR/next.", "DIR")] = Path("upgrade"),
-    fail_on: Annotated[str | None, option(_LIMITS, "LIMITS")] = None,
+    fail_on: _FAIL_ON = None,
     as_json: AS_JSON = False,
-    markdown: Annotated[bool, flag("--markdown", "Print Markdown to standard output.")] = False,
+    markdown: _MARKDOWN = False,
 ) -> None:
     """Export a zoo with this toolchain and with another one, and show what an upgrade changes in every file.
 
     Exits with 1 if a file is not made any more, or is worse than the limits.
     """
-    from ..reports.comparison import parse_limits
     from ..reports.page import NAME
     from ..run.select import find_toolchain
     from ..run.session import load
     from ..run.toolchains import Rehearsal
 
-    if as_json and markdown:
-        raise InputError("--json and --markdown exclude each other; give one of them")
-    limits = () if fail_on is None else parse_limits(fail_on)
+    limits = _limits(fail_on, as_json=as_json, markdown=markdown)
     python = find_toolchain(load(request), to).python
     if python is None:
         raise InputError(f"toolchain {to!r} is a work pool; name the Python of an environment on this machine")

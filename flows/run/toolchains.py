@@ -169,7 +169,7 @@ class Rehearsal:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "toolchains": {"now": asdict(self.now), "next": asdict(self.next)},
+            "toolchains": {"now": self.now.to_json(), "next": self.next.to_json()},
             "on_the_other_runtime": {made: asdict(crossed) for made, crossed in self.crossed.items()},
         }
 

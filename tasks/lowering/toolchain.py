@@ -10,16 +10,16 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Self
 
 from ...artifacts.digest import digest_bytes, digest_json
 from ...artifacts.files import replace_file
+from ...artifacts.records import Record
 from ...errors import InputError, printable
 from .. import upstream
 from ..engine.keys.search import toolchain_versions
@@ -53,7 +53,7 @@ class PatchState:
 
 
 @dataclass(frozen=True, slots=True)
-class Toolchain:
+class Toolchain(Record):
     """What an environment lowers models with."""
 
     versions: dict[str, str]  # of packages, by name
@@ -98,12 +98,6 @@ class Toolchain:
         applied = f"{len(self.patches) - len(self.unmended)} of {len(self.patches)} patches apply"
         missing = [f"{path} is missing, which {', '.join(modules)} mention" for path, modules in self.lacks.items()]
         return "\n".join([self.title, applied, *self.unmended, *missing, *self.probed])
-
-    @classmethod
-    def from_json(cls, described: Mapping[str, Any]) -> Self:
-        patches = tuple(PatchState(**{**patch, "lacks": tuple(patch["lacks"])}) for patch in described["patches"])
-        lacks = {path: tuple(modules) for path, modules in described["lacks"].items()}
-        return cls(described["versions"], patches, lacks)
 
 
 def toolchain_of(python: Path = Path(sys.executable)) -> Toolchain:
@@ -152,7 +146,7 @@ def probe(toolchain: Toolchain, python: Path, folder: Path) -> Toolchain:
             patches.append(replace(patch, probe=patched and (verdict if patched.startswith("made") else patched)))
         return replace(toolchain, patches=tuple(patches))
 
-    return _remembered(folder, [asdict(toolchain), _PROBES], run)
+    return _remembered(folder, [toolchain.to_json(), _PROBES], run)
 
 
 def _remembered(folder: Path, versions: Any, ask: Callable[[], Toolchain]) -> Toolchain:
@@ -160,11 +154,11 @@ def _remembered(folder: Path, versions: Any, ask: Callable[[], Toolchain]) -> To
     code = {path.name: digest_bytes(path.read_bytes()) for path in Path(upstream.__path__[0]).glob("*.py")}
     remembered = folder / f"{digest_json([versions, code])}.json"
     with suppress(OSError, ValueError, LookupError, TypeError):
-        return Toolchain.from_json(json.loads(remembered.read_bytes()))
+        return Toolchain.decode(remembered.read_bytes())
     toolchain = ask()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(remembered, json.dumps(asdict(toolchain)).encode(), folder)
+        replace_file(remembered, json.dumps(toolchain.to_json()).encode(), folder)
     return toolchain
 
 
@@ -210,4 +204,4 @@ def _lacks() -> Iterator[tuple[str, tuple[str, ...]]]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable()
-    sys.stdout.write(json.dumps(asdict(describe())) + "\n")
+    sys.stdout.write(json.dumps(describe().to_json()) + "\n")
