@@ -258,11 +258,7 @@ class ReleaseHeldBack(ReleaseError):
 
 
 class ZooFailed(PteforgeError):
-    """Some files of a zoo were not made. The others were, and stay.
-
-    `in_vain` tells whether trying again does not help: each failure is due to the user's input, or was cancelled by
-    hand.
-    """
+    """Some files of a zoo were not made; others stay. `in_vain`: by bad input or cancelled alone, so no retry helps."""
 
     def __init__(self, problem: str, *, in_vain: bool = False) -> None:
         self.in_vain = in_vain

@@ -167,10 +167,7 @@ KEYS = frozenset(
 
 
 def merged_metadata(first: Mapping[str, Any], second: Mapping[str, Any]) -> Metadata:
-    """Merges fields as written (see `Metadata.written`): those of the first, null too, replace those of the second.
-
-    Labels of either kind replace those of the other.
-    """
+    """Merges `Metadata.written` fields: the first's, null too, replace the second's, as do labels of either kind."""
     if first.keys() & _LABELS:
         second = {name: value for name, value in second.items() if name not in _LABELS}
     return Metadata.model_validate(_merged(first, second))

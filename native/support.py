@@ -140,7 +140,5 @@ def is_affine(program: ExportedProgram) -> bool:
 def _depends_on_unbacked_symbols(node: Node) -> bool:
     """Whether sizes depend on data. The sizes of a partition's arguments must follow from its inputs."""
     values = [argument.meta.get("val") for argument in (node, *node.all_input_nodes)]
-    return any(
-        isinstance(value, (torch.Tensor, *_SYMBOLIC)) and free_unbacked_symbols(value)
-        for value in pytree.tree_leaves(values)
-    )
+    symbolic = (value for value in pytree.tree_leaves(values) if isinstance(value, (torch.Tensor, *_SYMBOLIC)))
+    return any(map(free_unbacked_symbols, symbolic))

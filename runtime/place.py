@@ -36,7 +36,8 @@ def main(arguments: Sequence[str]) -> None:
         program = load(path, data_files=data)
         sys.stderr.write("".join(f"{line}\n" for line in program.report))
         signatures = {method.name: method for method in open_pte(Path(path)).methods}
-        for method, *inputs in _calls(words):
+        calls = [list(call) for separates, call in groupby(words, "--".__eq__) if not separates]
+        for method, *inputs in calls:
             specs = signatures[method].inputs
             for value in program.run(method, [_input(*each) for each in zip(inputs, specs, strict=True)]):
                 sys.stdout.buffer.write(_content(value))
@@ -53,10 +54,6 @@ def _about() -> Iterator[str]:
     registry = Runtime.get().backend_registry
     for name in registry.registered_backend_names:
         yield f"backend: {name}" if registry.is_available(name) else f"no device: {name}"
-
-
-def _calls(words: Sequence[str]) -> Iterator[list[str]]:
-    return (list(call) for separates, call in groupby(words, "--".__eq__) if not separates)
 
 
 def _input(text: str, spec: Any) -> Any:

@@ -271,10 +271,7 @@ class _Generation:
         return self._done("pteforge", len(prompt))
 
     def _decoder_prompt(self, logits_after: Callable[[list[int]], Any]) -> tuple[list[int], int | None]:
-        """The first tokens of the decoder, and the one that it has to generate first, if any.
-
-        Raises InputError if the model does not know the language.
-        """
+        """The decoder's first tokens, and the one to generate first, if any; InputError for an unknown language."""
         start, silent = self.ids("decoder_start_token_id"), self.ids("no_timestamps_token_id")
         forced, settings, language = self.ids("forced_bos_token_id"), self._settings(), self.request.language
         languages = getattr(settings, "lang_to_id", None) or {}

@@ -87,8 +87,7 @@ def translate_type(kind: RecipeType) -> Translated:
 def translate(given: ExportRecipe) -> Translated:
     """Translates a recipe.
 
-    Several partitioners, as `ExportRecipe.combine` collects them, become joined targets, such as ``coreml+xnnpack``:
-    each takes what those before it leave.
+    Several partitioners (`ExportRecipe.combine`) become joined targets, such as ``coreml+xnnpack``, in their order.
 
     Raises ConfigError for functions that cannot be imported, and partitioners and quantizers that no target makes.
     """

@@ -78,8 +78,7 @@ def takes_request(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes the first parameter of a command, a request, from an option for each field.
 
-    A command that starts no run is named, and takes only the fields that name it, too (`Also`). An `optional` request
-    is None without a zoo.
+    A command that starts no run is named, and takes fields that name it, too (`Also`); None for no zoo, if `optional`.
     """
 
     def takes(field: FieldInfo) -> bool:

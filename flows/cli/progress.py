@@ -48,8 +48,7 @@ def print_summary(
 ) -> None:
     """Prints a row per file, ladders, notes and totals, with the path of the run's page; if `quiet`, only totals.
 
-    Of many files, only those that failed, are new, or differ from the run `before` have rows, as far as they fit on a
-    screen; with ``--verbose``, all have.
+    Of many files, only failed, new and changed ones (since the run `before`) have rows, a screenful, or ``--verbose``.
     """
     console = open_console()
     if not quiet:

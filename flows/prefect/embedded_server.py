@@ -53,8 +53,7 @@ class EmbeddedServer:
         _UVICORN_LOG.addHandler(self._problems)
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        # Prefect's queue of background tasks polls several times a second. Except for `_VACUUMS`, its tasks are for
-        # servers that stay.
+        # Prefect's queue of background tasks polls often. Except for `_VACUUMS`, its tasks are for servers that stay.
         api_server.background_worker = _no_worker  # type: ignore[attr-defined]  # imported there
         app = api_server.create_app(ephemeral=True, final=True)
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))

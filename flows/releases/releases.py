@@ -79,8 +79,7 @@ class Releases:
     def manifest(self, release: str, public_key: Path | None = None) -> records.Manifest:
         """The manifest of a release. With `public_key`, checks its signature first.
 
-        Raises InputError if there is none or it is not signed; ReleaseDamaged if it was changed, or the signature does
-        not fit.
+        InputError if there is none or it is not signed; ReleaseDamaged if it was changed, or its signature is wrong.
         """
         content = self._read(release)
         if public_key:
@@ -189,8 +188,7 @@ class Releases:
     def roll_back(self, channel: str) -> records.Channel:
         """Moves a channel back to the release that it named before, and withdraws the present one.
 
-        Publishing does not move the channel to a withdrawn release, or to another one with the same files. Raises
-        InputError if there is none to go back to.
+        Publishing does not move it to a withdrawn release, or one with its files. InputError if there is none before.
         """
         with self._changes(f"Roll back {channel}"):
             present = self.channel(channel)
@@ -264,10 +262,7 @@ class Releases:
         return {PurePosixPath(file.name).name: file.size for file in self._files.list("files")}
 
     def _same(self, contents: ReleaseContents, present: records.Channel | None, *, signed: bool) -> str | None:
-        """The channel's, the newest, or a withdrawn release if it has exactly these files; None if there is none.
-
-        With `signed`, it has a signature.
-        """
+        """The channel's, newest or a withdrawn release with exactly these files (signed, if `signed`), if any."""
         wanted, names = _comparable(contents.models), self.names()
         candidates = [present.release, *(name for name in names if name in present.withdrawn)] if present else []
         for name in dict.fromkeys([*candidates, *names[-1:]]):

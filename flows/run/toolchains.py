@@ -54,13 +54,8 @@ def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[s
     for toolchain, recipes in lowered_by.items():
         named = dict.fromkeys(name for names in recipes.values() for name in names)
         _log.warning("with toolchain %s: %s of %s", toolchain, ", ".join(named), ", ".join(recipes))
-        changes = {
-            "models": ",".join(map(escape, recipes)),
-            "recipes": ",".join(map(escape, named)),
-            "toolchain": toolchain,
-            "publish": None,
-            "on": "local",
-        }
+        globs = {"models": ",".join(map(escape, recipes)), "recipes": ",".join(map(escape, named))}
+        changes = {**globs, "toolchain": toolchain, "publish": None, "on": "local"}
         config = find_toolchain(session.loaded, toolchain)
         by = partial(by_pool, session, config.pool) if config.pool else partial(_by_python, session, config.python)
         record, failure = by(changes)

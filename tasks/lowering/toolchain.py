@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from ...artifacts.digest import digest_bytes, digest_json
 from ...artifacts.files import replace_file
@@ -104,7 +105,7 @@ def toolchain_of(python: Path = Path(sys.executable)) -> Toolchain:
     """Asks the environment of a Python; raises InputError if pteforge cannot be imported there."""
     try:
         return Toolchain.from_json(_asked(python, __name__))
-    except (LookupError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise InputError(f"{python} cannot say what it lowers with: {error}") from error
 
 

@@ -67,10 +67,8 @@ def with_weights(
 
 def weights_of(manifest: ArtifactManifest) -> list[Weight]:
     """The weights of a program; none of those of a graph."""
-    return [
-        Weight(slot, digest, manifest.blobs[number], offset)
-        for slot, digest, number, offset in manifest.body.get("weights", ())
-    ]
+    stored = manifest.body.get("weights", ())
+    return [Weight(slot, digest, manifest.blobs[number], offset) for slot, digest, number, offset in stored]
 
 
 def graph_of(program: ArtifactRef, store: Store) -> ArtifactRef | None:

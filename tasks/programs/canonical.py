@@ -288,10 +288,8 @@ def _named_data(output: compat.NamedDataStoreOutput | None) -> Any:
     ]
 
     def entries(mapping: dict[str, Any]) -> Any:
-        return [
-            [key, digests[entry.buffer_index], entry.alignment, repr(entry.tensor_layout)]
-            for key, entry in sorted(mapping.items())
-        ]
+        named = sorted(mapping.items())
+        return [[key, digests[entry.buffer_index], entry.alignment, repr(entry.tensor_layout)] for key, entry in named]
 
     external = [[tag, entries(mapping)] for tag, mapping in sorted(output.external_data.items())]
     return [entries(output.pte_data), external]

@@ -103,11 +103,8 @@ _CACHES = {"tracked_fakes", "fake_tensor_cache", "fx_node_cache", "log"}
 
 
 def _changed(attributes: dict[str, Any], fresh: dict[str, Any], without: set[str]) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in attributes.items()
-        if key not in without and not (key in fresh and _is_fresh(value, fresh[key]))
-    }
+    kept = {key: value for key, value in attributes.items() if key not in without}
+    return {key: value for key, value in kept.items() if not (key in fresh and _is_fresh(value, fresh[key]))}
 
 
 def _is_fresh(value: Any, fresh: Any) -> bool:

@@ -125,12 +125,8 @@ class _Guard:
 
     def depends(self, *values: Any) -> bool:
         """Whether a weight, or something computed from one, is among nested arguments."""
-        storages = [
-            leaf.untyped_storage() for leaf in compat.tree_leaves(values) if isinstance(leaf, compat.FakeTensor)
-        ]
-        return any(
-            storage_address(storage) in self._computed or self._absent.slot(storage) is not None for storage in storages
-        )
+        fakes = (leaf for leaf in compat.tree_leaves(values) if isinstance(leaf, compat.FakeTensor))
+        return any(self.is_weight(fake) or storage_address(fake.untyped_storage()) in self._computed for fake in fakes)
 
     def call(self, func: Any, args: Any, kwargs: Any, dispatch: Callable[[], Any]) -> Any:
         """Calls an operator on such arguments."""

@@ -20,8 +20,7 @@ _REMOVAL = "torch.export._remove_auto_functionalized_pass"
 def disable_openvino_telemetry() -> None:
     """Makes openvino_telemetry fail to import in this process; call it before openvino or nncf is imported.
 
-    Both report their use to Intel through that package, and are written to work without it. For openvino 2025 and nncf
-    3.2; delete once reporting is off by default.
+    Both report use to Intel by it, and work without. For openvino 2025, nncf 3.2; delete once it is off by default.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: importing it fails
 

@@ -83,10 +83,7 @@ class Compile(stage.Stage, name="compile"):
     @staticmethod
     @lean_lowering()
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Links, plans and emits.
-
-        Raises TargetError for quantized operators that no kernel computes; SourceError if a recipe's function fails.
-        """
+        """Links, plans and emits. TargetError for operators without a kernel; SourceError if a function fails."""
         from ....formats.pte.reader import map_file
         from ...programs.graphs import check_no_affine
         from ...programs.payload import save_payload

@@ -59,13 +59,7 @@ class Pack(stage.Stage, name="pack"):
 
     @staticmethod
     def run(inputs: Inputs, params: Params, work: stage.Workspace) -> Outputs:
-        """Packs the payloads.
-
-        Raises:
-            PteforgeError: a payload lacks a method, or needs a backend that its target does not name; or a method
-                cannot check itself.
-            FileFormatError: the payloads exceed a limit of the format.
-        """
+        """Packs the payloads. PteforgeError without a method, backend or self-check; FileFormatError beyond limits."""
         payloads = []
         for payload in params.payloads:
             path = work.scratch / f"{payload.name}.pte"
