@@ -89,7 +89,7 @@ class LoadedProgram:
     _buckets: Mapping[str, Sequence[Bucket]] = field(default_factory=dict, repr=False)
 
     def choose_bucket(self, method: str, inputs: Sequence[Any]) -> str:
-        """The smallest bucket of a method that takes inputs, maybe padded; InputError without one."""
+        """The name of a method's smallest bucket that takes inputs, padded or not; InputError without one."""
         if method not in self._buckets:
             raise InputError(f"{self._file} has no buckets of {method!r}")
         return choose_bucket(self._buckets[method], inputs).name

@@ -71,8 +71,9 @@ def reproduce(
     """Lowers ``MODEL/RECIPE`` of a release again, with a store and a cache of its own.
 
     `source` is a folder in a checkout of the zoo's repository, or the zoo's folder if it was in none. With
-    `public_key`, checks the signature first. Raises InputError, before anything runs, without such a file, or with all
-    differences of sources and packages; ReleaseDamaged for it and its signature; StageFailed if a stage fails.
+    `public_key`, checks the signature first. Raises InputError, before anything runs, if there is no such file, or with
+    all differences of sources and packages; ReleaseDamaged if the release cannot be read or its signature does not fit;
+    StageFailed if a stage or the verification fails.
     """
     files = dict(releases.manifest(release, public_key).files)
     if name not in files:

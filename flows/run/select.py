@@ -161,7 +161,7 @@ def _toolchain(loaded: LoadedZoo, asked: str | None, here: str | None, recipe: s
 
 
 def find_toolchain(loaded: LoadedZoo, name: str) -> ToolchainConfig:
-    """A toolchain of the zoo, or of a Python, named by its path; InputError if there is none, or no program there."""
+    """A toolchain of the zoo by name, or of a Python by path; InputError if there is none, or no program there."""
     configs = loaded.zoo.toolchains
     if name not in configs and os.sep not in name:
         raise InputError(

@@ -79,7 +79,7 @@ async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: Artifac
 
 
 async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
-    """The proofs of all payloads by ``PLACE/PAYLOAD``; raises the first failure, or for a required place without."""
+    """The proofs of all payloads by ``PLACE/PAYLOAD``; raises the first failure, or if a required place cannot run."""
     recipe = run.plan
     # the random inputs of methods with calibrated ranges have no bounds here
     drawn = {"drawn_inputs": 0} if judged_on_examples(recipe, made.prepared) else {}

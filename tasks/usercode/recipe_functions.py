@@ -118,7 +118,7 @@ def emission_passes(named: Sequence[tuple[CallableParams, bool]]) -> list[PassTy
 def recipe_passes(
     named: Sequence[tuple[CallableParams, str | None]], program: ExportedProgram
 ) -> list[PassType | ExportedProgramPassBase]:
-    """Passes that callables make of a method's name and program, or of nothing without a name; SourceError if not."""
+    """Passes that callables make of a method's name and program, or of nothing; SourceError if one makes none."""
     passes: list[PassType | ExportedProgramPassBase] = []
     for position, (params, method) in enumerate(named):
         where = f"edge.passes[{position}] {params.source['builder']}"
