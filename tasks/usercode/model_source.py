@@ -403,8 +403,8 @@ def _taking_all_by_position(
 ) -> torch.nn.Module:
     """A shallow copy whose ``forward`` takes the example's inputs, and then those of the names, by position."""
     own = vars(module).get("forward")  # of the instance, which takes no `self`
-    of_class: Callable[..., Any] = type(module).forward
-    forward = of_class if own is None else lambda _self, *args, **kwargs: own(*args, **kwargs)
+    of_class = type(module).forward
+    forward: Callable[..., Any] = of_class if own is None else lambda _self, *args, **kwargs: own(*args, **kwargs)
     first = _names_of(module.forward, len(example))
     if twice := sorted(set(first) & set(names)):
         raise SourceError(f"{what} has {twice[0]!r} by position and by keyword")
