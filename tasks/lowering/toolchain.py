@@ -68,7 +68,7 @@ class Toolchain(Record):
 
     @property
     def title(self) -> str:
-        return ", ".join(f"{name} {installed}" for name, installed in self.versions.items())
+        return ", ".join(f"{name} {self.versions[name]}" for name in _PACKAGES if name in self.versions)
 
     def changes_since(self, earlier: Toolchain) -> Iterator[str]:
         """What is mended here and was not with an earlier toolchain, and the other way round, a line each."""
