@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -278,11 +278,19 @@ def deploy(
             "no alerts",
         ),
     ] = None,
+    upgrade_to: Annotated[
+        str | None,
+        option("Rehearse an upgrade to this toolchain instead, as `pteforge upgrade`.", "NAME", "none"),
+    ] = None,
+    fail_on: Annotated[str | None, option("Limits of what the upgrade may change.", "LIMITS", "none")] = None,
 ) -> None:
     """Create or update a deployment of a zoo on your Prefect server; its runs are queued, one at a time."""
     if request.on == "pool":
         request = request.model_copy(update={"overrides": (f"run.pool={pool}", *request.overrides)})
-    deployed = _deployment(request, name, cron, timezone, alerts).apply(pool)
+    if fail_on and not upgrade_to:
+        raise InputError("--fail-on is for --upgrade-to; gates of releases are in the zoo: publish.gates")
+    deployment = _deployment(request, name, cron, timezone)
+    deployed = replace(deployment, alerts=alerts, upgrade_to=upgrade_to, fail_on=fail_on).apply(pool)
     typer.echo(f"{deployed.change}: {deployed.name}; start a run with: prefect deployment run {deployed.name}")
     for alert in deployed.alerts:
         typer.echo(f"alert: {alert}")
@@ -298,12 +306,10 @@ def serve(request: ExportRequest, *, name: _NAME = "nightly", cron: _CRON = None
     serve_deployment(deployment)
 
 
-def _deployment(
-    request: ExportRequest, name: str, cron: str | None, timezone: str | None, alerts: str | None = None
-) -> ZooDeployment:
+def _deployment(request: ExportRequest, name: str, cron: str | None, timezone: str | None) -> ZooDeployment:
     if not server_configured():
         raise InputError("there is no Prefect server; start one with `prefect server start`, and set PREFECT_API_URL")
     quiet_console()
     from ..prefect.deployments import ZooDeployment
 
-    return ZooDeployment(request, name, cron, timezone, alerts)
+    return ZooDeployment(request, name, cron, timezone)

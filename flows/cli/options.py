@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError
-from ..run.request import Also, ExportRequest, describe
+from ..run.request import ExportRequest, describe, fields_for
 from . import completion
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from ...artifacts.store import Store
 
 
@@ -80,11 +78,7 @@ def takes_request(
 
     A command that starts no run is named, and takes fields that name it, too (`Also`); None for no zoo, if `optional`.
     """
-
-    def takes(field: FieldInfo) -> bool:
-        return not examining or any(examining in extra.commands for extra in field.metadata if isinstance(extra, Also))
-
-    fields = {name: field for name, field in ExportRequest.model_fields.items() if takes(field)}
+    fields = fields_for(examining) if examining else ExportRequest.model_fields
     offered = []
     for name, field in fields.items():
         least = next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None)

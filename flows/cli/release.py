@@ -82,15 +82,20 @@ def _show(
     as_json: bool,
     markdown: bool,
     more: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    lines: Sequence[str] = (),
 ) -> NoReturn:
-    """Prints differences in one of three forms, and exits with 1 if limits are exceeded."""
+    """Prints differences in one of three forms, and exits with 1 if limits are exceeded.
+
+    JSON has `more`, and Markdown has `lines`.
+    """
     if as_json:
         shown = [file.to_json() for file in files]
         models = {status: list(_models(files, status)) for status in ("added", "removed")}
         of_files = {"models": models, "files": shown, "regressions": list(exceeded)}
         print_json({"before": before, "after": after, **more, **of_files})
     elif markdown:
-        typer.echo("\n".join(_markdown(before, after, files)))
+        typer.echo("\n".join(_markdown(before, after, files, lines)))
     else:
         print_differences(open_console(), files)
     for sentence in exceeded:
@@ -131,7 +136,7 @@ def upgrade(
     with convert_os_errors(InputError, f"the page cannot be written to {out}"):
         replace_file(out / NAME, page.export_html().encode(), out)
     sys.stderr.write("".join(f"{line}\n" for line in (*lines, f"see {printable(str(out / NAME))}")))
-    _show(*sides, rehearsal.files, rehearsal.problems, as_json, markdown, rehearsal.to_json())
+    _show(*sides, rehearsal.files, rehearsal.problems, as_json, markdown, rehearsal.to_json(), lines=lines)
 
 
 def print_differences(console: Console, files: Sequence[FileDifference]) -> None:
@@ -159,8 +164,9 @@ def print_differences(console: Console, files: Sequence[FileDifference]) -> None
     console.print(_total(files))
 
 
-def _markdown(before: str, after: str, files: Sequence[FileDifference]) -> Iterator[str]:
-    yield f"# From {markdown(before)} to {markdown(after)}\n\n{_total(files)}"
+def _markdown(before: str, after: str, files: Sequence[FileDifference], lines: Sequence[str]) -> Iterator[str]:
+    yield f"# From {markdown(before)} to {markdown(after)}\n\n{_total(files)}\n"
+    yield from (f"- {markdown(line)}" for line in lines)
     for status in ("added", "removed"):
         yield from (f"\nModel {markdown(model)}: {status}" for model in _models(files, status))
     if exceeded := [sentence for file in files for sentence in file.regressions]:

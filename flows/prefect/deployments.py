@@ -29,15 +29,18 @@ from ...artifacts.remote_files import missing_bucket, public_url
 from ...configs.load import LoadedZoo
 from ...errors import InputError, PteforgeError, printable
 from ...tasks.lowering.graph import STAGES
+from ..reports.comparison import parse_limits
 from ..run.request import ExportRequest
-from ..run.select import publication_of, select_models
+from ..run.select import find_toolchain, publication_of, select_models
 from ..run.session import load
 from .pool import model_deployment
 from .server import wait_for_schedule
+from .upgrade_flow import FIELDS, upgrade_zoo
 from .zoo_flow import export_model, export_zoo
 
 _ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_zoo"  # with dots: a path of modules, not of a file
 _MODEL_ENTRYPOINT = "pteforge.flows.prefect.zoo_flow.export_model"
+_UPGRADE_ENTRYPOINT = "pteforge.flows.prefect.upgrade_flow.upgrade_zoo"
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,29 @@ class ZooDeployment:
     cron: str | None = None
     timezone: str | None = None  # an IANA name; None for UTC
     alerts: str | None = None  # TYPE/NAME of a block that sends notifications
+    upgrade_to: str | None = None  # a toolchain: an upgrade to it is rehearsed
+    fail_on: str | None = None  # limits of what an upgrade may change
 
     @cached_property
     def _loaded(self) -> LoadedZoo:
         return load(self.request)
+
+    @cached_property
+    def _flow(self) -> Any:
+        return upgrade_zoo if self.upgrade_to else export_zoo
+
+    def _parameters(self) -> dict[str, Any]:
+        """Those of the flow; raises InputError for what an upgrade does not take."""
+        parameters: dict[str, Any] = self.request.parameters(defaults=False)
+        if self.upgrade_to is None:
+            return parameters
+        find_toolchain(self._loaded, self.upgrade_to)
+        if others := sorted(parameters.keys() - set(FIELDS)):
+            raise InputError(f"--upgrade-to compares whole files and releases none; leave out {', '.join(others)}")
+        if self.fail_on:
+            parse_limits(self.fail_on)
+            parameters["fail_on"] = self.fail_on
+        return {**parameters, "to": self.upgrade_to}
 
     def _schedules(self) -> list[DeploymentScheduleCreate]:
         """None or one; raises InputError for a cron line or a time zone that does not exist."""
@@ -80,10 +102,11 @@ class ZooDeployment:
     def _form(self) -> dict[str, Any]:
         """The parameters' JSON schema, with choices; a default of ``null`` would give fields a tab of their own."""
         zoo = self._loaded.zoo
-        schema = copy.deepcopy(export_zoo.parameters.model_dump_for_openapi())
+        schema: dict[str, Any] = copy.deepcopy(self._flow.parameters.model_dump_for_openapi())
         fields: dict[str, dict[str, Any]] = schema["properties"]
         for name, entry in fields.items():
-            entry["title"] = ExportRequest.model_fields[name].title or name.capitalize()
+            field = ExportRequest.model_fields.get(name)
+            entry["title"] = (field and field.title) or name.replace("_", " ").capitalize()
             if {"type": "null"} in entry.get("anyOf", ()):
                 del entry["default"]
                 entry.update(*(option for option in entry.pop("anyOf") if option != {"type": "null"}))
@@ -92,7 +115,8 @@ class ZooDeployment:
             choices = {"type": "array", "items": {"type": "string", "enum": ["*", *names]}}
             options = [choices | {"title": "Choose"}, {"type": "string", "title": "Pattern"}]
             fields[field_name] |= {"anyOf": options, "default": ["*"]}
-        fields["until"]["enum"] = [stage.name for stage in STAGES]
+        if "until" in fields:
+            fields["until"]["enum"] = [stage.name for stage in STAGES]
         return schema
 
     def settings(self) -> dict[str, Any]:
@@ -101,7 +125,7 @@ class ZooDeployment:
         publication_of(self._loaded, self.request)
         return {
             "schedules": self._schedules(),
-            "parameters": self.request.parameters(defaults=False),
+            "parameters": self._parameters(),
             "parameter_openapi_schema": self._form(),
             "description": f"Lowers {self.request.zoo.name} and verifies its files. Made by `pteforge deploy`.",
             "tags": [f"zoo:{self._loaded.zoo.name}"],
@@ -114,7 +138,8 @@ class ZooDeployment:
             InputError: the zoo or the schedule cannot be used, or there is no such work pool.
             PteforgeError: the server cannot be reached, refuses the deployment, or does not schedule its runs.
         """
-        wanted = self.settings() | {"work_pool_name": pool, "entrypoint": _ENTRYPOINT}
+        wanted = self.settings() | {"work_pool_name": pool}
+        wanted["entrypoint"] = _UPGRADE_ENTRYPOINT if self.upgrade_to else _ENTRYPOINT
         self._check_buckets()
         run = self._loaded.zoo.run
         with _server_errors(), get_client(sync_client=True) as client:
@@ -122,7 +147,7 @@ class ZooDeployment:
             others = {toolchain.pool for toolchain in self._loaded.zoo.toolchains.values()}
             for others_pool in sorted({*filter(None, others), *([run.pool] if run.on == "pool" and run.pool else [])}):
                 _deploy_models(client, others_pool, shared=others_pool == pool)
-            name = f"{export_zoo.name}/{self.name}"
+            name = f"{self._flow.name}/{self.name}"
             change = _apply(client, name, wanted)
             deployment = client.read_deployment_by_name(name)
             alerts = _apply_alerts(client, deployment, self._loaded.zoo.name, self.alerts) if self.alerts else ()

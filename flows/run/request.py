@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from ...errors import InputError
 
@@ -111,6 +112,15 @@ class ExportRequest(BaseModel):
 def _absolute_library(place: str) -> str:
     kind, colon, path = place.partition(":")
     return f"{kind}:{Path(path).expanduser().absolute()}" if colon and kind in ("library", "python") else place
+
+
+def fields_for(command: str) -> dict[str, FieldInfo]:
+    """The fields that a command takes although it is no run of a zoo."""
+    return {
+        name: field
+        for name, field in ExportRequest.model_fields.items()
+        if any(command in extra.commands for extra in field.metadata if isinstance(extra, Also))
+    }
 
 
 def describe(field: str) -> str:

@@ -30,7 +30,7 @@ from .session import Session
 from .zoo import publish_again
 
 _log = logging.getLogger(__name__)
-_COMMAND = ("-c", "from pteforge.flows.cli import main; main()")
+COMMAND = ("-c", "from pteforge.flows.cli import main; main()")
 _LOOK = 0.5  # seconds
 _STDERR = 2  # of the process, whatever has replaced `sys.stderr`
 
@@ -81,7 +81,7 @@ def _delivered(session: Session, record: RunRecord | None, model: str, recipe: s
 
 def _by_python(session: Session, python: Path | None, changes: Mapping[str, Any]) -> Part:
     part, request = uuid4().hex, session.request.model_copy(update={**changes, "store": session.store.url})
-    command = [str(python), *_COMMAND, "export", *arguments_of(request), "--quiet", "--part", f"{session.id}:{part}"]
+    command = [str(python), *COMMAND, "export", *arguments_of(request), "--quiet", "--part", f"{session.id}:{part}"]
     with subprocess.Popen(command, stdout=_STDERR) as process:  # noqa: S603 - the user's own Python
         try:
             while process.poll() is None:
@@ -178,8 +178,9 @@ def _export(python: Path, request: ExportRequest, zoo: str, out: Path, open_stor
         return ""
 
     before = last_run()
-    named = request.model_copy(update={"out": out, "overrides": (*request.overrides, f"name={zoo}")})
-    command = [str(python), *_COMMAND, "export", *arguments_of(named)]
+    overrides = (*request.overrides, f"name={zoo}", "publish=null")  # nothing is released
+    rehearsed = request.model_copy(update={"out": out, "overrides": overrides, "on": "local"})
+    command = [str(python), *COMMAND, "export", *arguments_of(rehearsed)]
     code = subprocess.run(command, stdout=_STDERR, check=False).returncode  # noqa: S603 - the user's own Python
     if code == INTERRUPTED:
         raise KeyboardInterrupt
@@ -192,7 +193,7 @@ def _verify_on(python: Path, folder: Path, store: str | None) -> Crossed:
     """Verifies files on the ExecuTorch runtime of another environment; raises InputError if that cannot be said."""
     if not any(folder.rglob("*.pte")):
         return Crossed({}, {})
-    command = [sys.executable, *_COMMAND, "verify", str(folder), "--place", f"python:{python}", "--json"]
+    command = [sys.executable, *COMMAND, "verify", str(folder), "--place", f"python:{python}", "--json"]
     command += ["--store", store] if store else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 - our own
     try:

@@ -157,6 +157,8 @@ def _remembered(folder: Path, versions: Any, ask: Callable[[], Toolchain]) -> To
     with suppress(OSError, ValueError, LookupError, TypeError):
         return Toolchain.decode(remembered.read_bytes())
     toolchain = ask()
+    if any(patch.fails for patch in toolchain.patches):  # maybe for want of memory, or of room on the disk
+        return toolchain
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(remembered, json.dumps(toolchain.to_json()).encode(), folder)

@@ -43,7 +43,7 @@ _LINES = 8  # of a failed command's output
 # The folder of the build is renamed, and `nfat_run` has to find `libnfat_backend` next to it.
 _OWN = [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON"]
 
-_SECONDS = 60.0  # that a place has to say what it is
+_SECONDS = 300.0  # that a place has to say what it is: importing torch takes minutes on a busy machine
 _PAYLOAD_SECONDS = 600.0  # for each payload, unless the zoo says otherwise
 _CHARACTERS = 4000  # characters of what it says that are kept
 _BACKEND = re.compile(r"^backend: (\S+)$", re.MULTILINE)

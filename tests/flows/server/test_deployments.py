@@ -17,6 +17,7 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from pteforge.tests.conftest import run_process
 from pteforge.tests.flows.server.conftest import eventually, receiver, running_worker
+from pteforge.tests.flows.test_upgrade import planted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -73,6 +74,28 @@ def test_a_worker_runs_a_deployment(project, prefect, on_server, collector):
     assert {span["trace"] for span in collector.spans()} == {run["trace"]}
     metrics = (project.folder / "pteforge_zoo.prom").read_text(encoding="utf-8")
     assert 'pteforge_runs_total{status="completed",zoo="zoo"} 1.0\n' in metrics
+
+
+@pytest.mark.nightly
+def test_an_upgrade_is_rehearsed(project, prefect, on_server, recorded):
+    """A deployed run compares the zoo with another toolchain, fails if files are worse, and releases nothing."""
+    project.write_zoo({"net": "nets:linear"}, ("portable-fp32",))
+    project.edit("zoo.yaml", "models:", "publish: {url: shared}\nmodels:")
+    python = planted(project, "executorch.exir.program._program.transform_op_to_aten_op")
+    prefect("work-pool", "create", "rehearsals", "--type", "process")
+    refused = deploy(project, "--upgrade-to", python, "--until", "edge", env=on_server, pool="rehearsals")
+    assert refused.code == 2
+    assert "leave out until" in refused.err
+    done = deploy(project, "--upgrade-to", python, "--fail-on", "growth=1%", env=on_server, pool="rehearsals")
+    assert done.out.startswith("created: upgrade-zoo/nightly"), done.err
+    prefect("deployment", "run", "upgrade-zoo/nightly")
+    prefect("worker", "start", "--pool", "rehearsals", "--run-once")
+    state = recorded(project).flow_run().state
+    assert state.is_failed()
+    assert "net/portable-fp32: " in state.message
+    assert "net/portable-fp32: removed" in recorded(project).artifact("upgrade-zoo")
+    assert [path.parent.parent.name for path in project.out.glob("upgrade/*/net/*.pte")] == ["now"]
+    assert not (project.folder / "shared").exists()
 
 
 def runs_of(server, deployment):
