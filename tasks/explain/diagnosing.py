@@ -126,10 +126,11 @@ def _exported(
 @contextlib.contextmanager
 def _quiet(scratch: Path) -> Iterator[None]:
     """Keeps torch's trace in a folder, and draft_export from announcing its report."""
+    upstreams = compat.CaptureStructuredTrace  # before it is replaced
     traces: list[compat.CaptureStructuredTrace] = []
 
     def capture() -> compat.CaptureStructuredTrace:
-        traces.append(compat.CaptureStructuredTrace())
+        traces.append(upstreams())
         return traces[-1]
 
     with (
