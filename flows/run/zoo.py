@@ -240,7 +240,7 @@ def _publish(
     session.store.fetch(report)
     provenance = json.loads(session.store.local.read_artifact(report))
     origin = Origin.of(session.loaded, model, debug=session.request.debug)
-    provenance["run"] = {**session.identity, "request": origin.to_json()}
+    provenance["run"] = {**session.identity, "id": session.part_of or session.id, "request": origin.to_json()}
     if problems := unmended_in(session.store):
         provenance["run"]["unmended"] = problems
     if since := {role: value for role, value in to_json(findings).items() if role not in provenance["findings"]}:

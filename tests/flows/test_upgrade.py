@@ -97,6 +97,7 @@ def test_toolchains_of_recipes(zoo):
     assert {name: entry["status"] for name, entry in files.items()} == dict.fromkeys(FILES, "made")
     runs = {name: json.loads((zoo.out / f"{name}.json").read_bytes())["run"] for name in FILES}
     assert [name for name, run in runs.items() if "unmended" in run] == ["net/portable", "wide/portable"]
+    assert len({run["id"] for run in runs.values()}) == 1
     assert export()[0] == {"ran": 0, "cached": first["ran"]}
     plan = zoo.run("plan", "zoo.yaml")
     assert "net/portable is planned by its toolchain, 'lacking'" in plan.out
