@@ -125,9 +125,59 @@ def _bilinear(x: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None = No
     return product if bias is None else product + bias
 
 
+def _three(sizes: list[int] | int) -> list[int]:
+    return [sizes] * 3 if isinstance(sizes, int) else [*sizes] * (3 // len(sizes))
+
+
+def _conv3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: list[int] | int = 1,
+    padding: list[int] | int = 0,
+    dilation: list[int] | int = 1,
+    groups: int = 1,
+) -> Any:
+    """A convolution of images whose channels are those of a window's frames: kernels take two dimensions at most."""
+    if type(x.shape[-3]) is not int:  # of slices, whose number has to be known
+        return NotImplemented
+    if x.dim() == 4:
+        return _conv3d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
+    (step, *steps), (edge, *edges), (spread, *spreads) = map(_three, (stride, padding, dilation))
+    frames = F.pad(x, [0, 0, 0, 0, edge, edge]).transpose(1, 2)
+    last = frames.shape[1] - spread * (weight.shape[2] - 1)
+    taps = [_ATEN.slice.Tensor(frames, 1, at * spread, at * spread + last, step) for at in range(weight.shape[2])]
+    images = torch.stack(taps, 3).flatten(2, 3)
+    made = F.conv2d(images.flatten(0, 1), weight.flatten(1, 2), bias, steps, edges, spreads, groups)
+    return made.unflatten(0, images.shape[:2]).transpose(1, 2)
+
+
+def _pool3d(name: str, *neutral: int | None) -> _Written:
+    """Pools images, and then along their depth, by sizes that are `neutral` for lines: no kernel takes volumes."""
+    pool = getattr(_ATEN, f"{name}2d").default
+
+    def write(x: Tensor, *arguments: Any) -> Any:
+        if x.dim() == 4:
+            return write(x.unsqueeze(0), *arguments).squeeze(0)
+        given = (
+            arguments[0] if size == [] else size for size in arguments[: len(neutral)]
+        )  # no stride
+        sizes = [*map(_three, given)]
+        along = rest = arguments[len(neutral) :]
+        if len(rest) == 3 and rest[2]:  # the divisor of averages
+            rest = (*rest[:2], 1)
+        images = pool(x.flatten(1, 2), *(size[1:] for size in sizes), *rest)
+        lines = images.unflatten(1, x.shape[1:3]).flatten(3)
+        same = [lines.shape[3] if size is None else size for size in neutral]
+        made = pool(lines, *([size[0], keeps] for size, keeps in zip(sizes, same, strict=False)), *along)
+        return made.unflatten(3, images.shape[2:])
+
+    return write
+
+
 def _named_padding(dimensions: int) -> _Written:
     """Padding by name in numbers: quantizers know no other, and find nothing to quantize."""
-    conv = getattr(F, f"conv{dimensions}d")
+    conv: Any = _conv3d if dimensions == 3 else getattr(F, f"conv{dimensions}d")
 
     def write(
         x: Tensor,
@@ -143,7 +193,7 @@ def _named_padding(dimensions: int) -> _Written:
         sizes = [total // 2 for total in totals] if padding == "same" else [0] * dimensions
         if padding == "same" and (odd := [total % 2 for total in totals]) and any(odd):
             x = F.pad(x, [each for more in reversed(odd) for each in (0, more)])
-        if x.dim() == dimensions + 1:
+        if x.dim() == dimensions + 1 and dimensions < 3:
             return conv(x.unsqueeze(0), weight, bias, stride, sizes, dilation, groups).squeeze(0)
         return conv(x, weight, bias, stride, sizes, dilation, groups)
 
@@ -202,6 +252,10 @@ _WRITTEN: dict[Any, _Written] = {
             *(getattr(_ATEN, f"{name}{d}d").default for name in ("conv", "max_pool", "avg_pool", "adaptive_avg_pool")),
         )
     },
+    _ATEN.conv3d.default: _conv3d,
+    _ATEN.max_pool3d.default: _pool3d("max_pool", 1, 1, 0, 1),
+    _ATEN.avg_pool3d.default: _pool3d("avg_pool", 1, 1, 0),
+    _ATEN.adaptive_avg_pool3d.default: _pool3d("adaptive_avg_pool", None),
 }
 """By operator, what computes the same, as long as upstream fails in the way that the function's docstring says."""
 

@@ -244,7 +244,7 @@ MODELS = {
     "unbounded": (Computes(lambda _, x, count: torch.zeros(count.item()) + x[0]), COUNT),
     "inverse": (Computes(lambda _, x: torch.linalg.inv(x)), (torch.eye(2),)),
     "sorts": (Computes(lambda _, x: torch.sort(x)[0]), ROWS),
-    "volume": (Computes(lambda self, x: self.conv(x), conv=nn.Conv3d(1, 1, 3)), (torch.ones(1, 1, 4, 4, 4),)),
+    "volume": (Computes(lambda self, x: self.conv(x), conv=nn.ConvTranspose3d(1, 1, 3)), (torch.ones(1, 1, 4, 4, 4),)),
     "pairs": (Computes(lambda _, x: x[:, torch.combinations(torch.arange(4))[:, 0]]), ROWS),
     "chooses": (Chooses(), ROWS),
     "each": (

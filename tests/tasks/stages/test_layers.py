@@ -40,6 +40,9 @@ def operators(program):
         ("Conv same, even 2d, , no batch", "aten.conv2d.padding"),
         ("ConvTranspose 1d, , no batch", ""),
         ("AdaptiveMaxPool to 2 2d, , no batch", "aten.adaptive_max_pool2d.default"),
+        ("Conv same, even 3d, , no batch", "aten.conv3d.default"),
+        ("MaxPool 3d, ", "aten.max_pool3d.default"),
+        ("AdaptiveAvgPool to 2 3d, , no batch", "aten.adaptive_avg_pool3d.default"),
         ("Linear pruned, 2", "aten.mul.Tensor"),
         ("Linear weight_norm, 2", "aten._weight_norm.default"),
         ("tril_indices made", "aten.tril_indices.default"),
@@ -58,6 +61,34 @@ def test_rewritten_programs_compute_what_eager_does(name, left_out):
         assert left_out not in operators(program)
         torch.testing.assert_close(program.module()(*inputs), module(*inputs))
     program.run_decompositions({})  # which checks the signature
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module",
+    [
+        torch.nn.Conv3d(4, 8, 3),
+        torch.nn.Conv3d(4, 8, (2, 3, 1), stride=(3, 1, 2), padding=(1, 0, 2), groups=2, bias=False),
+        torch.nn.Conv3d(4, 8, 2, stride=2, padding=1, dilation=(2, 1, 2), groups=4),
+        torch.nn.Conv3d(4, 8, 3, padding=1, padding_mode="circular"),
+        torch.nn.AvgPool3d((1, 2, 3), (2, 1, 3), (0, 1, 1), ceil_mode=True, count_include_pad=False),
+        torch.nn.AvgPool3d(3, 2, 1, ceil_mode=True, divisor_override=5),
+        torch.nn.MaxPool3d(3, (2, 1, 3), (0, 1, 1), dilation=(1, 2, 1), ceil_mode=True),
+    ],
+    ids=str,
+)
+def test_volumes_are_computed_as_images(module):
+    """Convolutions and pooling in three dimensions, of batches of any size, one among them, and of no batch."""
+    batch, shape = torch.export.Dim("batch", max=4), (4, 7, 9, 8)
+    for size, others in ((None, [None]), (2, [1, 2, 4])):
+        shapes = [shape if other is None else (other, *shape) for other in [size, *others]]
+        first, *inputs = map(torch.randn, shapes)
+        dynamic = None if size is None else ({0: batch},)
+        program = torch.export.export(module.eval(), (first,), dynamic_shapes=dynamic)
+        rewrite(program, alone=True)
+        assert not any("3d" in operator for operator in operators(program))
+        for x in inputs:
+            torch.testing.assert_close(program.module()(x), module(x))
 
 
 @pytest.mark.parametrize("name", ["Linear, 2", "kron made", "linspace made", "Conv 2d, "])
@@ -109,6 +140,16 @@ def test_xnnpack_computes_what_eager_does(lower, name):
     assert lower(source(name), XNNPACK).figures
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("Conv depthwise 3d, ", PORTABLE), ("AvgPool 3d, , no batch", PORTABLE), ("Conv 3d, ", XNNPACK)],
+)
+def test_files_with_volumes(lower, name, recipe):
+    """Kernels and XNNPACK compute them."""
+    assert lower(source(name), recipe).figures
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["BatchNorm 1d, linear", "float64, 2", "Linear of one dimension, 2"])
 def test_int8_leaves_others_alone(lower, name):
@@ -116,7 +157,7 @@ def test_int8_leaves_others_alone(lower, name):
     assert lower(source(name), STATIC).figures
 
 
-REFUSED = ("3d", "RReLU", "sort", "unique", "combinations", "LocalResponseNorm")
+REFUSED = ("ConvTranspose 3d", "RReLU", "sort", "unique", "combinations", "LocalResponseNorm")
 """Parts of the names of cases for which ExecuTorch has no kernels."""
 RECIPES = {"portable": PORTABLE, "xnnpack": XNNPACK, "dynamic": DYNAMIC}
 PARTS = 12
