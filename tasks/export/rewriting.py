@@ -159,9 +159,7 @@ def _pool3d(name: str, *neutral: int | None) -> _Written:
     def write(x: Tensor, *arguments: Any) -> Any:
         if x.dim() == 4:
             return write(x.unsqueeze(0), *arguments).squeeze(0)
-        given = (
-            arguments[0] if size == [] else size for size in arguments[: len(neutral)]
-        )  # no stride
+        given = (arguments[0] if size == [] else size for size in arguments[: len(neutral)])  # no stride
         sizes = [*map(_three, given)]
         along = rest = arguments[len(neutral) :]
         if len(rest) == 3 and rest[2]:  # the divisor of averages
