@@ -148,8 +148,10 @@ def _is_odd_depthwise(node: Node, _: Facts) -> bool:
 
 
 def _is_over_outer_dims(node: Node, _: Facts) -> bool:
-    """Whether a reduction or a softmax is over images, or over channels of several images."""
+    """Whether a reduction or a softmax is over images, over channels of several images, or of no dimensions."""
     value, dims = _value(node.args[0]), node.args[1]
+    if not value.dim():
+        return True
     over = {dim % value.dim() for dim in compat.pytree.tree_leaves(dims) if dim is not None}
     return bool(value.dim() == 4 and (0 in over or (1 in over and value.shape[0] != 1)))
 
@@ -177,6 +179,15 @@ def _becomes_computed_weight(node: Node, facts: Facts) -> bool:
     return any(value not in facts.constants for product in products for value in (node.args[0], *product.args[:-2]))
 
 
+_LOSES_NAN = ("clamp", "hardtanh", "minimum", "relu", "tanh")
+
+
+def _loses_nan(node: Node, _: Facts) -> bool:
+    """Whether NaN would be lost: what keeps it, see `_CLAMPS`, takes 1 to 4 dimensions, and would throw."""
+    operands = map(_value, node.all_input_nodes)
+    return any(x.is_floating_point() and not 1 <= x.dim() <= 4 for x in operands if torch.is_tensor(x))
+
+
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor"
 
@@ -199,10 +210,10 @@ _OF_BOTH = (
     ),
     Limit(
         ["div.Tensor_mode"],
-        # floating point is always divided down, and integers towards zero
-        lambda node, _: node.kwargs.get("rounding_mode") != ("floor" if _value(node).is_floating_point() else "trunc"),
-        "`x // 3` of negative integers rounds up: 20 dB; `div(x, y, rounding_mode='trunc')` of numbers rounds down",
+        lambda node, _: node.kwargs.get("rounding_mode") != "trunc" or _value(node).is_floating_point(),
+        "`x // 3` of negative integers rounds up: 20 dB; the rounded quotient of numbers rounds down: 3.0 // 0.3 is 10",
     ),
+    Limit(_LOSES_NAN, _loses_nan, "NaN is lost: `relu(x)` of no dimensions, `minimum(x, y)` of five"),
     Limit(["eq.Tensor"], _always, "numbers within 1e-5 are taken for equal; for integers the runtime throws: `x == y`"),
     Limit(
         ["pow.Tensor_Tensor", "pow.Tensor_Scalar"],
@@ -235,8 +246,9 @@ _OF_BOTH = (
     ),
     Limit(
         ["hardswish"],
-        lambda node, _: _value(node).dim() > 4,
-        "upstream keeps it whole for 5 dimensions, which it does not take, and then refuses to lower it",
+        lambda node, _: not 1 <= _value(node).dim() <= 4,
+        "upstream keeps it whole for 5 dimensions, which it does not take, and then refuses to lower it; of none, "
+        "what keeps NaN throws",
     ),
 )
 
@@ -623,6 +635,15 @@ def _write_power(call: Callable[..., Any], _program: Any, _operator: Any, x: Any
     return None
 
 
+def _write_hardswish(call: Callable[..., Any], program: Any, operator: Any, x: Any) -> Any:
+    """Keeps what is NaN in eager, of inputs: the shader returns 0 for `hardswish(x)` of -inf."""
+    if not _is_given(x.node, _constants(program)):
+        return None
+    least = call(_ATEN.clamp.default, (x, None, 0.0))
+    part = call(_ATEN.mul.Tensor, (least, call(_ATEN.sigmoid.default, (least,))))
+    return call(_ATEN.add.Tensor, (call(operator, (x,)), call(_ATEN.sub.Tensor, (part, part))))
+
+
 def _write_softmax(call: Callable[..., Any], program: Any, _operator: Any, x: Any, dim: int, *_: Any) -> Any:
     """Writes a softmax of masked values: its shader makes zeros of NaN, and of rows of `finfo.min`, unlike eager."""
     if not _may_be_masked(x.node, partial(_is_finite, program)):
@@ -642,11 +663,12 @@ _EXTREMES = (_ATEN.amax.default, _ATEN.amin.default)
 _TOTALS = (_ATEN.sum.dim_IntList, _ATEN.mean.dim, *_EXTREMES)
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _ATEN.pow.Tensor_Scalar: _write_power,
+    _ATEN.hardswish.default: _write_hardswish,
     _ATEN._softmax.default: _write_softmax,  # noqa: SLF001 - the operator's name
     **dict.fromkeys(_TOTALS, _write_total),
     **dict.fromkeys((_ATEN.avg_pool2d.default, _ATEN.max_pool2d_with_indices.default), _write_pool),
 }
-_CLAMPS = {getattr(_ATEN, name).default for name in ("clamp", "hardtanh", "minimum", "relu", "tanh")}
+_CLAMPS = {getattr(_ATEN, name).default for name in _LOSES_NAN}
 """Their shaders lose NaN: `relu(x)`. Inputs of a program may have some, so zeros are added to these, or NaN."""
 
 _ARITHMETIC = frozenset(("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor"))

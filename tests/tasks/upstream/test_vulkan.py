@@ -117,6 +117,10 @@ LEFT: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any], dict[str, set[
     "sums of integers": (Function(lambda x: x + x), (INTEGERS + (1 << 24),), {}, on_vulkan("add")),
     "rounding": (Function(lambda x: x // 3), (INTEGERS,), {}, on_both("div", "_to_dim_order_copy")),
     "truncation": (Function(lambda x: x.div(x[0], rounding_mode="trunc")), (TOKENS,), {}, on_both("div")),
+    "quotients of numbers": (Function(lambda x: x.div(x[0], rounding_mode="floor")), (TOKENS,), {}, on_both("div")),
+    "clamp of a number": (nn.ReLU(), (torch.tensor(torch.nan),), {}, on_both("relu")),
+    "minimum of five dimensions": (Function(torch.minimum), (TOKENS[:, :, None, None],) * 2, {}, on_both("minimum")),
+    "softmax of a number": (nn.Softmax(0), (torch.tensor(2.0),), {}, on_vulkan("_softmax")),
     "int64": (Function(lambda x: x + x), (torch.tensor([1 << 40]),), {}, on_both("add")),
     "bounds": (Function(lambda x: x.clamp(0.5, 2.5)), (INTEGERS,), {}, on_vulkan("clamp")),
     "number": (Function(lambda x: x[0] * x[1]), (torch.randn(3),), {}, on_vulkan("mul")),
@@ -268,6 +272,7 @@ def layers_of_torchao() -> dict[str, tuple[nn.Module, tuple[Any, ...], dict[int,
         "groups of 4 bits": (dynamic(32, weight_dtype=torch.int4), (rows,), {0: Dim("rows", min=2, max=8)}, True),
         "odd size": (dynamic(30, weight_dtype=torch.int4), (rows,), {}, False),
         "8 bits": (dynamic(32, weight_dtype=torch.int8), (rows,), {}, False),
+        "vector": (dynamic(32, weight_dtype=torch.int4), (rows[0],), {}, False),
         "batch": (dynamic(32, weight_dtype=torch.int4), (batch,), {}, False),
         "batch of any size": (dynamic(32, weight_dtype=torch.int4), (batch,), {0: Dim("batch", max=4)}, False),
         "weights of 4 bits": (weights(32, weight_dtype=torch.int4), (rows,), {}, True),
@@ -277,7 +282,7 @@ def layers_of_torchao() -> dict[str, tuple[nn.Module, tuple[Any, ...], dict[int,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(9))
 def test_layers_of_torchao(number):
     """Weights of 4 bits in groups are taken with what quantizes the input; what else there is, is decomposed."""
     *lowering, taken = [*layers_of_torchao().values()][number]
@@ -298,6 +303,8 @@ def test_layers_of_torchao(number):
         (lambda x: functional.linear(x, TABLE).softmax(-1), ["_softmax"]),
         (lambda x: x.amax(-1), ["amax", "sigmoid", "sub", "sum", "add", "select_copy"]),
         (lambda x: functional.linear(x, TABLE).amax(1, keepdim=True), ["amax"]),
+        (functional.hardswish, ["clamp", "sigmoid", "mul", "hardswish", "sub", "add"]),
+        (lambda x: functional.hardswish(functional.linear(x, TABLE)), ["hardswish"]),
         (torch.relu, ["relu", "sigmoid", "sub", "add"]),
         (lambda x: torch.relu(functional.linear(x, TABLE)), ["relu"]),
     ],
@@ -529,6 +536,7 @@ MORE: dict[str, tuple[nn.Module, tuple[Any, ...], dict[int, Any]]] = {
         (TOKENS.masked_fill(TOKENS > 1, torch.nan),),
         {},
     ),
+    "hardswish of no numbers": (nn.Hardswish(), (torch.tensor([-torch.inf, torch.inf, torch.nan, -9, 1e30]),), {}),
     "hardswish": (
         Function(lambda x: (functional.hardswish(x[0]), functional.hardswish(x.view(2, 1, 2, 3, 8)))),
         (TOKENS * 3,),
