@@ -29,6 +29,7 @@ _NAMES = {
     "executorch.backends.transforms.utils": (
         "create_constant_placeholder delete_constant_placeholder get_param_tensor"
     ),
+    "executorch.backends.vulkan._passes": "FoldQDQPass",
     "executorch.backends.vulkan._passes.squeeze_unsqueeze_inputs": "SqueezeUnsqueezeInputs",
     "executorch.backends.vulkan.op_registry": (
         "get_op_features is_reduce_node_supported_by_per_row_impl pick_storage_for_reduce"
