@@ -10,8 +10,10 @@ import platform
 import struct
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import PteforgeError, printable
@@ -25,6 +27,7 @@ _FORMATS = {bool: "<?", int: "<q", float: "<d"}
 
 def main(arguments: Sequence[str]) -> None:
     """Prints what it is asked for; ends with a message if a file does not load, or a call fails."""
+    _leave_exir_out()
     if list(arguments) == ["--about"]:
         sys.stdout.write("".join(f"{line}\n" for line in _about()))
         return
@@ -43,6 +46,14 @@ def main(arguments: Sequence[str]) -> None:
                 sys.stdout.buffer.write(_content(value))
     except PteforgeError as error:
         sys.exit(printable(str(error)))
+
+
+def _leave_exir_out() -> None:
+    """Makes `executorch.exir` an empty package: the runtime needs one small module of it, and all takes seconds."""
+    executorch = find_spec("executorch")
+    package = ModuleType("executorch.exir")
+    package.__path__ = [f"{folder}/exir" for folder in (executorch and executorch.submodule_search_locations) or ()]
+    sys.modules[package.__name__] = package
 
 
 def _about() -> Iterator[str]:

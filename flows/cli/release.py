@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -131,10 +132,12 @@ def upgrade(
         rehearsal = Rehearsal.of(request, python, out, opened, limits)
     sides, lines = (rehearsal.now.title, rehearsal.next.title), [printable(line) for line in rehearsal.lines()]
     page = open_page()
-    page.print(f"From {sides[0]}", f"to {sides[1]}", "", *lines, "", sep="\n")
+    worse = [f"worse: {printable(sentence)}" for sentence in rehearsal.problems]
+    page.print(f"From {sides[0]}", f"to {sides[1]}", "", *worse, *lines, "", sep="\n")
     print_differences(page, rehearsal.files)
     with convert_os_errors(InputError, f"the page cannot be written to {out}"):
-        replace_file(out / NAME, page.export_html().encode(), out)
+        html = page.export_html().replace("<head>", f"<head>\n<title>{escape(request.zoo.name)}: upgrade</title>", 1)
+        replace_file(out / NAME, html.encode(), out)
     sys.stderr.write("".join(f"{line}\n" for line in (*lines, f"see {printable(str(out / NAME))}")))
     _show(*sides, rehearsal.files, rehearsal.problems, as_json, markdown, rehearsal.to_json(), lines=lines)
 

@@ -131,10 +131,7 @@ class Rehearsal:
             sys.stderr.write(f"{side}: {toolchains[side].title}\n")
             runs.append(_export(each, request, f"{request.zoo.stem} {side}", out / side, open_store))
         before, after = (find_side(run, open_store) for run in runs)
-        files = [
-            replace(file, changes=tuple(change for change in file.changes if change.area != "toolchain"))
-            for file in compare(before, after, limits)
-        ]
+        files = [_without_toolchain(file) for file in compare(before, after, limits)]
         if toolchains["next"].versions["executorch"] not in TESTED:
             sys.stderr.write("next: the smallest case of each patch is lowered, once for this release\n")
             try:
@@ -142,7 +139,7 @@ class Rehearsal:
             except InputError as error:
                 sys.stderr.write(f"warning: {error}\n")
         crossed = {
-            made: _verify_on(pythons[other], out / made, request.store)
+            made: _verify_on(pythons[other], out / made, toolchains[other].title, request.store)
             for made, other in (("now", "next"), ("next", "now"))
         }
         return cls(toolchains["now"], toolchains["next"], files, crossed)
@@ -189,10 +186,20 @@ def _export(python: Path, request: ExportRequest, zoo: str, out: Path, open_stor
     return run
 
 
-def _verify_on(python: Path, folder: Path, store: str | None) -> Crossed:
+def _without_toolchain(file: FileDifference) -> FileDifference:
+    """Leaves out what another toolchain always changes: its versions, and in the file the digest of the provenance."""
+    changes = tuple(change for change in file.changes if change.area != "toolchain")
+    rest = tuple(change for change in changes if change.name != "general.provenance_sha256")
+    if len(rest) < len(changes) and {change.name for change in rest} == {"SHA-256"}:
+        rest = ()
+    return replace(file, changes=rest)
+
+
+def _verify_on(python: Path, folder: Path, title: str, store: str | None) -> Crossed:
     """Verifies files on the ExecuTorch runtime of another environment; raises InputError if that cannot be said."""
     if not any(folder.rglob("*.pte")):
         return Crossed({}, {})
+    sys.stderr.write(f"{folder.name}: its files are run with {title}\n")
     command = [sys.executable, *COMMAND, "verify", str(folder), "--place", f"python:{python}", "--json"]
     command += ["--store", store] if store else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 - our own

@@ -97,7 +97,7 @@ class Toolchain(Record):
 
     def __str__(self) -> str:
         applied = f"{len(self.patches) - len(self.unmended)} of {len(self.patches)} patches apply"
-        missing = [f"{path} is missing, which {', '.join(modules)} mention" for path, modules in self.lacks.items()]
+        missing = [f"{path} is missing, which these use: {', '.join(modules)}" for path, modules in self.lacks.items()]
         return "\n".join([self.title, applied, *self.unmended, *missing, *self.probed])
 
 
@@ -117,7 +117,8 @@ def _asked(python: Path, module: str, *arguments: str) -> Any:
         return json.loads(answer.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
         said = printable(str(getattr(error, "stderr", None) or error).strip().rpartition("\n")[2])
-        raise InputError(f"{python} cannot say what it lowers with: {said}") from error
+        advice = "it should be the Python of an environment with pteforge"
+        raise InputError(f"{python} cannot say what it lowers with: {said}; {advice}") from error
 
 
 @cache
