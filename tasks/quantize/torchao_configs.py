@@ -40,6 +40,7 @@ class TorchaoParams(Params):
 
 _BASE = "AOBaseConfig"
 _ENDING = "Config"
+_INT_MM = "Int8DynamicActivationInt8WeightConfig"
 
 
 def class_name(written: str) -> str:
@@ -57,6 +58,11 @@ def check_transform(transform: TorchaoTransform) -> None:
     """Raises TargetError for an unknown config or unknown names of its params; does not check values."""
     name = class_name(transform.torchao)
     fields = torchao_configs()[name]
+    if name == _INT_MM:
+        raise TargetError(
+            f"torchao's {name} multiplies with aten._int_mm, which ExecuTorch does not have; use "
+            "int8_dynamic_activation_intx_weight with params: {weight_dtype: int8}"
+        )
     for field in transform.params:
         if field not in fields:
             raise TargetError(f"torchao's {name} has no field {field!r}{did_you_mean(field, fields)}")

@@ -40,6 +40,10 @@ def test_as_imported():
             {"torchao": "int8_weight_only", "params": {"group_siz": 32}},
             "Int8WeightOnlyConfig has no field 'group_siz'; did you mean 'group_size'?",
         ),
+        (
+            {"torchao": "int8_dynamic_activation_int8_weight"},
+            "ExecuTorch does not have; use int8_dynamic_activation_intx_weight with params: {weight_dtype: int8}",
+        ),
     ],
 )
 def test_mistakes(given, message):
