@@ -93,7 +93,7 @@ def prefect(project, on_server):
 
     def run(*args: str) -> str:
         command = (sys.executable, "-m", "prefect", "--no-prompt", *args)
-        done = run_process(*command, cwd=project.folder, env=project.environment(on_server))
+        done = run_process(*command, cwd=project.folder, env=project.environment(on_server), timeout=600.0)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
