@@ -176,4 +176,4 @@ def test_each_name_taken_away(part):
         if failed and not (clear and each["subject"] in said):
             wrong[each["subject"]] = failed
     assert wrong == {}
-    assert refused < len(paths)  # of three recipes each
+    assert refused < len(paths)  # of two recipes each

@@ -14,7 +14,7 @@ import torch
 from pteforge.api.probes import in_fork
 
 ZOO = Path(__file__).parents[2] / "zoo"
-RECIPES = ("portable-fp32", "xnnpack-fp32", "xnnpack-int8-static")
+RECIPES = ("portable-fp32", "xnnpack-int8-static")
 
 
 def tried(recipe: Mapping[str, Any], folder: Path) -> str:
