@@ -65,7 +65,7 @@ def test_places_of_images():
         ("vision_encoder", "c", 2),
     ]
     for ids, images in (([1, 9], ["a"]), ([9, 9], []), ([1], ["a"])):
-        with pytest.raises(ValueError, match=r"in place of|has no place"):
+        with pytest.raises(ValueError, match=r"tokens where|has no place"):
             parts(ids, images)
 
 
