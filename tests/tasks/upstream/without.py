@@ -1,4 +1,7 @@
-"""`python without.py NAME...` lowers one model with each name of torch or ExecuTorch taken away; prints JSON."""
+"""`python without.py NAME...` lowers one model with each name of torch or ExecuTorch taken away; prints JSON.
+
+Names that lowering does not look up are taken away together.
+"""
 
 import json
 import logging
@@ -44,6 +47,22 @@ def all_tried(recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return results
 
 
+def looked_up(recipes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names that are looked up while the recipes are lowered, as dotted names."""
+    from pteforge.tasks.upstream import compat, patches
+
+    names, find = set(), compat.find
+
+    def note(path: str) -> Any:
+        first, dot, rest = path.partition(".")
+        names.add(f"{compat.PATHS.get(first, first)}{dot}{rest}")
+        return find(path)
+
+    compat.find = patches.find = note
+    all_tried(recipes)
+    return sorted(names)
+
+
 def main(*names: str) -> None:
     from pteforge.configs.recipe_lookup import load_preset
     from pteforge.tasks.upstream.compat import WITHOUT
@@ -52,10 +71,15 @@ def main(*names: str) -> None:
     torch.set_num_threads(1)
     sys.path.insert(0, str(ZOO))
     recipes = {name: load_preset(name).recipe.model_dump(mode="json", exclude_unset=True) for name in RECIPES}
+    used = in_fork({}, partial(looked_up, recipes))
+    groups = [[name] for name in names if name in used]
+    groups += filter(None, [[name for name in names if name not in used]])
+    results = {}
+    for group in groups:
+        came = in_fork({WITHOUT: ",".join(group)}, partial(all_tried, recipes)) or dict.fromkeys(recipes, "died")
+        results |= dict.fromkeys(group, came)
     for name in names:
-        results = in_fork({WITHOUT: name}, partial(all_tried, recipes)) or dict.fromkeys(recipes, "died")
-        sys.stdout.write(json.dumps({"subject": name, "results": results}) + "\n")
-        sys.stdout.flush()
+        sys.stdout.write(json.dumps({"subject": name, "results": results[name]}) + "\n")
 
 
 if __name__ == "__main__":
