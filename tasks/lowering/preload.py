@@ -43,5 +43,5 @@ with shorter_imports():
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             with suppress(ToolchainError):  # stages that need it say so
                 importlib.import_module(module.name)
-    with suppress(ToolchainError):
+    with suppress(Exception):  # upstream lacks something, or is broken: the stages that need it say what
         _warm_up()
