@@ -148,8 +148,8 @@ def _conv3d(
     last = frames.shape[1] - spread * (weight.shape[2] - 1)
     taps = [_ATEN.slice.Tensor(frames, 1, at * spread, at * spread + last, step) for at in range(weight.shape[2])]
     images = torch.stack(taps, 3).flatten(2, 3)
-    made = F.conv2d(images.flatten(0, 1), weight.flatten(1, 2), bias, steps, edges, spreads, groups)
-    return made.unflatten(0, images.shape[:2]).transpose(1, 2)
+    convolved = F.conv2d(images.flatten(0, 1), weight.flatten(1, 2), bias, steps, edges, spreads, groups)
+    return convolved.unflatten(0, images.shape[:2]).transpose(1, 2)
 
 
 def _pool3d(name: str, *neutral: int | None) -> _Written:
@@ -159,16 +159,16 @@ def _pool3d(name: str, *neutral: int | None) -> _Written:
     def write(x: Tensor, *arguments: Any) -> Any:
         if x.dim() == 4:
             return write(x.unsqueeze(0), *arguments).squeeze(0)
-        given = (arguments[0] if size == [] else size for size in arguments[: len(neutral)])  # no stride
-        sizes = [*map(_three, given)]
+        # without a stride, it is the kernel's size
+        sizes = [_three(arguments[0] if size == [] else size) for size in arguments[: len(neutral)]]
         along = rest = arguments[len(neutral) :]
         if len(rest) == 3 and rest[2]:  # the divisor of averages
             rest = (*rest[:2], 1)
         images = pool(x.flatten(1, 2), *(size[1:] for size in sizes), *rest)
         lines = images.unflatten(1, x.shape[1:3]).flatten(3)
         same = [lines.shape[3] if size is None else size for size in neutral]
-        made = pool(lines, *([size[0], keeps] for size, keeps in zip(sizes, same, strict=False)), *along)
-        return made.unflatten(3, images.shape[2:])
+        pooled = pool(lines, *([size[0], keeps] for size, keeps in zip(sizes, same, strict=False)), *along)
+        return pooled.unflatten(3, images.shape[2:])
 
     return write
 

@@ -851,11 +851,11 @@ def cut_off_folded() -> None:
         for node in module.graph.nodes:
             users = [user for user in node.users if _name(user) == _DEQUANTIZE]
             if _name(node) == _QUANTIZE and users and 1 <= _value(node).dim() <= 4:
-                given, scale, zero, least, greatest, *_ = node.args
+                value, scale, zero, least, greatest, *_ = node.args
                 with module.graph.inserting_before(node):
                     bounds = (scale * (least - zero), scale * (greatest - zero))
-                    clamped = module.graph.call_function(_ATEN.clamp.default, (given, *bounds))
-                clamped.meta |= given.meta
+                    clamped = module.graph.call_function(_ATEN.clamp.default, (value, *bounds))
+                clamped.meta |= value.meta
                 for user in users:
                     user.replace_all_uses_with(clamped)
         return _fold(fold, module)

@@ -113,7 +113,9 @@ def test_run_is_killed(site):
 def test_runs_that_are_not_needed_any_more_are_cancelled(site):
     """Runs of models that a dead run has left with other settings are cancelled, and do not delay the next night."""
     site.workers.pop("three").kill()
-    site.write_zoo(seconds=100)  # longer than it takes to see that the run is dead: some runs wait then, others go on
+    site.write_zoo(
+        seconds=100
+    )  # longer than it takes to see that the run is dead: some runs wait then, others still work
     night = site.start_night(overrides=["run.pool=forge", "models.net00.limits.timeout=10m"])
     eventually(lambda: site.runs_of_models(night, "RUNNING"))
     (parent,) = (runs[night] for worker in site.workers.values() if night in (runs := worker.runs()))

@@ -65,7 +65,7 @@ def test_changes():
 
 
 def test_probes():
-    """Patches that are not needed any more, or do not help, are told; the latter make the toolchain unwell."""
+    """Lines name patches that are not needed any more or do not help; only the latter make the toolchain unwell."""
     needless, failing = (PatchState(name, "a fault", probe=probe) for name, probe in (("a", "needless"), ("b", "died")))
     assert Toolchain({}, (PatchState("c", "a fault", probe="needed"), needless), {}).well
     toolchain = Toolchain({}, (needless, failing), {})
