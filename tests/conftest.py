@@ -67,12 +67,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_ROOM].cleanup()
 
 
-PARTS = range(1, 13)
+PARTS = range(1, 25)
 """Numbers of the parts of the nightly tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option that CI uses to run some of the nightly tests at each push, and all of them in twelve."""
+    """Adds the option that CI uses to run some of the nightly tests at each push, and all of them in 24 days."""
     parser.addoption("--part", type=int, choices=PARTS, help="leave out nightly tests of the other parts")
 
 
@@ -89,24 +89,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def parts(items: Iterable[pytest.Item]) -> dict[int, list[pytest.Item]]:
-    """Deals the nightly tests, by file, into parts whose time limits have about the same sum."""
+    """Deals the nightly tests into parts whose time limits have about the same sum.
+
+    Those of a file stay together, since they share fixtures, unless they are more than a part.
+    """
     of_file: dict[Path, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("nightly"):
             of_file.setdefault(item.path, []).append(item)
+    limit = {path: sum(map(_limit, tests)) for path, tests in of_file.items()}
+    mean = sum(limit.values()) / len(PARTS)
+    stacks = [[test] for path, tests in of_file.items() if limit[path] > mean for test in tests]
+    stacks += [tests for path, tests in of_file.items() if limit[path] <= mean]
     dealt: dict[int, list[pytest.Item]] = {number: [] for number in PARTS}
-    limits = dict.fromkeys(dealt, 0.0)
-    for path in sorted(of_file, key=lambda path: (_weight(of_file[path]), path), reverse=True):
-        lightest = min(limits, key=limits.__getitem__)
-        dealt[lightest] += of_file[path]
-        limits[lightest] += _weight(of_file[path])[0]
+    for stack in sorted(stacks, key=lambda stack: sum(map(_limit, stack)), reverse=True):
+        min(dealt.values(), key=lambda part: sum(map(_limit, part))).extend(stack)
     return dealt
 
 
 def _weight(items: list[pytest.Item]) -> tuple[float, int]:
-    """What a file may take: the time limit that it asks for, or pyproject.toml's, and the number of its tests."""
-    limits = (mark.args[0] for item in items for mark in item.iter_markers("timeout"))
-    return max(limits, default=300), len(items)
+    """What a file may take: the longest time limit of a test, and the number of its tests."""
+    return max(map(_limit, items)), len(items)
+
+
+def _limit(item: pytest.Item) -> float:
+    """The seconds a test may take: what it asks for, or pyproject.toml's."""
+    mark = item.get_closest_marker("timeout")
+    return mark.args[0] if mark else 300
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

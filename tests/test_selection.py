@@ -14,19 +14,28 @@ pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parent
 SCRIPT = TESTS.parent / "scripts" / "test"
-NIGHTLY = {**dict.fromkeys("abcdefhklmn", 900), "i": 100, "j": 100}
-"""Files with one nightly test each: their time limits in seconds."""
+LONG = [f"long[{number}]" for number in range(24)]
+SHORT = ["short[0]", "short[1]"]
+NIGHTLY = {*LONG, *SHORT, "g"}
+DEALING = """
+def pytest_collection_finish(session):
+    conftest, = (plugin for plugin in session.config.pluginmanager.get_plugins() if hasattr(plugin, "PARTS"))
+    for number, tests in conftest.parts(session.items).items():
+        print(f"::test_{number:02}", *(test.name.removeprefix("test_") for test in tests))
+"""
+"""A plugin of pytest's that prints what each part has."""
 
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files with a nightly test each, and one with a quick test, a slow test and one that is both slow and nightly."""
+    """Files with long and with short nightly tests, and one with a quick, a slow, and a slow and nightly test."""
     folder = tmp_path_factory.mktemp("suite")
     shutil.copy(TESTS / "conftest.py", folder)
     shutil.copy(TESTS.parent / "pyproject.toml", folder)
-    for name, limit in NIGHTLY.items():
+    for name, count, limit in [("long", len(LONG), 900), ("short", len(SHORT), 100)]:
         marks = f"import pytest\n\npytestmark = [pytest.mark.nightly, pytest.mark.timeout({limit})]\n"
-        (folder / f"test_{name}.py").write_text(f"{marks}\ndef test_{name}(): pass\n")
+        cases = f"@pytest.mark.parametrize('case', range({count}))"
+        (folder / f"test_{name}.py").write_text(f"{marks}\n{cases}\ndef test_{name}(case): pass\n")
     mixed = ["import pytest", "def test_quick(): pass", "@pytest.mark.slow\ndef test_slow(): pass"]
     mixed += ["@pytest.mark.slow\n@pytest.mark.nightly\n@pytest.mark.timeout(100)\ndef test_g(): pass"]
     (folder / "test_mixed.py").write_text("\n\n".join(mixed))
@@ -58,10 +67,10 @@ def selected(suite: Path, *options: str | Path, given: str = "") -> set[str]:
     [
         ([], {"quick"}),
         (["--slow"], {"slow"}),
-        (["--nightly"], {*NIGHTLY, "g"}),
-        (["--slow", "--nightly"], {*NIGHTLY, "g", "slow"}),
-        (["--all"], {*NIGHTLY, "g", "slow", "quick"}),
-        (["--coverage"], {*NIGHTLY, "g", "slow", "quick"}),
+        (["--nightly"], NIGHTLY),
+        (["--slow", "--nightly"], {*NIGHTLY, "slow"}),
+        (["--all"], {*NIGHTLY, "slow", "quick"}),
+        (["--coverage"], {*NIGHTLY, "slow", "quick"}),
     ],
 )
 def test_selections(suite, options, expected):
@@ -69,10 +78,14 @@ def test_selections(suite, options, expected):
     assert selected(suite, *options) == expected
 
 
-def test_parts(suite):
-    """Twelve parts have every nightly test, each once, and about the same time limits; other tests run in each."""
-    parts = [selected(suite, "--slow", "--nightly", "--part", str(number)) for number in range(1, 13)]
-    assert [part & {"slow", "quick"} for part in parts] == [{"slow"}] * 12
-    nightly = sorted(sorted(part - {"slow"}) for part in parts)
-    assert nightly == [["g", "i", "j"] if name == "g" else [name] for name in "abcdefghklmn"]
-    assert selected(suite, given="--all --part 3") == {*parts[2], "quick"}
+def test_parts(suite, monkeypatch):
+    """The parts have every nightly test, each once; a file that is more than a part is dealt by tests."""
+    (suite / "dealing.py").write_text(DEALING)
+    monkeypatch.setenv("PYTHONPATH", str(suite))
+    with_parts = selected(suite, "--nightly", "-p", "dealing")
+    nightly = [set(line.split()[1:]) for line in sorted(with_parts - NIGHTLY)]
+    assert len(nightly) == 24
+    assert sorted(name for part in nightly for name in part) == sorted(NIGHTLY)
+    assert [len(part & {*LONG}) for part in nightly] == [1] * 24
+    assert sorted(sorted(part - {*LONG}) for part in nightly) == [[]] * 22 + [["g"], SHORT]
+    assert selected(suite, given="--all --part 3") == {*nightly[2], "slow", "quick"}
