@@ -118,6 +118,8 @@ def doctor(
     """
     if (request is not None) + server + toolchain != 1:
         raise InputError("give either a zoo, --server or --toolchain")
+    if probe and not toolchain:
+        raise InputError("--probe is about a toolchain: give it with --toolchain")
     if request is None:
         if server:
             _check_server(as_json=as_json)

@@ -184,7 +184,7 @@ def weight_files(path: Path) -> tuple[Path, ...]:
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+) ?"
 _FIGURES = {
     "growth": ("(%)", "file", "size", 1, "the file grew by {}"),
-    "sqnr": ("(?:dB)?()", "numerics", "(edge programs: )?SQNR", -1, "SQNR fell by {}"),
+    "sqnr": ("(?:dB)?()", "numerics", "(.+: )?SQNR", -1, "{name} fell by {}"),
     "score": ("(%?)", "accuracy", "score", -1, "the score fell by {}"),
     "latency": ("(%)", "times", "latency of .*", 1, "{name} is {} longer"),
 }
@@ -216,6 +216,7 @@ def _worse(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
         yield f"{limit.kind} cannot be compared: {had}, and the new file has no such figure"
     elif limit.kind == "sqnr" and before.figures is None:
         yield "sqnr cannot be compared: the earlier file has no provenance with figures next to it"
+    problems: dict[tuple[float, float], str] = {}  # by values: the file's are those of its worst payload and method
     for name, now in present.items():
         was = earlier.get(name)
         if was is None or was.value == now.value:
@@ -229,7 +230,9 @@ def _worse(before: Delivered, after: Delivered, limit: Limit) -> Iterator[str]:
                 for number in (loss, limit.most)
             )
             change = words if math.isfinite(loss) else words.replace(" by {}", "")  # outputs were exact
-            yield f"{change.format(lost_by, name=name)}, from {was.text} to {now.text}; at most {most} is allowed"
+            text = f"{change.format(lost_by, name=name)}, from {was.text} to {now.text}; at most {most} is allowed"
+            problems[was.number, now.number] = text
+    yield from problems.values()
 
 
 def _delegation(before: Delivered, after: Delivered) -> Iterator[str]:

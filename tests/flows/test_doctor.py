@@ -138,3 +138,5 @@ def test_command(refused, tmp_path):
     well = made.run("doctor", "nets:linear")
     assert (well.code, "all well" in well.out) == (0, True)
     assert made.run("doctor", "zoo.yaml", "--model", "nothing").code == 2
+    refusal = made.run("doctor", "zoo.yaml", "--probe")
+    assert (refusal.code, "give it with --toolchain" in refusal.err) == (2, True)

@@ -130,6 +130,25 @@ def test_exact_outputs():
     assert regressions(of(sqnr_db=0.0), of(sqnr_db=-3.0), ALL) != []
 
 
+def test_each_payload_keeps_its_figures():
+    """A payload or a method that loses is named, though others are worse; what is the file's, too, is one sentence."""
+
+    def file(xnnpack: float, prefill: float) -> Delivered:
+        worst = {name: Worst(1, 0.01, 0.01, noise) for name, noise in {"xnnpack": xnnpack, "vulkan": 40.0}.items()}
+        methods = {name: Worst(1, 0.01, 0.01, noise) for name, noise in {"prefill": prefill, "decode": 40.0}.items()}
+        overall = Worst(1, 0.01, 0.01, min(xnnpack, prefill, 40.0))
+        return replace(GOOD, findings=(Figures(overall, methods, worst, {}),))
+
+    assert regressions(file(120.0, 130.0), file(119.5, 140.0), ALL) == []
+    (sentence,) = regressions(file(120.0, 130.0), file(60.0, 130.0), ALL)
+    assert "xnnpack: SQNR fell by 60 dB, from 120.0 dB to 60.0 dB" in sentence
+    (sentence,) = regressions(file(120.0, 130.0), file(120.0, 90.0), ALL)
+    assert "method prefill: SQNR fell by 40 dB" in sentence
+    (sentence,) = regressions(file(120.0, 130.0), file(20.0, 130.0), parse_limits("sqnr=90dB"))
+    assert "xnnpack: SQNR fell by 100 dB, from 120.0 dB to 20.0 dB" in sentence
+    assert len(regressions(file(30.0, 130.0), file(20.0, 130.0), ALL)) == 1
+
+
 def test_plain_after_fat():
     """A recipe that makes a plain file now has other payloads, none of which is comparable."""
     assert regressions(of(), of(delegated=(MethodCalls("", "forward", 0, 5),)), ALL) == []
