@@ -129,6 +129,7 @@ def test_runs_that_are_not_needed_any_more_are_cancelled(site):
 
 def test_machine_dies(site):
     """A machine that dies with the zoo's run and runs of models: the next night makes what is missing."""
+    site.write_zoo(seconds=SECONDS, slow=dict.fromkeys(NAMES[1:], 60.0))  # which are at work when the first one is done
     night = site.start_night()
     site.wait_for(night, 1)
     victim = next(worker for worker in site.workers.values() if night in worker.runs())
