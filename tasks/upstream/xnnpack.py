@@ -53,6 +53,7 @@ _KEEPING_ZEROS = {  # what makes zeros of zeros
     )
 }
 
+_NORMS = {getattr(_ATEN, name) for name in ("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")}
 _CONCATENATIONS = {_ATEN.cat, _ATEN.concat, _ATEN.concatenate, _ATEN.stack, _ATEN.hstack, _ATEN.vstack}
 _REARRANGING = {  # what returns the values of a tensor elsewhere
     getattr(_ATEN, name)
@@ -121,7 +122,7 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
 
 
 def _kept_in_float(model: GraphModule) -> Iterator[Node]:
-    """Sums and products that something is divided by, or whose root, logarithm or softmax is taken.
+    """Sums and products that something is divided by, or whose root, logarithm or softmax is taken; and `_normalized`.
 
     Small ones become zero in integers, as in ``variance + epsilon``, and a division by zero has no result, which each
     kernel quantizes differently. Masks of attention are so large that all other values become zero next to them.
@@ -135,10 +136,21 @@ def _kept_in_float(model: GraphModule) -> Iterator[Node]:
     yield from _sums_and_products(divisors, _KEEPING_ZEROS)
     masked = [node.args[0] for node in model.graph.nodes if _packet(node) in _SOFTMAX]
     yield from _sums_and_products(masked, _KEEPING_ZEROS | _SUMS_AND_PRODUCTS)
-    joined = list(_joined_for_outputs(model.graph))
-    others = (node for node in model.graph.nodes if node not in joined)
+    kept = {*_joined_for_outputs(model.graph), *_normalized(model.graph)}
+    others = (node for node in model.graph.nodes if node not in kept)
     if any(node.target in _WITH_BIAS or _packet(node) in _SUMS_AND_PRODUCTS for node in others):  # not all may go
-        yield from joined
+        yield from kept
+
+
+def _normalized(graph: Graph) -> Iterator[Node]:
+    """Sums, products and concatenations that a norm of each row reads.
+
+    Rows share a scale, and a norm makes all of them equally large: what int8 rounds a class token to, next to patches
+    with 30 times larger values, is most of what the layer after it gets. `deit` had 0 dB, and has 27 with these left.
+    """
+    ahead = [node.args[0] for node in graph.nodes if _packet(node) in _NORMS]
+    passing = _REARRANGING | _SUMS_AND_PRODUCTS | _CONCATENATIONS | {_ATEN.dropout}
+    return _sums_and_products(ahead, passing, _SUMS_AND_PRODUCTS | _CONCATENATIONS)
 
 
 def _joined_for_outputs(graph: Graph) -> Iterator[Node]:
@@ -164,15 +176,17 @@ def _joined_for_outputs(graph: Graph) -> Iterator[Node]:
                 yield node
 
 
-def _sums_and_products(ahead: list[Any], passing: Collection[Any]) -> Iterator[Node]:
-    """Those that values are computed from, looking back through some operators."""
+def _sums_and_products(
+    ahead: list[Any], passing: Collection[Any], kinds: Collection[Any] = _SUMS_AND_PRODUCTS
+) -> Iterator[Node]:
+    """Those that values are computed from, or operators of other kinds, looking back through some operators."""
     seen = set()
     while ahead:
         node: Any = ahead.pop()
         if not isinstance(node, Node) or node in seen:
             continue
         seen.add(node)
-        if _packet(node) in _SUMS_AND_PRODUCTS:
+        if _packet(node) in kinds:
             yield node
         if _packet(node) in passing:
             ahead += node.all_input_nodes

@@ -368,6 +368,49 @@ def test_parts_of_outputs_keep_their_scales():
         assert (scores - ours).square().mean() < scores.square().mean() / 1000
 
 
+class Encoder(torch.nn.Module):
+    """A block of an encoder of images, whose class token is small next to the patches."""
+
+    def __init__(self, norm: type[torch.nn.Module]):
+        super().__init__()
+        self.patches, self.inner = torch.nn.Linear(48, 32), torch.nn.Linear(32, 32)
+        self.norm, self.last = norm(32), norm(32)
+        self.register_buffer("token", torch.randn(1, 1, 32) * 0.01)
+        self.register_buffer("position", torch.randn(1, 17, 32) * 0.01)
+
+    def forward(self, x):
+        values = torch.cat([self.token.expand(x.shape[0], -1, -1), self.patches(x)], 1) + self.position
+        values = values + self.inner(self.norm(values)) * 0.05
+        return self.last(values)[:, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm, torch.nn.RMSNorm])
+def test_small_tokens_keep_their_values_for_norms(monkeypatch, norm):
+    """In sums and concatenations that a norm reads, a row is not rounded by the scale of others."""
+    from pteforge.tasks.upstream import xnnpack
+
+    torch.manual_seed(0)
+    network, x = Encoder(norm).eval(), torch.randn(1, 16, 48)
+    assert worst_sqnr(lower_quantized(network, x), network, x) > 30
+    monkeypatch.setattr(xnnpack, "_normalized", lambda graph: ())
+    assert worst_sqnr(lower_quantized(network, x), network, x) < 12
+
+
+def test_sums_are_quantized_without_norms(monkeypatch):
+    """Residual sums of convolutional networks, and a sum that is all that there is to quantize."""
+    from pteforge.tasks.upstream import xnnpack
+
+    torch.manual_seed(0)
+    conv, norm = torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.LayerNorm(4)
+    residual = FunctionOfLayers(lambda net, x: x + net.layer(x), layer=conv)
+    alone = FunctionOfLayers(lambda net, x: net.layer(x + 1.5), layer=norm)
+    networks, x = (residual.eval(), alone.eval()), torch.randn(1, 3, 4, 4)
+    files = [lower_quantized(network, x) for network in networks]
+    monkeypatch.setattr(xnnpack, "_normalized", lambda graph: ())
+    assert files == [lower_quantized(network, x) for network in networks]
+
+
 def _rows(value):
     return value.reshape(-1, 16)
 
