@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .base import Target, TargetOptions
 
@@ -46,10 +46,23 @@ class Scales(TargetOptions):
         per_channel: weights have a scale for each output channel instead of one for all.
         dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
             convolutions in one and two dimensions that have several input channels in a group.
+        ranges: which range of an activation gets its fixed scale: histogram, the one with the least squared error;
+            min_max; moving_average, of the minima and maxima of samples; or percentile, all but the outermost values.
+        percentile: percent of the values that are in the range, for `ranges: percentile`.
     """
 
     per_channel: bool = True
     dynamic: bool = False
+    ranges: Literal["histogram", "min_max", "moving_average", "percentile"] = "histogram"
+    percentile: float = Field(99.99, gt=50, le=100)
+
+    @model_validator(mode="after")
+    def _ranges_are_observed(self) -> Self:
+        if self.dynamic and self.ranges != "histogram":
+            raise ValueError("`ranges` is for fixed scales, and `dynamic` computes them at run time; leave one out")
+        if "percentile" in self.model_fields_set and self.ranges != "percentile":
+            raise ValueError("`percentile` is for `ranges: percentile`")
+        return self
 
 
 class XnnpackRule(Scales):
@@ -83,6 +96,7 @@ class XnnpackQuantizerOptions(Scales):
         per_channel: weights have a scale for each output channel instead of one for all.
         dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
             convolutions in one and two dimensions that have several input channels in a group.
+        ranges, percentile: how fixed scales of activations follow from what is observed, see `Scales`.
         rules: other options for some modules or operators. Those of modules by name come first, then those by type.
         only_rules: leave everything that no rule names in floating point.
     """
@@ -161,7 +175,10 @@ class Xnnpack(Target):
 def _config(scales: Scales) -> Any:
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import get_symmetric_quantization_config
 
-    return get_symmetric_quantization_config(is_per_channel=scales.per_channel, is_dynamic=scales.dynamic)
+    from ..upstream.xnnpack import with_ranges
+
+    config = get_symmetric_quantization_config(is_per_channel=scales.per_channel, is_dynamic=scales.dynamic)
+    return config if scales.dynamic else with_ranges(config, scales.ranges, scales.percentile)
 
 
 def _add_rule(quantizer: Any, rule: XnnpackRule) -> None:

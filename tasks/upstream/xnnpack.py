@@ -22,6 +22,7 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.partitioner import Partition
 from torch.fx.passes.operator_support import create_op_support
+from torchao.quantization.pt2e.observer import HistogramObserver, MinMaxObserver, MovingAverageMinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
@@ -38,6 +39,7 @@ _GROUPS = 6  # the position of this argument of transposed convolutions
 _CONVOLUTIONS = (_ATEN.conv2d.default, _ATEN.conv_transpose2d.input)
 _CLAMPS = {getattr(_ATEN, name).default for name in ("relu", "relu_", "hardtanh", "hardtanh_", "relu6", "relu6_")}
 _UPSTREAMS_SMALLEST = 2**-12  # scale, also of weights
+_OF_EACH_SAMPLE = 0.1  # by which its minimum and maximum move an average
 _WITH_BIAS = (_ATEN.linear.default, *_CONVOLUTIONS, *_IN_ONE_DIMENSION)
 _PADS = (_ATEN.pad.default, _ATEN.constant_pad_nd.default)
 _SUMS_AND_PRODUCTS = {_ATEN.add, _ATEN.add_, _ATEN.mul, _ATEN.mul_}
@@ -233,6 +235,38 @@ def _smallest_scale(model: GraphModule) -> float:
     """2^-20, or as much as keeps each bias within 30 bits: XNNPACK has it as a multiple of both scales of its layer."""
     largest = max((float(value.detach().abs().max()) for _, _, value in _biases(model) if value.numel()), default=0.0)
     return min(max(largest / (_UPSTREAMS_SMALLEST * 2**29), 2**-20), _UPSTREAMS_SMALLEST)
+
+
+class PercentileObserver(HistogramObserver):  # type: ignore[misc]  # torchao is untyped here
+    """Observes the range of all but the outermost values, of which as many are below as above it.
+
+    Args:
+        percentile: percent of the values that are in the range, to the width of a bin.
+        options: those of `HistogramObserver`.
+    """
+
+    def __init__(self, *, percentile: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._beyond = (1 - percentile / 100) / 2
+
+    def _non_linear_param_search(self) -> tuple[torch.Tensor, torch.Tensor]:
+        shares = self.histogram.cumsum(0) / self.histogram.sum()
+        first, last = int((shares <= self._beyond).sum()), int((shares < 1 - self._beyond).sum())
+        width = (self.max_val - self.min_val) / self.bins
+        return self.min_val + width * first, self.min_val + width * min(last + 1, self.bins)
+
+
+def with_ranges(config: compat.QuantizationConfig, ranges: str, percentile: float) -> compat.QuantizationConfig:
+    """The configuration with fixed scales from these ranges, see `tasks.targets.xnnpack.Scales`."""
+    observers = {
+        "min_max": MinMaxObserver.with_args(),
+        "moving_average": MovingAverageMinMaxObserver.with_args(averaging_constant=_OF_EACH_SAMPLE),
+        "percentile": PercentileObserver.with_args(percentile=percentile),
+    }
+    if ranges not in observers:
+        return config
+    observed = replace(config.input_activation, observer_or_fake_quant_ctr=observers[ranges])
+    return replace(config, input_activation=observed, output_activation=observed)
 
 
 @cache
