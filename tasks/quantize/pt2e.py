@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torchao.quantization.pt2e import ObserverOrFakeQuantize
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer, QuantizationAnnotation, Quantizer
@@ -28,6 +28,7 @@ from ..targets import TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from ..upstream.compat import pytree
 from ..upstream.torch_export import whole_dynamic_quantization
+from ..upstream.torchao import RANGES
 from ..usercode.recipe_functions import node_filter, run_graph_passes
 from .linear_layers import unroll_recurrent_layers, write_as_linear
 
@@ -138,6 +139,9 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     _leave_computed_weights(module)
     changed = buffers_written_in(module).union(state)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
+    first = next(samples := iter(samples))
+    _note_ranges(module, first)
+    _set_buffers(module, initial)
     node_filters = {position: node_filter(function, position) for position, function in filters.items()}
     quantizer = make_quantizer(quantizers, node_filters)
     if exclude:
@@ -153,17 +157,39 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
         )
     prepared = run_graph_passes(passes, "post_prepare_passes", prepared)
     with torch.no_grad():
-        for sample in samples:
+        for sample in itertools.chain([first], samples):
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
             prepared(*args, **kwargs)
         prepared = run_graph_passes(passes, "pre_convert_passes", prepared)
         with whole_dynamic_quantization():
             converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
-        for name, value in initial.items():  # samples have changed it, and so has folding, which runs operators
-            converted.get_buffer(name).copy_(value)
+        _set_buffers(converted, initial)  # samples have changed them, and so has folding, which runs operators
     restore_integer_scalars(converted)
     converted = run_graph_passes(passes, "post_convert_passes", converted)
     return export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
+
+
+def _set_buffers(module: GraphModule, values: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in values.items():
+            module.get_buffer(name).copy_(value)
+
+
+def _note_ranges(module: GraphModule, sample: Sequence[Any]) -> None:
+    """Gives concatenations `RANGES`, for quantizers, which see no values; runs the module if it has some."""
+    joining = {node for node in module.graph.nodes if node.args and isinstance(node.args[0], list | tuple)}
+
+    class Noting(Interpreter):
+        def run_node(self, n: Node) -> Any:
+            if n in joining and n.op == "call_function":
+                parts = [self.env.get(part) for part in n.args[0]]
+                if all(isinstance(part, torch.Tensor) and part.is_floating_point() and part.numel() for part in parts):
+                    n.meta[RANGES] = tuple(float(part.abs().max()) for part in parts)
+            return super().run_node(n)
+
+    if joining:
+        with torch.no_grad():
+            Noting(module).run(*sample, enable_io_processing=False)
 
 
 def _constants(module: GraphModule) -> set[Node]:

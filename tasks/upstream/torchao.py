@@ -10,6 +10,9 @@ import torch
 
 from .patches import mends
 
+RANGES = "pteforge_ranges"
+"""Key in `Node.meta` of a concatenation: the largest magnitude of each part in a sample, before it is quantized."""
+
 _AT_ONCE = 1 << 22  # weights that are packed together
 
 

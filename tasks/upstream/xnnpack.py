@@ -28,6 +28,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from . import compat
 from .torch_export import STEPS, call_operator
+from .torchao import RANGES
 from .xnnpack_passes import is_approximate
 
 _ATEN = torch.ops.aten
@@ -39,6 +40,7 @@ _GROUPS = 6  # the position of this argument of transposed convolutions
 _CONVOLUTIONS = (_ATEN.conv2d.default, _ATEN.conv_transpose2d.input)
 _CLAMPS = {getattr(_ATEN, name).default for name in ("relu", "relu_", "hardtanh", "hardtanh_", "relu6", "relu6_")}
 _UPSTREAMS_SMALLEST = 2**-12  # scale, also of weights
+_MOST_UNEVEN = 4  # ratio of the ranges of parts that share a scale: two bits
 _OF_EACH_SAMPLE = 0.1  # by which its minimum and maximum move an average
 _WITH_BIAS = (_ATEN.linear.default, *_CONVOLUTIONS, *_IN_ONE_DIMENSION)
 _PADS = (_ATEN.pad.default, _ATEN.constant_pad_nd.default)
@@ -124,7 +126,7 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
 
 
 def _kept_in_float(model: GraphModule) -> Iterator[Node]:
-    """Sums and products that something is divided by, or whose root, logarithm or softmax is taken; and `_normalized`.
+    """Sums and products that something is divided by, or whose root, logarithm or softmax is taken; and others below.
 
     Small ones become zero in integers, as in ``variance + epsilon``, and a division by zero has no result, which each
     kernel quantizes differently. Masks of attention are so large that all other values become zero next to them.
@@ -138,7 +140,7 @@ def _kept_in_float(model: GraphModule) -> Iterator[Node]:
     yield from _sums_and_products(divisors, _KEEPING_ZEROS)
     masked = [node.args[0] for node in model.graph.nodes if _packet(node) in _SOFTMAX]
     yield from _sums_and_products(masked, _KEEPING_ZEROS | _SUMS_AND_PRODUCTS)
-    kept = {*_joined_for_outputs(model.graph), *_normalized(model.graph)}
+    kept = {*_joined_for_outputs(model.graph), *_normalized(model.graph), *_uneven(model.graph)}
     others = (node for node in model.graph.nodes if node not in kept)
     if any(node.target in _WITH_BIAS or _packet(node) in _SUMS_AND_PRODUCTS for node in others):  # not all may go
         yield from kept
@@ -176,6 +178,26 @@ def _joined_for_outputs(graph: Graph) -> Iterator[Node]:
             returned.add(node)
             if node in joined and _packet(node) not in _REARRANGING:
                 yield node
+
+
+def _uneven(graph: Graph) -> Iterator[Node]:
+    """Concatenations of which a part is small next to others, and is read elsewhere, too.
+
+    All parts have one scale, wherever they are read: the layers of an HGNet, which read each other's results of 2 to
+    100, all had that of the largest one, since one concatenation reads all of them (12 dB, 24 with it left).
+    """
+    for node in graph.nodes:
+        ranges = node.meta.get(RANGES, ())
+        parts = zip(node.args[0], ranges, strict=True) if ranges else ()
+        if any(0 < _MOST_UNEVEN * size < max(ranges) and _is_read_elsewhere(part) for part, size in parts):
+            yield node
+
+
+def _is_read_elsewhere(part: Node) -> bool:
+    """Whether a value has several readers, or what it is rearranged from has."""
+    while len(part.users) == 1 and _packet(part) in _REARRANGING:
+        part = part.args[0]
+    return len(part.users) > 1
 
 
 def _sums_and_products(

@@ -397,6 +397,37 @@ def test_small_tokens_keep_their_values_for_norms(monkeypatch, norm):
     assert worst_sqnr(lower_quantized(network, x), network, x) < 12
 
 
+class Aggregating(torch.nn.Module):
+    """Layers that read each other's results, which grow, and a layer that reads all of them."""
+
+    def __init__(self, growth: float):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+        self.last, self.growth = torch.nn.Conv2d(16, 2, 1), growth
+
+    def forward(self, x):
+        values = []
+        for layer in self.layers:
+            x = (layer(x) * self.growth).relu()
+            values.append(x)
+        return self.last(torch.cat(values, 1)), x
+
+
+@pytest.mark.slow
+def test_small_parts_keep_their_values(monkeypatch):
+    """A part of a concatenation that other layers read has a scale of its own where others are far larger."""
+    from pteforge.tasks.upstream import xnnpack
+
+    torch.manual_seed(0)
+    growing, even, x = Aggregating(12.0).eval(), Aggregating(3.0).eval(), torch.randn(1, 4, 16, 16)
+    as_even = lower_quantized(even, x)
+    reached = worst_sqnr(lower_quantized(growing, x), growing, x)
+    monkeypatch.setattr(xnnpack, "_uneven", lambda _: ())
+    assert reached > worst_sqnr(lower_quantized(growing, x), growing, x) + 6
+    assert reached > 25
+    assert as_even == lower_quantized(even, x)
+
+
 def test_sums_are_quantized_without_norms(monkeypatch):
     """Residual sums of convolutional networks, and a sum that is all that there is to quantize."""
     from pteforge.tasks.upstream import xnnpack
