@@ -179,7 +179,7 @@ def _note_ranges(module: GraphModule, sample: Sequence[Any]) -> None:
     """Gives concatenations `RANGES`, for quantizers, which see no values; runs the module if it has some."""
     joining = {node for node in module.graph.nodes if node.args and isinstance(node.args[0], list | tuple)}
 
-    class Noting(Interpreter):
+    class Noting(Interpreter):  # type: ignore[misc]  # torch.fx is untyped here
         def run_node(self, n: Node) -> Any:
             if n in joining and n.op == "call_function":
                 parts = [self.env.get(part) for part in n.args[0]]
