@@ -1,6 +1,9 @@
-"""XNNPACK's options reach its partitioner, and decide on the edge program where they matter for it."""
+"""XNNPACK's options reach its partitioner and quantizer, and decide on the edge program where they matter for it."""
 
-from pteforge.tasks.targets import find_target
+import pytest
+from pteforge.errors import TargetError
+from pteforge.tasks.targets import TargetParams, find_target
+from pteforge.tasks.targets.find import find_quantizer_options
 
 
 def partitioner(**options):
@@ -44,3 +47,45 @@ def test_what_is_preserved():
     assert set(kept) == set(plainly_kept)
     for node in program.graph.nodes:
         assert supported(node) == plainly_supported(node)
+
+
+@pytest.mark.parametrize(
+    ("options", "least", "largest"),
+    [
+        ({}, 1, 100),
+        ({"ranges": "min_max"}, 98, 100),
+        ({"ranges": "moving_average"}, 10, 13),
+        ({"ranges": "percentile", "percentile": 90.0}, 0.85, 0.95),
+        ({"ranges": "percentile", "percentile": 100.0}, 98, 100),
+        ({"only_rules": True, "rules": [{"module": "1", "ranges": "min_max"}]}, 98, 100),
+    ],
+)
+def test_ranges(options, least, largest):
+    """Samples are even from -1 to 1, and the last one has an outlier of 99: the largest value that is not clamped."""
+    import torch
+    from pteforge.tasks.quantize.pt2e import quantize
+
+    network = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(1000, 4)).eval()
+    samples = [[torch.linspace(-1, 1, 1000)[None]] for _ in range(8)]
+    samples[-1][0][0, -1] = 99
+    program = torch.export.export(network, (samples[0][0],))
+    quantized = quantize(program, samples[0], samples, (TargetParams(name="xnnpack", options=options),))
+    first = next(node for node in quantized.graph.nodes if "quantize_per_tensor" in str(node.target))
+    _, scale, zero, _, most, _ = first.args
+    assert least < scale * (most - zero) < largest
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"ranges": "min_max", "dynamic": True}, "`ranges` is for fixed scales"),
+        ({"percentile": 99.0}, "is for `ranges: percentile`"),
+        ({"ranges": "percentile", "percentile": 101}, "percentile"),
+        ({"ranges": "entropy"}, "ranges"),
+    ],
+)
+def test_wrong_ranges(options, problem):
+    """They are refused with the field, before any work."""
+    with pytest.raises(TargetError) as refused:
+        find_quantizer_options("xnnpack", options)
+    assert problem in str(refused.value)

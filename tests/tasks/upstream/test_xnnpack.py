@@ -442,51 +442,6 @@ def test_sums_are_quantized_without_norms(monkeypatch):
     assert files == [lower_quantized(network, x) for network in networks]
 
 
-@pytest.mark.parametrize(
-    ("options", "least", "largest"),
-    [
-        ({}, 1, 100),
-        ({"ranges": "min_max"}, 98, 100),
-        ({"ranges": "moving_average"}, 10, 13),
-        ({"ranges": "percentile", "percentile": 90.0}, 0.85, 0.95),
-        ({"ranges": "percentile", "percentile": 100.0}, 98, 100),
-        ({"only_rules": True, "rules": [{"module": "1", "ranges": "min_max"}]}, 98, 100),
-    ],
-)
-def test_ranges(options, least, largest):
-    """Samples are even from -1 to 1, and the last one has an outlier of 99: the largest value that is not clamped."""
-    from pteforge.tasks.quantize.pt2e import quantize
-    from pteforge.tasks.targets import TargetParams
-
-    network = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(1000, 4)).eval()
-    samples = [[torch.linspace(-1, 1, 1000)[None]] for _ in range(8)]
-    samples[-1][0][0, -1] = 99
-    program = torch.export.export(network, (samples[0][0],))
-    quantized = quantize(program, samples[0], samples, (TargetParams(name="xnnpack", options=options),))
-    first = next(node for node in quantized.graph.nodes if "quantize_per_tensor" in str(node.target))
-    _, scale, zero, _, most, _ = first.args
-    assert least < scale * (most - zero) < largest
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"ranges": "min_max", "dynamic": True}, "`ranges` is for fixed scales"),
-        ({"percentile": 99.0}, "is for `ranges: percentile`"),
-        ({"ranges": "percentile", "percentile": 101}, "percentile"),
-        ({"ranges": "entropy"}, "ranges"),
-    ],
-)
-def test_wrong_ranges(options, problem):
-    """They are refused with the field, before any work."""
-    from pteforge.errors import TargetError
-    from pteforge.tasks.targets.find import find_quantizer_options
-
-    with pytest.raises(TargetError) as refused:
-        find_quantizer_options("xnnpack", options)
-    assert problem in str(refused.value)
-
-
 def _rows(value):
     return value.reshape(-1, 16)
 
