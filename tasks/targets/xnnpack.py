@@ -48,19 +48,19 @@ class Scales(TargetOptions):
             convolutions in one and two dimensions that have several input channels in a group.
         ranges: which range of an activation gets its fixed scale: histogram, the one with the least squared error;
             min_max; moving_average, of the minima and maxima of samples; or percentile, all but the outermost values.
-        percentile: percent of the values that are in the range, for `ranges: percentile`.
+        percentile: percent of the values that are in the range, for `ranges: percentile`. None: 99.99.
     """
 
     per_channel: bool = True
     dynamic: bool = False
     ranges: Literal["histogram", "min_max", "moving_average", "percentile"] = "histogram"
-    percentile: float = Field(99.99, gt=50, le=100)
+    percentile: float | None = Field(None, gt=50, le=100)
 
     @model_validator(mode="after")
     def _ranges_are_observed(self) -> Self:
         if self.dynamic and self.ranges != "histogram":
             raise ValueError("`ranges` is for fixed scales, and `dynamic` computes them at run time; leave one out")
-        if "percentile" in self.model_fields_set and self.ranges != "percentile":
+        if self.percentile is not None and self.ranges != "percentile":
             raise ValueError("`percentile` is for `ranges: percentile`")
         return self
 
@@ -96,7 +96,9 @@ class XnnpackQuantizerOptions(Scales):
         per_channel: weights have a scale for each output channel instead of one for all.
         dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
             convolutions in one and two dimensions that have several input channels in a group.
-        ranges, percentile: how fixed scales of activations follow from what is observed, see `Scales`.
+        ranges: which range of an activation gets its fixed scale: histogram, the one with the least squared error;
+            min_max; moving_average, of the minima and maxima of samples; or percentile, all but the outermost values.
+        percentile: percent of the values that are in the range, for `ranges: percentile`. None: 99.99.
         rules: other options for some modules or operators. Those of modules by name come first, then those by type.
         only_rules: leave everything that no rule names in floating point.
     """
@@ -178,7 +180,7 @@ def _config(scales: Scales) -> Any:
     from ..upstream.xnnpack import with_ranges
 
     config = get_symmetric_quantization_config(is_per_channel=scales.per_channel, is_dynamic=scales.dynamic)
-    return config if scales.dynamic else with_ranges(config, scales.ranges, scales.percentile)
+    return config if scales.dynamic else with_ranges(config, scales.ranges, scales.percentile or 99.99)
 
 
 def _add_rule(quantizer: Any, rule: XnnpackRule) -> None:
