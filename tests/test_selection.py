@@ -79,7 +79,7 @@ def test_selections(suite, options, expected):
 
 
 def test_parts(suite, monkeypatch):
-    """The parts have every nightly test, each once; a file that is more than a part is dealt by tests."""
+    """Every nightly test is in exactly one part; a file that is more than a part is dealt by tests."""
     (suite / "dealing.py").write_text(DEALING)
     monkeypatch.setenv("PYTHONPATH", str(suite))
     with_parts = selected(suite, "--nightly", "-p", "dealing")

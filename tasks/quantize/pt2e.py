@@ -175,14 +175,20 @@ def _set_buffers(module: GraphModule, values: Mapping[str, torch.Tensor]) -> Non
             module.get_buffer(name).copy_(value)
 
 
+def _joins(node: Node) -> bool:
+    """Whether an operator takes a list of values first, not of numbers such as sizes."""
+    parts = node.args[0] if node.args else None
+    return isinstance(parts, list | tuple) and bool(parts) and all(isinstance(part, Node) for part in parts)
+
+
 def _note_ranges(module: GraphModule, sample: Sequence[Any]) -> None:
     """Gives concatenations `RANGES`, for quantizers, which see no values; runs the module if it has some."""
-    joining = {node for node in module.graph.nodes if node.args and isinstance(node.args[0], list | tuple)}
+    joining = {node for node in module.graph.nodes if node.op == "call_function" and _joins(node)}
 
     class Noting(Interpreter):  # type: ignore[misc]  # torch.fx is untyped here
         def run_node(self, n: Node) -> Any:
-            if n in joining and n.op == "call_function":
-                parts = [self.env.get(part) for part in n.args[0]]
+            if n in joining:
+                parts = [self.env[part] for part in n.args[0]]
                 if all(isinstance(part, torch.Tensor) and part.is_floating_point() and part.numel() for part in parts):
                     n.meta[RANGES] = tuple(float(part.abs().max()) for part in parts)
             return super().run_node(n)
