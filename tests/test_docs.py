@@ -69,6 +69,16 @@ def test_commands_of_ci():
     ]
 
 
+def test_the_clock_selects_what_ci_runs():
+    """The part of the nightly tests that CI runs depends on the day alone: 24 days see all of them."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (line,) = [line for line in script.splitlines() if line.startswith("nightly=")]
+    days = f"for day in {{0..24}}; do\ndate() {{ echo $((day * 86400 + 43200)); }}\n{line}\necho $nightly\ndone"
+    said = run_process("bash", "-c", days).stdout.split()
+    assert said == [*map(str, range(1, 25)), "1"]
+    assert 'TEST_OPTIONS="--all --part $nightly"' in script
+
+
 @pytest.mark.slow
 def test_first_file(tmp_path):
     """README's first model is lowered as README says, and its zoo is one."""

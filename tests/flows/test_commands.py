@@ -99,6 +99,16 @@ def test_verify(made, pteforge):
     assert pteforge(made, "verify", FILE, "--json").json == provenance["findings"]["figures"]
 
 
+def test_verify_on_a_device(made, pteforge):
+    """The former option still names a command, with a note on how it is written now, and is refused beside a place."""
+    said = pteforge(made, "verify", FILE, "--device", "./absent")
+    assert said.code != 0
+    assert "note: `--device COMMAND` is `--place command:COMMAND` now" in said.err
+    pteforge(made, "verify", FILE, "--device", "./absent", "--place", "python:python3").refused(
+        "--device and --place both say where files run"
+    )
+
+
 def test_verify_folders(own, pteforge):
     """Folders and several files: each passes or fails by itself, also as JSON, and what is missing is said before."""
     said = pteforge(own, "verify", "out")

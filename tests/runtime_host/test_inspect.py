@@ -41,6 +41,7 @@ def test_payloads_as_text(pteforge, fat, payloads):
     assert lines[0].startswith(f"{fat}: ")
     assert lines[0].endswith("NFAT version 2 with 3 payloads")
     assert lines[1].startswith("separately they have 1")
+    assert " times its largest payload (" in lines[1]
     for place, (name, needs) in enumerate(
         (("vulkan", "VulkanBackend"), ("xnnpack", "XnnpackBackend"), ("portable", "nothing")), 1
     ):
