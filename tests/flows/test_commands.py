@@ -100,7 +100,7 @@ def test_verify(made, pteforge):
 
 
 def test_verify_on_a_device(made, pteforge):
-    """The former option still names a command, with a note on how it is written now, and is refused beside a place."""
+    """The former option still names a command, with a note on how it is written now, and is refused next to a place."""
     said = pteforge(made, "verify", FILE, "--device", "./absent")
     assert said.code != 0
     assert "note: `--device COMMAND` is `--place command:COMMAND` now" in said.err
