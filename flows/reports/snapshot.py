@@ -63,6 +63,8 @@ class Facts:
 
 CONTENTS, PROVENANCE = "contents", "provenance"
 """Names of parts of a snapshot: what is in the file, and what only its provenance says."""
+PAYLOAD_VERSION = "executorch of payload "
+"""Begins the names of facts about versions that are written into a fat file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ def _fat(path: Path, weights: Sequence[Path]) -> Facts:
             file, name = Path(folder) / f"{index}.pte", payload.name
             container.write(payload, file)
             named[Item("payloads", name)] = Content.of_file(file)
+            if version := payload.description.executorch_version:
+                named[Item("toolchain", f"{PAYLOAD_VERSION}{name}")] = version
             parts[f"payload {name}"] = _plain(file, f"{name}: ", ())
     return Facts(named, parts=parts)
 

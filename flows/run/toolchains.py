@@ -23,6 +23,7 @@ from ...tasks.results.delivered import Delivered, Failure
 from ...tasks.upstream import TESTED
 from ..releases.difference import FileDifference, compare, find_side
 from ..reports.comparison import Limit
+from ..reports.snapshot import PAYLOAD_VERSION
 from .interrupt import INTERRUPTED
 from .request import ExportRequest
 from .select import find_toolchain
@@ -131,7 +132,7 @@ class Rehearsal:
             sys.stderr.write(f"{side}: {toolchains[side].title}\n")
             runs.append(_export(each, request, f"{request.zoo.stem} {side}", out / side, open_store))
         before, after = (find_side(run, open_store) for run in runs)
-        files = [_without_toolchain(file) for file in compare(before, after, limits)]
+        files = [without_toolchain(file) for file in compare(before, after, limits)]
         if toolchains["next"].versions["executorch"] not in TESTED:
             sys.stderr.write("next: the smallest case of each patch is lowered, once for this release\n")
             try:
@@ -186,13 +187,18 @@ def _export(python: Path, request: ExportRequest, zoo: str, out: Path, open_stor
     return run
 
 
-def _without_toolchain(file: FileDifference) -> FileDifference:
-    """Leaves out what another toolchain always changes: its versions, and in the file the digest of the provenance."""
-    changes = tuple(change for change in file.changes if change.area != "toolchain")
-    rest = tuple(change for change in changes if change.name != "general.provenance_sha256")
-    if len(rest) < len(changes) and {change.name for change in rest} == {"SHA-256"}:
-        rest = ()
-    return replace(file, changes=rest)
+def without_toolchain(file: FileDifference) -> FileDifference:
+    """Leaves out what another toolchain always changes: its versions, and in the file those and the provenance's digest.
+
+    A file in which nothing else differs is equal.
+    """
+    in_file = ("general.provenance_sha256", PAYLOAD_VERSION)
+    rest = [change for change in file.changes if change.area != "toolchain" and not change.name.startswith(in_file)]
+    if {change.name for change in rest} == {"SHA-256"} and any(
+        change.name.startswith(in_file) for change in file.changes
+    ):
+        rest = []
+    return replace(file, changes=tuple(rest))
 
 
 def _verify_on(python: Path, folder: Path, title: str, store: str | None) -> Crossed:

@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 from pteforge.artifacts.store import open_store
 from pteforge.errors import FileFormatError
 from pteforge.flows.cli import release
+from pteforge.flows.releases.difference import File, compare_files
 from pteforge.flows.reports.comparison import read_delivered
+from pteforge.flows.reports.snapshot import Difference, Size
+from pteforge.flows.run.toolchains import without_toolchain
 from pteforge.formats.pte.reader import open_pte
 from pteforge.tasks.results.delivered import MethodCalls
 from rich.console import Console
@@ -113,6 +117,28 @@ def test_two_files(made, pteforge):
     old, new = changes["memory", "portable: forward buffer 1"]
     assert old["size"] < new["size"]
     assert {"weights (.ptd)", "size", "SHA-256"} == {name for area, name in changes if area == "file"}
+
+
+def test_versions_in_payloads(made):
+    """A payload's version of ExecuTorch is a fact, which says all about files that differ in nothing else.
+
+    What an upgrade changes leaves it out, as it does the versions of the toolchain.
+    """
+    path, older = made.out / "net" / "fat.pte", made.folder / "older" / "net" / "fat.pte"
+    shutil.copytree(path.parent, older.parent)
+    content = path.read_bytes()
+    assert content.count(installed := version("executorch").encode()) == 2
+    older.write_bytes(content.replace(installed, b"0.0.1"))
+    found = compare_files("net/fat", File.at(older), File.at(path))
+    payloads = [("toolchain", f"executorch of payload {name}", "0.0.1") for name in ("xnnpack", "portable")]
+    changes = [(change.area, change.name, change.before) for change in found.changes if change.area == "toolchain"]
+    assert changes == payloads
+    without = replace(found, changes=tuple(change for change in found.changes if change.area in ("toolchain", "file")))
+    assert without_toolchain(without).status == "equal"
+    grown = Difference("constants", "weight", Size(1), Size(2))
+    assert without_toolchain(replace(without, changes=(*without.changes, grown))).status == "changed"
+    unexplained = tuple(change for change in without.changes if change.area == "file")
+    assert without_toolchain(replace(without, changes=unexplained)).status == "changed"
 
 
 def test_a_changed_weight(made, pteforge):
