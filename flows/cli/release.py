@@ -144,20 +144,18 @@ def upgrade(
 
 def print_differences(console: Console, files: Sequence[FileDifference]) -> None:
     """Prints a table for each file that differs, and how many files do."""
-    for file in files:
-        if file.status == "equal" and not file.notes:
-            continue
+    for file in (file for file in files if file.is_shown):
         size = f", {_size(file)}" if file.status in {"added", "removed"} else ""
         status = (file.status, _STYLES.get(file.status, ""))
         console.print(styled((printable(file.name), "bold"), ": ", status, size), soft_wrap=True)
         for note in file.notes:
             console.print(f"  {printable(note)}", style="dim")
-        if file.changes:
+        if rows := list(_rows((*file.changes, *file.times))):
             table = open_table(("", ""))
             for side in ("before", "after"):
                 table.add_column(side, justify="right", overflow="fold")
             table.add_column("", justify="right", no_wrap=True)
-            for row in _rows(file.changes):
+            for row in rows:
                 table.add_row(*map(printable, row))
             console.print(table)
     for side in ("added", "removed"):
@@ -175,16 +173,13 @@ def _markdown(before: str, after: str, files: Sequence[FileDifference], lines: S
     if exceeded := [sentence for file in files for sentence in file.regressions]:
         yield "\n## Worse than allowed\n"
         yield from (f"- {markdown(sentence)}" for sentence in exceeded)
-    for file in files:
-        if file.status == "equal" and not file.notes:
-            continue
+    for file in (file for file in files if file.is_shown):
         yield f"\n## {markdown(file.name)}: {file.status}"
         if file.status in {"added", "removed"}:
             yield f"\n{_size(file)}"
         yield from (f"\n{markdown(note)}" for note in file.notes)
-        if file.changes:
+        if rows := [map(markdown, row) for row in _rows((*file.changes, *file.times))]:
             yield ""
-            rows = (map(markdown, row) for row in _rows(file.changes))
             yield from markdown_table(("", "", "before", "after", "change"), rows, numbers=3)
 
 
@@ -249,14 +244,19 @@ def _text(value: Value | None, *, exact: bool) -> str:
 
 
 def _percent(change: Difference) -> str:
-    """Relative change of a size or a count."""
+    """Relative change of a size, a count or a time."""
     from ..reports.snapshot import Content, Size
 
     match change.before, change.after:
         case Content(before, _, _) | Size(before) | int(before), Content(after, _, _) | Size(after) | int(after):
-            if before and before != after:
-                return f"{100 * (after / before - 1):+.1f} %"
+            return _by_percent(before, after)
+        case float(before), float(after) if change.area == "times":
+            return _by_percent(before, after)
     return ""
+
+
+def _by_percent(before: float, after: float) -> str:
+    return f"{100 * (after / before - 1):+.1f} %" if before and before != after else ""
 
 
 _CHANNEL = Annotated[str, option("The channel.", "NAME", complete=completion.channels)]

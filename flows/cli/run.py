@@ -227,7 +227,7 @@ def verify_files(
             else:
                 _print_figures(figures)
             return
-        verified, failed = _verify_all(verifiable, opened, command, show=not as_json)
+        verified, failed = _verify_all(verifiable, opened, command, err=as_json)
     if as_json:
         done = {name: figures.to_json() for name, figures in verified.items()}
         print_json({"verified": done, "failed": failed})
@@ -442,9 +442,12 @@ def install_runtime(
 
 
 def _verify_all(
-    verifiable: Sequence[_Verifiable], store: Store, command: Sequence[str], *, show: bool
+    verifiable: Sequence[_Verifiable], store: Store, command: Sequence[str], *, err: bool
 ) -> tuple[dict[str, Figures], dict[str, str]]:
-    """Figures of files that pass, and messages of those that do not, by name; prints each as soon as it ends."""
+    """Figures of files that pass, and messages of those that do not, by name; prints each as soon as it is known.
+
+    `err` prints figures to standard error, where messages go in any case.
+    """
     from ...runtime.quiet import quiet
 
     verified: dict[str, Figures] = {}
@@ -460,8 +463,7 @@ def _verify_all(
             failed[name] = str(error)
             typer.echo(f"{name}: {error}", err=True)
         else:
-            if show:
-                _print_figures(verified[name], f"{name}: ")
+            _print_figures(verified[name], f"{name}: ", err=err)
     return verified, failed
 
 
@@ -531,11 +533,12 @@ def _read_verifiable(file: Path) -> _Verifiable:
     return _Verifiable(file, () if digest is None else (data,), bounds, examples)
 
 
-def _print_figures(figures: Figures, prefix: str = "") -> None:
+def _print_figures(figures: Figures, prefix: str = "", *, err: bool = False) -> None:
     for name, worst in (figures.payloads or figures.methods).items():
-        typer.echo(
+        line = (
             f"{prefix}{name}: verified on {worst.cases} outputs; max abs error {worst.max_abs_error:.3g}, "
             f"max relative error {worst.max_relative_error:.3g}, SQNR {format_sqnr(worst)}"
         )
+        typer.echo(line, err=err)
     for name, reason in figures.not_run.items():
-        typer.echo(f"{prefix}{name}: not run: it {reason}")
+        typer.echo(f"{prefix}{name}: not run: it {reason}", err=err)

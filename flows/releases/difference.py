@@ -14,7 +14,7 @@ from ...artifacts.store import Store
 from ...errors import InputError, ObjectDamaged, ObjectMissing, first_line
 from ...tasks.results.delivered import Delivered, delivered_by
 from ..reports.comparison import Limit, compared, regressions, weight_files
-from ..reports.snapshot import CONTENTS, PROVENANCE, Difference, Facts, Snapshot, changes
+from ..reports.snapshot import CONTENTS, PROVENANCE, Difference, Facts, Snapshot, changes, latencies
 from .publish import ResultsFolder
 from .records import ReleasedFile, names_release
 
@@ -101,6 +101,7 @@ class FileDifference:
     changes: tuple[Difference, ...] = ()  # facts that differ, by area; none if `status` is ``added`` or ``removed``
     notes: tuple[str, ...] = ()  # what could not be compared and why, or why the file does not exist
     regressions: tuple[str, ...] = ()  # a sentence for each limit that is exceeded
+    times: tuple[Difference, ...] = ()  # of calls, unless the files are equal in everything
 
     @property
     def status(self) -> Literal["added", "removed", "changed", "equal"]:
@@ -110,6 +111,11 @@ class FileDifference:
             return "removed"
         return "changed" if self.changes else "equal"
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is something to say of it."""
+        return bool(self.status != "equal" or self.notes or self.times)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -117,6 +123,7 @@ class FileDifference:
             "before": self.before and compared(self.before),
             "after": self.after and compared(self.after),
             "changes": [change.to_json() for change in self.changes],
+            "times": [change.to_json() for change in self.times],
             "notes": list(self.notes),
             "regressions": list(self.regressions),
         }
@@ -158,7 +165,8 @@ def compare_files(name: str, before: File, after: File, limits: Sequence[Limit] 
         exceeded.append(f"{new.result.name}: delegation cannot be compared: a file does not exist any more")
     title = name or " and ".join(dict.fromkeys((old.result.name, new.result.name)))
     differing = changes(old.facts, new.facts)
-    return FileDifference(title, old.result, new.result, differing, tuple(notes), tuple(exceeded))
+    times = latencies(old.result, new.result) if differing else ()
+    return FileDifference(title, old.result, new.result, differing, tuple(notes), tuple(exceeded), times)
 
 
 def _folder_side(title: str, folder: Path) -> Side:

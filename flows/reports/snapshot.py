@@ -225,6 +225,15 @@ def changes(before: Facts, after: Facts) -> tuple[Difference, ...]:
     return tuple(sorted(distinct, key=lambda change: AREAS.index(change.area)))
 
 
+def latencies(before: Delivered, after: Delivered) -> tuple[Difference, ...]:
+    """How long methods take, as measured for both files in one place on machines of one kind."""
+    earlier, later = (
+        {fact.name: fact.value for fact in file.facts() if fact.area == "times" and fact.note}
+        for file in (before, after)
+    )
+    return tuple(Difference("times", f"{name}, s", earlier[name], later[name]) for name in earlier if name in later)
+
+
 def _changes(before: Facts, after: Facts) -> Iterator[Difference]:
     for item in dict.fromkeys((*before.named, *after.named)):
         old, new = before.named.get(item), after.named.get(item)

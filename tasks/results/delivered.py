@@ -199,6 +199,10 @@ class Delivered(Record):
             yield Fact("payloads", note=f"takes {format_size(self.size)}, {fat_cost(self.size, self.payload_sizes)}")
         for payload, reason in self.left_out.items():
             yield Fact("file", note=f"without {payload}: {reason}".rstrip(": "), telling=True)
+        if self.contract:
+            if oldest := next(iter(self.contract.runtimes), ""):
+                yield Fact("file", "oldest runtime", oldest)
+            yield Fact("operators", "libraries to link", ", ".join(self.contract.libraries) or "none")
         yield from (Fact("toolchain", name, version) for name, version in self.toolchain.items())
 
     @property

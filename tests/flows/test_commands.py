@@ -122,6 +122,7 @@ def test_verify_folders(own, pteforge):
     said = pteforge(own, "verify", "out/linear", "--json")
     found = json.loads(said.out)
     assert (said.code, list(found["verified"]), list(found["failed"])) == (1, [FILE], ["out/linear/portable-fp32.pte"])
+    assert f"{FILE}: forward: verified on 4 outputs; " in said.err
     (own.out / "twice" / "portable-fp32.json").unlink()
     pteforge(own, "verify", "out").refused("there is no out/twice/portable-fp32.json")
     pteforge(own, "verify", own.store).refused("there is no .pte file in")
