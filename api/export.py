@@ -30,7 +30,7 @@ from ..configs.places import PlaceConfig
 from ..tasks.engine.executor import EngineRunner, Executor
 from ..tasks.engine.keys.loaded import loaded_sources
 from ..tasks.engine.runner import CutShort, Done, StageCall, StageId
-from ..tasks.engine.stage import Params, to_roles
+from ..tasks.engine.stage import Params, from_roles, to_roles
 from ..tasks.engine.workers import InProcess, as_in_a_process
 from ..tasks.explain.stages.diagnose import Diagnose, diagnose_built
 from ..tasks.export.stages.export import Export, export_built
@@ -136,6 +136,8 @@ def export(  # noqa: PLR0913 - one parameter per property of a model
     if calibration is None and found.calibration and planned.quantizers:
         calibration = {method: found.calibration() for method in methods}
     observed = read_calibration(calibration, methods, planned)
+    if calibration is None and planned.recipe.rounds_by_samples:
+        raise errors.InputError(f"the recipe {planned.name!r} rounds weights by samples: give `calibration`")
     plan = replace(plan, calibration={**observed.datasets, **dict.fromkeys(observed.samples)})
     url = os.environ.get("PTEFORGE_STORE") if store is None else str(store)
     run = ModelRun(LiveRunner(open_store(url or None), source, observed.samples), plan)
@@ -270,7 +272,9 @@ class LiveRunner(EngineRunner):
         method, source = call.id.method, {"live": _identities(self._exports[call.id.method])}
         params = call.params.model_copy(update={"source": source})
         unfinished = self.engine.unfinished(call)
-        outputs, seconds = self._build(params.method, partial(transform_built, unfinished=unfinished), params)
+        samples = from_roles(SourceTransform.Inputs, call.inputs).samples
+        body = partial(transform_built, unfinished=unfinished, samples=samples)
+        outputs, seconds = self._build(params.method, body, params)
         self._observed[method] = outputs["program"]
         done = self._adopt(call, source, outputs, seconds)
         remove(unfinished)

@@ -112,7 +112,7 @@ def read_calibration(
     """
     if given is None:
         return Calibration()
-    if not recipe.quantizers:
+    if not (recipe.quantizers or recipe.recipe.rounds_by_samples):
         raise InputError(
             f"calibration is given, but the recipe {recipe.name!r} has no `quantize`; leave one of them out"
         )

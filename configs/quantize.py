@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, Tag, model_validator
 
 from .base import FrozenModel, MethodName, ObjectReference, by_key
-from .sources import LayerFields, LinearScheme, NamedFunction
+from .sources import ROUNDING, LayerFields, LinearScheme, NamedFunction, Rounding
 
 _QUANTIZER = "Name of the target whose quantizer annotates the program."
 _OPTIONS = "The quantizer's own options, such as per_channel or dynamic for xnnpack; checked before any work starts."
@@ -133,6 +133,7 @@ class TorchaoTransform(FrozenModel):
     at_least: float | None = Field(
         None, gt=0, le=1, description="Least share of weight elements to be integers after all transforms; null: any."
     )
+    rounding: Rounding = Field("nearest", description=ROUNDING)
     filter_fn: ObjectReference | None = Field(
         None,
         description="package.module:name of a function that takes a module and its name and says whether to quantize "
@@ -163,6 +164,8 @@ class LayerQuantization(LayerFields):
         """Raises ValueError for sizes of groups where no weights are quantized in groups."""
         if self.group_size and not {self.linear, self.encoder} & {"8da4w", "4w"}:
             raise ValueError("`group_size` is for int4 weights of linear layers, and there are none; leave it out")
+        if self.rounding != "nearest" and not (self.linear or self.encoder not in (None, "float")):
+            raise ValueError("`rounding` is for weights of linear layers, and none are quantized; leave it out")
         if self.embedding_group_size and not self.embedding:
             raise ValueError("`embedding_group_size` needs `embedding`: int4 or int8")
         return self
@@ -194,6 +197,7 @@ class LayerQuantization(LayerFields):
                 "weight_dtype": "int4" if four else "int8",
                 "weight_granularity" if of_activations else "granularity": granularity,
             },
+            rounding=self.rounding,
             **chosen,
         )
 

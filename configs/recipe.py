@@ -359,6 +359,11 @@ class Recipe(FrozenModel):
         """The transforms, also where they are written as `quantize_layers`."""
         return self.source_transforms or (self.quantize_layers.transforms if self.quantize_layers else ())
 
+    @property
+    def rounds_by_samples(self) -> bool:
+        """Whether weights are rounded by what that does to calibration samples."""
+        return any(getattr(transform, "rounding", "nearest") != "nearest" for transform in self.transforms)
+
     def with_layers(self, fields: LayerFields) -> Recipe:
         """The recipe with fields that replace those of its `quantize_layers`; raises ValueError if they do not fit."""
         own = self.quantize_layers
@@ -414,6 +419,12 @@ class Recipe(FrozenModel):
         if form == "fat" and not value[-1].required:
             raise ValueError("every device falls back to the last specialization; it cannot be `required: false`")
         return value
+
+    @model_validator(mode="after")
+    def _rounds_the_model_itself(self) -> Self:
+        if self.rounds_by_samples and any(isinstance(each, CallableTransform) for each in self.transforms):
+            raise ValueError("`rounding: gptq` observes the model itself, and functions among `source_transforms` change it")
+        return self
 
     @model_validator(mode="after")
     def _state_is_shared_in_plain_files(self) -> Self:

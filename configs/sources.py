@@ -38,6 +38,14 @@ ResolvedSource = BuilderSource | ProgramSource
 LinearScheme = Literal["8da4w", "8da8w", "4w", "8w"]
 """Bits of weights of linear layers, and of activations, whose scales are computed at run time, before `da`."""
 
+Rounding = Literal["nearest", "gptq"]
+"""How weights become integers."""
+
+ROUNDING = (
+    "nearest: each weight becomes the nearest integer. gptq: integers are chosen so that the layers' outputs change least "
+    "on the samples of the model's `calibration`; bytes and kernels are the same."
+)
+
 
 class LayerFields(FrozenModel):
     """Which linear layers and embeddings are quantized, and how."""
@@ -50,6 +58,7 @@ class LayerFields(FrozenModel):
     group_size: StrictInt | None = Field(
         None, ge=1, description="How many int4 weights of linear layers share a scale; null: 32. Those in int8: a row."
     )
+    rounding: Rounding = Field("nearest", description=f"Weights of linear layers. {ROUNDING}")
     embedding: Literal["int4", "int8"] | None = Field(
         None, description="Weights of embeddings, other than those of positions; null: in floating point."
     )

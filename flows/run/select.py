@@ -258,6 +258,9 @@ def _plan_recipe(
     if recipe.transforms and isinstance(source, ProgramSource):
         problem = f"recipe {name!r} has source_transforms; they change modules, and a .pt2 file has none"
         raise loaded.locations.error(problem, ("models", model, "source"))
+    if recipe.rounds_by_samples and not loaded.zoo.models[model].calibration:
+        problem = f"recipe {name!r} rounds weights by samples of the model: give it `calibration`"
+        raise loaded.locations.error(problem, ("models", model))
     bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)
     bounded = _bounds_are_written(loaded, ("models", model)) or _bounds_are_written(loaded, ("recipes", name))
     planned = plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded)

@@ -321,7 +321,7 @@ async def prepare(run: RecipeRun, method: str, exports: Exports, so_far: Program
     if transformed:
         so_far.transformed[method] = program
     program = await fold_batch_norms(run, method, program, export)
-    samples = await calibrate(run, method)
+    samples = await calibrate(run, method) if run.plan.quantizes(method) else None
     quantized = await quantize(run, method, program, exports, transformed, samples)
     if quantized:
         program = so_far.quantized[method] = quantized.program
@@ -333,7 +333,9 @@ async def transform(run: RecipeRun, method: str) -> SourceTransform.Outputs | No
     if not (run.plan.recipe.transforms or run.plan.observes_any_batch(method)):
         return None
     params, user_code = source_transform_params(run, method)
-    return await run(SourceTransform, params, method=method, user_code=user_code)
+    samples = {other: await calibrate(run, other) for other in run.model.calibration} if run.plan.recipe.rounds_by_samples else {}
+    inputs = SourceTransform.Inputs(samples={other: ref for other, ref in samples.items() if ref})
+    return await run(SourceTransform, params, inputs, method=method, user_code=user_code)
 
 
 async def fold_batch_norms(run: RecipeRun, method: str, program: ArtifactRef, export: Export.Outputs) -> ArtifactRef:
@@ -355,9 +357,9 @@ async def aten_passes(run: RecipeRun, method: str, program: ArtifactRef) -> Arti
 
 
 async def calibrate(run: RecipeRun, method: str) -> ArtifactRef | None:
-    """The samples that quantizers observe, where the recipe quantizes the method and the model has some."""
+    """The samples that quantizers observe, if the model has some for the method."""
     model = run.model
-    if not (run.plan.quantizes(method) and method in model.calibration):
+    if method not in model.calibration:
         return None
     dataset = model.calibration[method]
     source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import partial
@@ -36,6 +36,7 @@ from ..programs.weights import TensorFiles, cast_of, rebuilt
 from ..upstream.compat import pytree
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
+from .rounding import ObservedCalls, rounded
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 
@@ -190,13 +191,18 @@ class _OtherUses(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped h
 
 
 def transformed(
-    module: nn.Module, transforms: Transforms, kept: Container[str] = (), files: TensorFiles | None = None
+    module: nn.Module,
+    transforms: Transforms,
+    kept: Container[str] = (),
+    files: TensorFiles | None = None,
+    calls: ObservedCalls | None = None,
 ) -> tuple[nn.Module, frozenset[int]]:
     """A transformed copy of a module in inference mode, and the positions of the transforms that did something.
 
     A layer that an earlier transform has quantized is left alone by later ones, as are those that are `kept`. torchao
     quantizes one layer after another; with `files`, its new weights leave memory before the next one, and those that
-    the files have already are taken from there. Tensor subclasses are unwrapped. Callables always do something.
+    the files have already are taken from there. Where a transform rounds by samples, `calls` have them. Tensor
+    subclasses are unwrapped. Callables always do something.
 
     Raises:
         SourceError: a callable cannot be imported, raises, or returns something else than a module.
@@ -211,7 +217,7 @@ def transformed(
         if isinstance(transform, CallableParams):
             holder.add_module(_ROOT, _called(transform, holder.get_submodule(_ROOT), what))
             matched.add(position)
-        elif _quantize(holder, transform, kept, what, files):
+        elif _quantize(holder, transform, kept, what, files, calls):
             matched.add(position)
     unwrap_tensor_subclass(holder)
     return holder.get_submodule(_ROOT).eval(), frozenset(matched)
@@ -250,7 +256,12 @@ def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Modul
 
 
 def _quantize(
-    holder: nn.Module, transform: TorchaoParams, kept: Container[str], what: str, files: TensorFiles | None
+    holder: nn.Module,
+    transform: TorchaoParams,
+    kept: Container[str],
+    what: str,
+    files: TensorFiles | None,
+    calls: ObservedCalls | None,
 ) -> bool:
     """Quantizes the layers that match, except those that are kept; returns whether any match."""
     matching = _chosen(holder, transform, what)
@@ -259,22 +270,40 @@ def _quantize(
         return bool(matching)
     config = make_config(transform.config, transform.fields)
     _check_groups(chosen, group_size(config), what)
-    for layer, name in chosen.items():
-        path = f"{_ROOT}.{name}" if name else _ROOT
-        asked = [transform.config, transform.fields]
-        try:
-            with files.layer(holder, path, asked) if files else contextlib.nullcontext(True) as missing:
-                if missing and (files is None or not _quantize_rows(layer, config, files)):
-                    if cast_of(layer.weight) is not None:  # once, and not for each operator
-                        layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
-                    quantize_(holder, config, partial(_is_unquantized, layer))
-        except StoreError:
-            raise
-        except Exception as error:
-            raise TargetError(
-                f"{what}: torchao cannot apply {transform.config} to layer {name!r}: {type(error).__name__}: {error}"
-            ) from error
+    parts: Iterable[tuple[Iterable[nn.Module], Mapping[nn.Module, torch.Tensor]]] = [(chosen, {})]
+    if transform.rounding == "gptq" and calls:
+        if others := [name for layer, name in chosen.items() if not isinstance(layer, nn.Linear)]:
+            raise TargetError(f"{what}: `rounding: gptq` is for linear layers, and {others[0]!r} is none")
+        parts = calls.second_moments(list(chosen))
+    for layers, moments in parts:
+        for layer in layers:
+            name = chosen[layer]
+            path = f"{_ROOT}.{name}" if name else _ROOT
+            asked = [transform.config, transform.fields, *(calls.identity if calls and moments else ())]
+            try:
+                with files.layer(holder, path, asked) if files else contextlib.nullcontext(True) as missing:
+                    if missing:
+                        _quantize_layer(holder, layer, config, files, moments.get(layer))
+            except StoreError:
+                raise
+            except Exception as error:
+                raise TargetError(
+                    f"{what}: torchao cannot apply {transform.config} to layer {name!r}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
     return True
+
+
+def _quantize_layer(
+    holder: nn.Module, layer: nn.Module, config: AOBaseConfig, files: TensorFiles | None, moments: torch.Tensor | None
+) -> None:
+    weight = layer.weight
+    if files is None or not _quantize_rows(layer, config, files):
+        if cast_of(layer.weight) is not None:  # once, and not for each operator
+            layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+        quantize_(holder, config, partial(_is_unquantized, layer))
+    if moments is not None:
+        layer.weight.qdata.copy_(rounded(weight, layer.weight, moments))
 
 
 def _is_unquantized(layer: nn.Module, module: nn.Module, _name: str = "") -> bool:

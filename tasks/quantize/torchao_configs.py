@@ -17,6 +17,7 @@ from pydantic import Field
 
 from ...configs.base import did_you_mean
 from ...configs.quantize import TorchaoTransform
+from ...configs.sources import Rounding
 from ...errors import TargetError
 from ..engine.keys.code import parse_module
 from ..engine.keys.search import ModuleSearch
@@ -36,11 +37,13 @@ class TorchaoParams(Params):
     layers: tuple[str, ...] = ("linear",)  # kinds of layers, ``linear`` and ``embedding``
     at_least: float | None = None  # share of the method's weights that must be integers after all transforms
     filter_fn: CallableParams | None = None  # says of every module whether to quantize it, in place of these
+    rounding: Rounding = "nearest"
 
 
 _BASE = "AOBaseConfig"
 _ENDING = "Config"
 _INT_MM = "Int8DynamicActivationInt8WeightConfig"
+_IN_INTEGERS = ("Int8DynamicActivationIntxWeightConfig", "IntxWeightOnlyConfig")
 
 
 def class_name(written: str) -> str:
@@ -63,6 +66,9 @@ def check_transform(transform: TorchaoTransform) -> None:
             f"torchao's {name} multiplies with aten._int_mm, which ExecuTorch does not have; use "
             "int8_dynamic_activation_intx_weight with params: {weight_dtype: int8}"
         )
+    if transform.rounding == "gptq" and (name not in _IN_INTEGERS or transform.layers != ("linear",)):
+        names = " or ".join(snake_case(name.removesuffix(_ENDING)) for name in _IN_INTEGERS)
+        raise TargetError(f"`rounding: gptq` is for linear layers, with {names}; leave it out for others")
     for field in transform.params:
         if field not in fields:
             raise TargetError(f"torchao's {name} has no field {field!r}{did_you_mean(field, fields)}")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...engine import kinds, stage
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ....artifacts.local_store import LocalStore
+    from ....artifacts.ref import ArtifactRef
     from ...usercode.model_source import BuiltModel
 
 
@@ -41,7 +44,10 @@ class SourceTransform(stage.Stage, name="source_transform"):
             return [function for function in functions if function]
 
     class Inputs(stage.Roles):
-        """None: a module is not an artifact, so the model is built as `export` builds it."""
+        """A module is not an artifact, so the model is built as `export` builds it."""
+
+        # of `calibration`, by method, where weights are rounded by what that does to samples
+        samples: Mapping[str, kinds.Samples] = dataclasses.field(default_factory=dict)
 
     class Outputs(stage.Roles):
         program: kinds.AtenProgram
@@ -60,10 +66,9 @@ class SourceTransform(stage.Stage, name="source_transform"):
         """
         from ...usercode.model_source import build_model, observed
 
-        del inputs
         with observed(work, params.source, *(function.source for function in params.callables)) as observation:
             model = build_model(params.source, params.seed, work)
-            outputs = transform_built(model, params, work.store, work.unfinished, work.remarked)
+            outputs = transform_built(model, params, work.store, work.unfinished, work.remarked, inputs.samples)
             return dataclasses.replace(outputs, observed=observation.save(work))
 
 
@@ -73,6 +78,7 @@ def transform_built(
     store: LocalStore,
     unfinished: Path | None = None,
     remarked: Callable[[str], None] = _log.info,
+    samples: Mapping[str, ArtifactRef] = MappingProxyType({}),
 ) -> SourceTransform.Outputs:
     """Exports a transformed copy of one method of a built model; raises what `SourceTransform.run` does.
 
@@ -88,7 +94,10 @@ def transform_built(
     from ..module_transforms import check_all_match, layers_used_otherwise, transformed
     from ..pt2e import export_for_any_batch
     from ..reached import Asked, quantization_of
+    from ..rounding import observed_calls
 
+    rounds = any(isinstance(each, TorchaoParams) and each.rounding != "nearest" for each in params.transforms)
+    calls = observed_calls(model.definition, samples, store) if rounds else None
     model, name, shapes, _ = choose_method(model, params)
     if model.program is not None:
         again = "`quantize.dynamic_batch_size` exports a model's modules again"
@@ -107,7 +116,7 @@ def transform_built(
     with store.scratch() as folder:  # until the files in it are objects of the store
         with weights_on_use():
             files = FinishedLayers(folder, store=store, records=unfinished) if unfinished else TensorFiles(folder)
-            module, matched = transformed(method.module, params.transforms, kept, files)
+            module, matched = transformed(method.module, params.transforms, kept, files, calls)
         if files.taken:
             remarked(f"{files.taken} layers quantized before it was interrupted")
         check_all_match(model, name, params.transforms, matched)

@@ -1,0 +1,148 @@
+"""Weights rounded by what that does to samples, and not each to its nearest number.
+
+The method is GPTQ (Frantar et al., 2022, arXiv:2210.17323): what rounding one column of a weight leaves out, the columns
+after it make up for, as far as the layer's inputs depend on each other. torchao quantizes a layer as it does in any
+case; then its integers are chosen anew. Scales, bytes and kernels are the same. torchao's own GPTQ (prototype/gptq of
+0.18) makes tensors that ExecuTorch cannot export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...artifacts.local_store import LocalStore
+from ...artifacts.ref import ArtifactRef
+from ...configs.model import MethodDefinition, ModelDefinition
+from ...errors import SourceError
+from ..export.eager import Call, as_traced
+from ..programs.values import load_values
+from ..upstream.compat import pytree
+from ..usercode.model_source import user_code_error
+from ..usercode.modules import copy_modules
+
+_DAMPING = 0.01  # added to second moments, as a share of their mean
+_COLUMNS = 128  # that are rounded before the rest of a weight makes up for them
+_MEMORY = 1 << 30  # bytes of second moments at a time
+
+
+@dataclass(frozen=True)
+class ObservedCalls:
+    """Calls of a model's methods in floating point, in which its layers are observed.
+
+    Attributes:
+        modules: by method.
+        samples: by method, what returns the arguments of the calls, again each time.
+        identity: JSON that tells these calls from others.
+    """
+
+    modules: Mapping[str, nn.Module]
+    samples: Mapping[str, Callable[[], Iterable[Call]]]
+    identity: Sequence[Any]
+
+    def second_moments(self, layers: Sequence[nn.Linear]) -> Iterator[tuple[list[nn.Linear], dict[nn.Linear, Tensor]]]:
+        """Of the inputs ``x`` of linear layers, the sum of all ``x * x.T``: [in_features, in_features], in float32.
+
+        Layers are those of the modules if they have their weights. As many at a time as fit into a GiB, in the order in
+        which they are given; each time, the modules are called with all samples. Raises SourceError if a call fails.
+        """
+        left = list(layers)
+        while left:
+            size, count = 0, 0
+            while count < len(left) and (not count or size + 4 * left[count].in_features ** 2 <= _MEMORY):
+                size += 4 * left[count].in_features ** 2
+                count += 1
+            some, left = left[:count], left[count:]
+            yield some, self._observed(some)
+
+    def _observed(self, layers: Sequence[nn.Linear]) -> dict[nn.Linear, Tensor]:
+        moments = {layer: torch.zeros(layer.in_features, layer.in_features) for layer in layers}
+        of_weights = {id(layer.weight): moments[layer] for layer in layers}
+
+        def observe(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+            rows = inputs[0].detach().flatten(0, -2).float() if inputs[0].dim() > 1 else inputs[0].detach()[None].float()
+            of_weights[id(layer.weight)].addmm_(rows.T, rows)
+
+        modules = copy_modules(self.modules)  # calls change buffers
+        watched = {
+            child
+            for module in modules.values()
+            for child in module.modules()
+            if isinstance(child, nn.Linear) and id(child.weight) in of_weights
+        }
+        with ExitStack() as stack:
+            for child in watched:
+                stack.callback(child.register_forward_pre_hook(observe).remove)
+            for method, calls in self.samples.items():
+                for number, (args, kwargs) in enumerate(calls()):
+                    try:
+                        with as_traced():
+                            modules[method](*args, **kwargs)
+                    except Exception as error:
+                        what = f"calibration sample {number} of method {method!r}"
+                        raise user_code_error(what, error) from error
+        return moments
+
+
+def observed_calls(
+    definition: ModelDefinition, samples: Mapping[str, ArtifactRef], store: LocalStore
+) -> ObservedCalls:
+    """The calls of those methods of a model that have samples in a store; raises SourceError if there is none."""
+    samples = {name: ref for name, ref in samples.items() if name in definition.methods}
+    if not samples:
+        raise SourceError(f"`rounding: gptq` needs calibration samples of a method: {', '.join(definition.methods)}")
+
+    def calls_of(method: MethodDefinition, ref: ArtifactRef) -> Callable[[], Iterable[Call]]:
+        keywords = method.example_kwarg_inputs[0] if method.example_kwarg_inputs else {}
+        structure = pytree.tree_structure((method.example_inputs[0], dict(keywords)))
+        return lambda: (pytree.tree_unflatten(flat, structure) for flat in load_values(ref, store))
+
+    return ObservedCalls(
+        {name: definition.methods[name].module for name in samples},
+        {name: calls_of(definition.methods[name], ref) for name, ref in samples.items()},
+        [[name, ref.identity] for name, ref in sorted(samples.items())],
+    )
+
+
+def rounded(weight: Tensor, quantized: Any, moments: Tensor) -> Tensor:
+    """The integers of a weight [out_features, in_features] in place of the nearest ones: int8, of that shape.
+
+    Args:
+        weight: in floating point.
+        quantized: the same as torchao quantized it, an `IntxUnpackedToInt8Tensor`, with a scale for each group of a row.
+        moments: second moments of the layer's inputs, [in_features, in_features].
+    """
+    bits = int(str(quantized.target_dtype).removeprefix("torch.int"))
+    least, largest = -(1 << bits - 1), (1 << bits - 1) - 1
+    order = moments.diagonal().argsort(descending=True, stable=True)  # what counts most has most to make up for it
+    scale, zero = (
+        value.float().repeat_interleave(quantized.block_size[1], 1)[:, order]
+        for value in (quantized.scale, quantized.zero_point)
+    )
+    factor = _factor(moments[order][:, order])
+    left = weight.detach().float()[:, order]
+    integers = torch.empty_like(left)
+    for first in range(0, left.shape[1], _COLUMNS):
+        last = min(first + _COLUMNS, left.shape[1])
+        errors = torch.empty_like(left[:, first:last])
+        for column in range(first, last):
+            value = left[:, column]
+            steps = (value * (1.0 / scale[:, column])).round()  # as torchao computes it
+            integers[:, column] = (steps + zero[:, column]).clamp(least, largest)
+            kept = (integers[:, column] - zero[:, column]) * scale[:, column]
+            errors[:, column - first] = (value - kept) / factor[column, column]
+            left[:, column:last] -= errors[:, column - first, None] * factor[column, column:last]
+        left[:, last:] -= errors @ factor[first:last, last:]
+    return integers[:, order.argsort()].to(torch.int8)
+
+
+def _factor(moments: Tensor) -> Tensor:
+    """The upper Cholesky factor of the inverse of moments, to which a share of their mean is added."""
+    mean = moments.diagonal().mean()
+    damped = moments + torch.eye(len(moments)) * (_DAMPING * mean if mean else 1.0)
+    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
