@@ -18,7 +18,7 @@ from pydantic import (
 
 from .base import TARGET_SEPARATOR, FrozenModel, MethodName, ObjectReference
 from .nodes import FieldPath
-from .quantize import LayerQuantization, Quantize, SourceTransform
+from .quantize import CallableTransform, LayerQuantization, Quantize, SourceTransform
 from .sources import LayerFields, NamedFunction
 from .verification import Accuracy, Number, Verification
 
@@ -423,7 +423,9 @@ class Recipe(FrozenModel):
     @model_validator(mode="after")
     def _rounds_the_model_itself(self) -> Self:
         if self.rounds_by_samples and any(isinstance(each, CallableTransform) for each in self.transforms):
-            raise ValueError("`rounding: gptq` observes the model itself, and functions among `source_transforms` change it")
+            raise ValueError(
+                "`rounding: gptq` observes the model itself, and functions among `source_transforms` change it"
+            )
         return self
 
     @model_validator(mode="after")

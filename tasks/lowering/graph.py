@@ -333,7 +333,11 @@ async def transform(run: RecipeRun, method: str) -> SourceTransform.Outputs | No
     if not (run.plan.recipe.transforms or run.plan.observes_any_batch(method)):
         return None
     params, user_code = source_transform_params(run, method)
-    samples = {other: await calibrate(run, other) for other in run.model.calibration} if run.plan.recipe.rounds_by_samples else {}
+    samples = (
+        {other: await calibrate(run, other) for other in run.model.calibration}
+        if run.plan.recipe.rounds_by_samples
+        else {}
+    )
     inputs = SourceTransform.Inputs(samples={other: ref for other, ref in samples.items() if ref})
     return await run(SourceTransform, params, inputs, method=method, user_code=user_code)
 

@@ -65,7 +65,9 @@ class ObservedCalls:
         of_weights = {id(layer.weight): moments[layer] for layer in layers}
 
         def observe(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-            rows = inputs[0].detach().flatten(0, -2).float() if inputs[0].dim() > 1 else inputs[0].detach()[None].float()
+            rows = (
+                inputs[0].detach().flatten(0, -2).float() if inputs[0].dim() > 1 else inputs[0].detach()[None].float()
+            )
             of_weights[id(layer.weight)].addmm_(rows.T, rows)
 
         modules = copy_modules(self.modules)  # calls change buffers
@@ -89,9 +91,7 @@ class ObservedCalls:
         return moments
 
 
-def observed_calls(
-    definition: ModelDefinition, samples: Mapping[str, ArtifactRef], store: LocalStore
-) -> ObservedCalls:
+def observed_calls(definition: ModelDefinition, samples: Mapping[str, ArtifactRef], store: LocalStore) -> ObservedCalls:
     """The calls of those methods of a model that have samples in a store; raises SourceError if there is none."""
     samples = {name: ref for name, ref in samples.items() if name in definition.methods}
     if not samples:

@@ -127,3 +127,30 @@ def test_samples_that_cannot_be_used(quantize, example):
     ]:
         with pytest.raises(SourceError, match=problem):
             quantize(given)
+
+
+@pytest.mark.slow
+def test_rounding_by_samples(store, ran):
+    """A file whose weights are rounded by samples is closer to eager on others, at equal size; it depends on them."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 32)).eval()
+    mixing = torch.randn(12, 64)
+    samples, (example, *others) = (torch.randn(count, 24, 12) @ mixing for count in (8, 5))
+    lost, sizes = {}, {}
+    for rounding in ("nearest", "gptq"):
+        recipe = {
+            "specializations": [{"target": "xnnpack"}],
+            "quantize_layers": {"linear": "8da4w", "rounding": rounding},
+            "verify": {"min_sqnr_db": 5},
+        }
+        call = {"recipe": recipe, "store": store, "calibration": list(samples) if rounding == "gptq" else None}
+        result = pteforge.export(net, (example,), **call)
+        with torch.no_grad():
+            lost[rounding] = sum(float((net(x) - result.run(x)).norm()) for x in others)
+        sizes[rounding] = len(result.pte)
+    assert sizes["gptq"] == sizes["nearest"]
+    assert lost["gptq"] < 0.8 * lost["nearest"]
+    assert "compile" not in ran(pteforge.export(net, (example,), **call))
+    assert "compile" in ran(pteforge.export(net, (example,), **{**call, "calibration": others}))
+    with pytest.raises(InputError, match="give `calibration`"):
+        pteforge.export(net, (example,), recipe=recipe, store=store)

@@ -139,6 +139,10 @@ def test_layers_are_short_for_transforms():
         "weight_dtype": "int4",
         "granularity": {"per_group": 32},
     }
+    table, rounded = LayerQuantization(linear="8da4w", embedding="int4", rounding="gptq").transforms
+    assert (table.rounding, rounded.rounding) == ("nearest", "gptq")
+    with pytest.raises(ValueError, match="`rounding` is for weights of linear layers, and none are quantized"):
+        LayerQuantization(embedding="int4", rounding="gptq")
     written = recipe.model_copy(update={"source_transforms": (EMBEDDING,)})
     assert written.with_layers(fields).transforms == (EMBEDDING,)
     with pytest.raises(ValueError, match="`group_size` is for int4 weights of linear layers, and there are none"):

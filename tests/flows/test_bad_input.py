@@ -138,6 +138,15 @@ ZOOS = {
         OWN_RECIPE + "    source_transforms: [{callable: 'nets:linear', files: [gone.txt]}]\n",
         ("recipes.mine.source_transforms[0].files[0]", "there is no file"),
     ),
+    "rounding without samples": (
+        OWN_RECIPE + "    quantize_layers: {linear: 8da4w, rounding: gptq}\n",
+        ("zoo.yaml:3:3: models.linear: recipe 'mine' rounds weights by samples of the model: give it `calibration`",),
+    ),
+    "rounding of a changed model": (
+        OWN_RECIPE + "    source_transforms:\n      - {callable: 'nets:linear'}\n"
+        "      - {torchao: intx_weight_only, rounding: gptq}\n",
+        ("recipes.mine", "`rounding: gptq` observes the model itself, and functions among `source_transforms`"),
+    ),
     "YAML": ("models: [\n", ("zoo.yaml:2:1", "not valid YAML")),
 }
 

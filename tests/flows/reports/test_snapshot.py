@@ -14,7 +14,9 @@ from rich.console import Console
 
 
 def timed(seconds, machine="Cortex-A76"):
-    timing = Timing("", "forward", "phone", machine, load=1.0, first=1.0, median=seconds, p95=1.0, calls=5, peak_memory=0)
+    timing = Timing(
+        "", "forward", "phone", machine, load=1.0, first=1.0, median=seconds, p95=1.0, calls=5, peak_memory=0
+    )
     return Delivered("net", "plain", "made", findings=(timing,))
 
 

@@ -107,6 +107,7 @@ def test_layers_of_methods(monkeypatch, memory):
 
 def _called(block, state, inputs):
     """What a block computes with quantized weights."""
+
     def layer(name, x):
         parts = {key.rpartition(".")[2]: value for key, value in state.items() if key.startswith(f"{name}.")}
         inner = {key: value for key, value in parts.items() if key != "bias"}
@@ -122,8 +123,10 @@ def test_only_linear_layers():
     block = nn.Sequential(nn.Embedding(4, 64), nn.Linear(64, 4))
     calls = ObservedCalls({"forward": block}, {"forward": lambda: [((torch.tensor([1]),), {})]}, [])
     params = TorchaoParams(
-        config="IntxWeightOnlyConfig", fields={"weight_dtype": "int4", "granularity": {"per_group": 32}},
-        rounding="gptq", layers=("linear", "embedding"),
+        config="IntxWeightOnlyConfig",
+        fields={"weight_dtype": "int4", "granularity": {"per_group": 32}},
+        rounding="gptq",
+        layers=("linear", "embedding"),
     )
     with pytest.raises(TargetError, match="'0' is none"):
         transformed(block, [params], calls=calls)

@@ -44,6 +44,11 @@ def test_as_imported():
             {"torchao": "int8_dynamic_activation_int8_weight"},
             "ExecuTorch does not have; use int8_dynamic_activation_intx_weight with params: {weight_dtype: int8}",
         ),
+        (
+            {"torchao": "int8_weight_only", "rounding": "gptq"},
+            "`rounding: gptq` is for linear layers, with int8_dynamic",
+        ),
+        ({"torchao": "intx_weight_only", "rounding": "gptq", "layers": ["embedding"]}, "is for linear layers"),
     ],
 )
 def test_mistakes(given, message):
