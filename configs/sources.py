@@ -42,8 +42,8 @@ Rounding = Literal["nearest", "gptq"]
 """How weights become integers."""
 
 ROUNDING = (
-    "nearest: each weight becomes the nearest integer. gptq: integers are chosen so that the layers' outputs change least "
-    "on the samples of the model's `calibration`; bytes and kernels are the same."
+    "nearest: each weight becomes the nearest integer. gptq: integers are chosen so that the layers' outputs change "
+    "least on the samples of the model's `calibration`; bytes and kernels are the same."
 )
 
 

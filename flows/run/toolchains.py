@@ -188,7 +188,7 @@ def _export(python: Path, request: ExportRequest, zoo: str, out: Path, open_stor
 
 
 def without_toolchain(file: FileDifference) -> FileDifference:
-    """Leaves out what another toolchain always changes: its versions, and in the file those and the provenance's digest.
+    """Leaves out what another toolchain always changes: versions, also in the file, and the provenance's digest there.
 
     A file in which nothing else differs is equal.
     """

@@ -1,9 +1,9 @@
 """Weights rounded by what that does to samples, and not each to its nearest number.
 
-The method is GPTQ (Frantar et al., 2022, arXiv:2210.17323): what rounding one column of a weight leaves out, the columns
-after it make up for, as far as the layer's inputs depend on each other. torchao quantizes a layer as it does in any
-case; then its integers are chosen anew. Scales, bytes and kernels are the same. torchao's own GPTQ (prototype/gptq of
-0.18) makes tensors that ExecuTorch cannot export.
+The method is GPTQ (Frantar et al., 2022, arXiv:2210.17323): what rounding one column of a weight leaves out, the
+columns after it make up for, as far as the layer's inputs depend on each other. torchao quantizes a layer as it does in
+any case; then its integers are chosen anew. Scales, bytes and kernels are the same. torchao's own GPTQ (prototype/gptq
+of 0.18) makes tensors that ExecuTorch cannot export.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def rounded(weight: Tensor, quantized: Any, moments: Tensor) -> Tensor:
 
     Args:
         weight: in floating point.
-        quantized: the same as torchao quantized it, an `IntxUnpackedToInt8Tensor`, with a scale for each group of a row.
+        quantized: the same as torchao quantized it, an `IntxUnpackedToInt8Tensor` with a scale for each group of a row.
         moments: second moments of the layer's inputs, [in_features, in_features].
     """
     bits = int(str(quantized.target_dtype).removeprefix("torch.int"))

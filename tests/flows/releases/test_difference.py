@@ -126,8 +126,8 @@ def test_versions_in_payloads(made):
     """
     path, older = made.out / "net" / "fat.pte", made.folder / "older" / "net" / "fat.pte"
     shutil.copytree(path.parent, older.parent)
-    content = path.read_bytes()
-    assert content.count(installed := version("executorch").encode()) == 2
+    content, installed = path.read_bytes(), version("executorch").encode()
+    assert content.count(installed) == 2
     older.write_bytes(content.replace(installed, b"0.0.1"))
     found = compare_files("net/fat", File.at(older), File.at(path))
     payloads = [("toolchain", f"executorch of payload {name}", "0.0.1") for name in ("xnnpack", "portable")]

@@ -57,6 +57,8 @@ def test_inputs_that_do_not_depend_on_each_other(moments):
 
 
 class Block(nn.Module):
+    """Layers after each other, one that is not called, and a count of calls."""
+
     def __init__(self):
         super().__init__()
         self.first, self.second, self.unused = nn.Linear(64, 96), nn.Linear(96, 32), nn.Linear(32, 8)
@@ -97,7 +99,7 @@ def test_layers_of_methods(monkeypatch, memory):
             }
     assert block.calls == 0
     with torch.no_grad():
-        lost = {rounding: block(inputs) - _called(block, found[rounding, "forward"], inputs) for rounding, _ in found}
+        lost = {rounding: block(inputs) - _called(found[rounding, "forward"], inputs) for rounding, _ in found}
     assert lost["gptq"].norm() < 0.8 * lost["nearest"].norm()
     for name, value in found["gptq", "forward"].items():
         assert torch.equal(value, found["gptq", "step"][name])
@@ -105,7 +107,7 @@ def test_layers_of_methods(monkeypatch, memory):
             assert torch.equal(value, found["nearest", "forward"][name])
 
 
-def _called(block, state, inputs):
+def _called(state, inputs):
     """What a block computes with quantized weights."""
 
     def layer(name, x):
