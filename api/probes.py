@@ -33,7 +33,7 @@ XNNPACK = {"specializations": [{"target": "xnnpack"}]}
 STATIC = {**XNNPACK, "quantize": {"quantizer": "xnnpack"}, "verify": {"min_sqnr_db": 20}}
 DYNAMIC = {**XNNPACK, "quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}}, "verify": {"min_sqnr_db": 20}}
 CASES: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {}
-"""By patch, a builder of the smallest model that shows the fault, and the recipe with which it does."""
+"""A builder of the smallest model that shows the fault that a patch mends, and a recipe, by the patch's name."""
 
 
 def case(recipe: Mapping[str, Any]) -> Callable[[Callable[[], Any]], Callable[[], Any]]:

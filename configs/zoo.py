@@ -107,7 +107,7 @@ class ToolchainConfig(FrozenModel):
 
 
 _NULL_IS_EMPTY = BeforeValidator(lambda section: {} if section is None else section)
-"""For sections of a file whose entries may all be commented out."""
+"""Sections of a file may be empty: their entries may all be commented out."""
 
 
 class Zoo(FrozenModel):

@@ -42,11 +42,11 @@ def neg_perplexity(
     Raises:
         SourceError: the tokenizer cannot be had, or the text is too short.
     """
-    ids = _tokens(tokenizer, Path(text))[:tokens]
+    given = _tokens(tokenizer, Path(text))[:tokens]
     context = int(predict(method="get_max_context_len")) if window is None else window
-    losses = [loss for part in _windows(ids, context, prompt) for loss in _losses(predict, part, prompt, method)]
+    losses = [loss for part in _windows(given, context, prompt) for loss in _losses(predict, part, prompt, method)]
     if not losses:
-        raise SourceError(f"{text} has {len(ids)} tokens, and windows begin with {prompt}: give a longer text")
+        raise SourceError(f"{text} has {len(given)} tokens, and windows begin with {prompt}: give a longer text")
     return -math.exp(sum(losses) / len(losses))
 
 
@@ -57,21 +57,21 @@ def _tokens(name: str, text: Path) -> list[int]:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise SourceError(f"there is no tokenizer {name!r}: {error}") from error
-    ids: list[int] = tokenizer(text.read_text(encoding="utf-8"))["input_ids"]
-    return ids
+    tokens: list[int] = tokenizer(text.read_text(encoding="utf-8"))["input_ids"]
+    return tokens
 
 
-def _windows(ids: Sequence[int], size: int, prompt: int) -> Iterator[Sequence[int]]:
+def _windows(tokens: Sequence[int], size: int, prompt: int) -> Iterator[Sequence[int]]:
     if not 1 <= prompt < size:
         raise SourceError(f"prompt: {prompt} must be at least 1, and less than the window of {size} tokens")
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
+    for start in range(0, len(tokens), size):
+        yield tokens[start : start + size]
 
 
-def _losses(predict: Predict, ids: Sequence[int], prompt: int, method: str) -> Iterator[float]:
+def _losses(predict: Predict, tokens: Sequence[int], prompt: int, method: str) -> Iterator[float]:
     """The negative logarithm of the probability of each token after the prompt."""
-    given, start = list(ids[:prompt]), 0
-    for token in ids[prompt:]:
+    given, start = list(tokens[:prompt]), 0
+    for token in tokens[prompt:]:
         logits = predict(torch.tensor([given]), torch.tensor([start]), method=method)
         yield -torch.log_softmax(logits.reshape(-1, logits.shape[-1])[-1].double(), dim=-1)[token].item()
         given, start = [token], start + len(given)

@@ -23,7 +23,7 @@ from .pte.reader import map_file, naming, read_kernel_calls, read_pte
 FORMAT: Literal[1] = 1
 
 ANY_KERNEL = "default"
-"""In place of keys: an operator's kernel for all dtypes and dim orders. ExecuTorch's selective build calls it so."""
+"""Stands for all keys: a kernel for all dtypes and dim orders. ExecuTorch's selective build calls it so."""
 
 ANY_PRIM = "executorch_prim::*"  # in place of operators: all that `is_prim` knows
 

@@ -221,7 +221,7 @@ _XNNPACK_HEADER = struct.Struct("<4sHII")  # magic, size of the header, offset a
 _XNNPACK_MAGIC, _XNNPACK_AT = b"XH00", 4
 _I16 = number_types.Int16Flags
 _DTYPES = {1: "float32", 2: "float16", 3: "int8", 4: "uint8", 6: "int8", 8: "int4", 10: "int4", 14: "bfloat16"}
-"""By number of `XNNDatatype`: those of weights."""
+"""Names of those of XNNPACK's data types (`XNNDatatype`) that weights have."""
 
 # slots of the tables of that format
 _Graph = IntEnum("_Graph", {"VALUES": 2, "CONSTANTS": 8})

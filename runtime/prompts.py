@@ -53,8 +53,8 @@ def multimodal_prompt(
     number of embeddings that it returns.
     """
     if not (request.images or request.audio is not None):
-        _, ids = text_prompt(request, from_folder("AutoTokenizer", request.folder))
-        return [Part("token_embedding", ids, len(ids))]
+        _, tokens = text_prompt(request, from_folder("AutoTokenizer", request.folder))
+        return [Part("token_embedding", tokens, len(tokens))]
     processor = from_folder("AutoProcessor", request.folder)
     text, media = request.prompt, {}
     content: list[dict[str, str]] = []
@@ -102,12 +102,12 @@ def _parts(
 
 
 def _interleaved(
-    ids: Sequence[int], values: Mapping[str, list[Any]], special: Mapping[str, int], tokens: Mapping[str, int]
+    prompt: Sequence[int], values: Mapping[str, list[Any]], special: Mapping[str, int], tokens: Mapping[str, int]
 ) -> Iterator[Part]:
     """Replaces each run of special tokens with the values that take as many; raises ValueError if none do."""
     methods = {token: method for method, token in special.items() if method in values}
     left = {method: list(items) for method, items in values.items()}
-    for token, run in groupby(ids, key=lambda token: token if token in methods else None):
+    for token, run in groupby(prompt, key=lambda token: token if token in methods else None):
         same = list(run)
         if token is None:
             yield Part("token_embedding", same, len(same))

@@ -99,11 +99,11 @@ class _Generation:
         self.methods = {method.name: method for method in self.pte.methods}
         self.constants = constants_of(self.pte)
         self.tokenizer = from_folder("AutoTokenizer", request.folder)
-        self.ends = {*self.ids("get_eos_ids")} or {self.tokenizer.eos_token_id}
+        self.ends = {*self.numbers("get_eos_ids")} or {self.tokenizer.eos_token_id}
         self.text = _Text(self.tokenizer, send)
         self.load_seconds = 0.0
 
-    def ids(self, name: str) -> tuple[int, ...]:
+    def numbers(self, name: str) -> tuple[int, ...]:
         """The results of a constant method; none if there is no such method."""
         value = self.constants.get(name, ())
         return value if isinstance(value, tuple) else (value,)
@@ -115,12 +115,12 @@ class _Generation:
         prompt = ""
         if kind == "multimodal":
             names = {VISION: "image_token_id", AUDIO: "audio_token_id"}
-            special = {method: self.ids(name)[0] for method, name in names.items() if method in self.methods}
+            special = {method: self.numbers(name)[0] for method, name in names.items() if method in self.methods}
             counts = {method: _size(self.methods[method].outputs[0]) for method in special}
             parts = multimodal_prompt(self.request, self.methods, special, counts)
         else:
-            prompt, ids = text_prompt(self.request, self.tokenizer)
-            parts = [Part("", ids, len(ids))]
+            prompt, tokens = text_prompt(self.request, self.tokenizer)
+            parts = [Part("", tokens, len(tokens))]
         most = self._most(sum(part.tokens for part in parts))
         if not is_fat(self.pte) and (reading := _reading(self.request, prompt, parts)):
             return self._by_runner(prompt, parts, reading, most)
@@ -128,7 +128,7 @@ class _Generation:
 
     def _most(self, prompt: int) -> int:
         """How many tokens can be generated; raises InputError if the prompt leaves none."""
-        (context,) = self.ids("get_max_context_len") or self.ids("get_max_seq_len")
+        (context,) = self.numbers("get_max_context_len") or self.numbers("get_max_seq_len")
         if not 0 < prompt < context:
             raise InputError(
                 f"the prompt has {prompt} tokens, and {self.request.file} takes 1 to {context - 1} (its context of "
@@ -212,7 +212,7 @@ class _Generation:
         if method:
             inputs = torch.tensor([values]) if isinstance(values, list) else values
             return _last(call("text_decoder", call(method, inputs), torch.tensor([start])))
-        (longest,) = self.ids("get_max_seq_len")
+        (longest,) = self.numbers("get_max_seq_len")
         name = "forward" if "forward" in self.methods else "prefill"  # which takes one token, too, as for the runner
         for at in range(0, len(values), longest):
             logits = call(name, torch.tensor([values[at : at + longest]]), torch.tensor([start + at]))
@@ -235,7 +235,7 @@ class _Generation:
                 return int(torch.multinomial((scores / self.request.temperature).softmax(-1), 1))
             return int(scores.argmax())
 
-        marks = self.ids("no_timestamps_token_id") if self.request.timestamps else ()
+        marks = self.numbers("no_timestamps_token_id") if self.request.timestamps else ()
         for token in generated_tokens(logits, step, position, most, choose):
             self.text.tick()
             if token in self.ends:
@@ -272,8 +272,8 @@ class _Generation:
 
     def _decoder_prompt(self, logits_after: Callable[[list[int]], Any]) -> tuple[list[int], int | None]:
         """The decoder's first tokens, and the one to generate first, if any; InputError for an unknown language."""
-        start, silent = self.ids("decoder_start_token_id"), self.ids("no_timestamps_token_id")
-        forced, settings, language = self.ids("forced_bos_token_id"), self._settings(), self.request.language
+        start, silent = self.numbers("decoder_start_token_id"), self.numbers("no_timestamps_token_id")
+        forced, settings, language = self.numbers("forced_bos_token_id"), self._settings(), self.request.language
         languages = getattr(settings, "lang_to_id", None) or {}
         prompt = [*start]
         if language:
@@ -307,12 +307,12 @@ class _Generation:
 
         rules = process.LogitsProcessorList()
         first = len(prompt) + (forced is not None and len(prompt) == 1)
-        if begin := self.ids("begin_suppress_tokens"):
+        if begin := self.numbers("begin_suppress_tokens"):
             rules.append(process.SuppressTokensAtBeginLogitsProcessor([*begin], first))
         if forced is not None:
             rules.append(process.ForcedBOSTokenLogitsProcessor(forced))
         if self.request.timestamps:
-            settings, silent = self._settings(), self.ids("no_timestamps_token_id")
+            settings, silent = self._settings(), self.numbers("no_timestamps_token_id")
             if not silent:
                 raise InputError(f"{self.request.file} has no timestamps (no_timestamps_token_id)")
             settings.no_timestamps_token_id = silent[0]

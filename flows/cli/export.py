@@ -118,7 +118,7 @@ def plan(request: ExportRequest, *, as_json: AS_JSON = False) -> None:
 
 def _show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
     with open_configured(request, writes=False) as session:
-        cached, will_run, may_run = _plan(session)
+        cached, will_run, may_run = _planned_stages(session)
     elsewhere = {f"{model.name}/{name}": other for model in session.models for name, other in model.elsewhere.items()}
     if as_json:
         stages = [_due_json(due) for due in will_run]
@@ -132,7 +132,7 @@ def _show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
     raise typer.Exit(3 if will_run else 0)
 
 
-def _plan(session: Session) -> tuple[int, list[Due], list[StageCall]]:
+def _planned_stages(session: Session) -> tuple[int, list[Due], list[StageCall]]:
     """The number of cached stages, the stages that will run, and those that may run."""
     from ...artifacts.runs import differing_fields
     from ...tasks.engine.executor import REFRESHED, PlanRunner, predict_memory

@@ -246,7 +246,7 @@ def _reach(text: str) -> list[str]:
     words = shlex.split(PlaceConfig.parse(text)[1].command or "")
     if words and words[0] != NFAT_RUN:  # only `nfat_run` may have to be found, and no key needs what others report
         return words
-    place = _plan(text)
+    place = _reachable(text)
     load_libraries(place.library, place.env)
     return list(place.command)
 
@@ -265,7 +265,7 @@ def _check_devices(verifiable: Iterable[_Verifiable], place: str) -> None:
             raise InputError(f"--place {place}: {', '.join(absent)} finds no device or driver for {file.path}")
 
 
-def _plan(text: str) -> PlaceParams:
+def _reachable(text: str) -> PlaceParams:
     """A place that can be reached; raises InputError for another one."""
     from ...configs.places import PlaceConfig
     from ...tasks.verify.places import plan_place
@@ -304,7 +304,7 @@ def bench_files(
     expanded = pte_files(files)
     if against and len(expanded) != 1:
         raise InputError(f"--against compares one file with another, and {len(expanded)} are named")
-    places = {text: None if text == HOST else _plan(text) for text in place or [HOST]}
+    places = {text: None if text == HOST else _reachable(text) for text in place or [HOST]}
     with quiet():
         if against:
             timings, not_run, ratios = [], {}, [*_ratios(expanded[0], against, places, seconds, store)]

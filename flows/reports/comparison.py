@@ -188,7 +188,7 @@ _FIGURES = {
     "score": ("(%?)", "accuracy", "score", -1, "the score fell by {}"),
     "latency": ("(%)", "times", "latency of .*", 1, "{name} is {} longer"),
 }
-"""By limit: its unit, area and names of its facts, whether more is worse (1) or less (-1), and a message."""
+"""The unit of a limit, area and names of its facts, whether more is worse (1) or less (-1), and a message."""
 
 
 def _parse_limit(part: str) -> Limit:

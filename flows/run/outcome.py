@@ -11,7 +11,7 @@ from ...artifacts.runs import StageOutcome
 from ...tasks.results.delivered import Delivered, Failure, Status
 
 KEPT_AS = "; the file is kept as "
-"""Before the path of a file that missed its accuracy gate, at the end of the message."""
+"""Precedes the path of a file that missed its accuracy gate, at the end of the message."""
 
 
 @dataclass(frozen=True, slots=True)

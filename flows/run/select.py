@@ -48,7 +48,9 @@ def select_models(
     search, place = ModuleSearch(zoo.python_path), cache(partial(_plan_place, loaded))
     for name, config in chosen.items():
         with _collected(problems):
-            model = _plan(loaded, name, config, recipes, search, place, partial(_toolchain, loaded, toolchain, here))
+            model = _plan_model(
+                loaded, name, config, recipes, search, place, partial(_toolchain, loaded, toolchain, here)
+            )
             planned += [model] if model.recipes or model.not_applicable or model.elsewhere else []
     _raise(problems)
     if not planned:
@@ -107,7 +109,7 @@ def _matches(name: str, globs: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs.split(","))
 
 
-def _plan(
+def _plan_model(
     loaded: LoadedZoo,
     name: str,
     config: ModelConfig,

@@ -24,7 +24,7 @@ from ...tasks.results.delivered import Delivered, Failure, Status
 from ...tasks.results.finding import Finding, to_json
 from ...tasks.results.numerics import Rung
 from ...tasks.verify.stages.gate import Gate
-from ...tasks.verify.stages.ladder import Ladder as LadderStage
+from ...tasks.verify.stages.ladder import Ladder
 from ...tasks.verify.stages.prove import Prove
 from ...tasks.verify.stages.search_inputs import SearchInputs
 from ...tasks.verify.stages.verify import Verify
@@ -252,7 +252,7 @@ def _publish(
 
 
 def _failed(session: Session, run: StageCalls, recipe: str, error: Exception) -> Delivered:
-    failure, climbed = Failure.of(run.step_of(error), error), run.find(LadderStage.name)
+    failure, climbed = Failure.of(run.step_of(error), error), run.find(Ladder.name)
     rungs = Rung.found(run.read_json(climbed.outputs.numerics)) if climbed else ()
     failed = Delivered(run.model.name, recipe, "failed", failure=failure, findings=rungs)
     return failed if isinstance(error, StoreError) else _keep_rejected(session, run, failed)

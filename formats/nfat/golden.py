@@ -27,7 +27,7 @@ _NUMPY = {
     **{ScalarType[name]: f"<i{size}" for name, size in (("CHAR", 1), ("SHORT", 2), ("INT", 4), ("LONG", 8))},
     **{ScalarType[name]: f"<f{size}" for name, size in (("HALF", 2), ("FLOAT", 4), ("DOUBLE", 8), ("BFLOAT16", 2))},
 }
-"""By dtype that golden tensors may have: numpy's, which lacks bfloat16."""
+"""NumPy's name of each dtype that golden tensors may have; it lacks bfloat16."""
 _BY_NAME = {DTYPES[dtype].name: dtype for dtype in _NUMPY}
 
 

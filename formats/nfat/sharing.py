@@ -165,7 +165,9 @@ def _plan_without(
     rest = [section for section in sections if section not in halves]
     twins = _find_twins(contents, rest)
     while True:
-        plan = _plan(_as_stored(contents, twins), rest, {section: twin.shape for section, twin in twins.items()})
+        plan = _plan_storage(
+            _as_stored(contents, twins), rest, {section: twin.shape for section, twin in twins.items()}
+        )
         unshared = twins.keys() - _shared(plan)
         if not unshared:
             return plan
@@ -204,7 +206,7 @@ def _find_halves(contents: Sequence[memoryview], sections: Collection[Section]) 
     return found
 
 
-def _plan(
+def _plan_storage(
     contents: Sequence[StoredContent], sections: Collection[Section], transposes: Mapping[Section, MatrixShape]
 ) -> StoragePlan:
     deduplicator = _Deduplicator(contents, sections)

@@ -124,7 +124,7 @@ class ConstantTensor:
 
 
 METADATA_PREFIX = "metadata."
-"""Before the keys of named data that describes the model, and that no delegate looks for."""
+"""Begins the keys of named data that describes the model, and that no delegate looks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ _KERNELS = {"llama": "executorch.extension.llm.custom_ops.custom_ops"}
 
 
 SIZES = "sizes."
-"""Before the keys, behind the prefix of metadata, of the sizes that a method's inputs may have.
+"""Begins the keys, behind the prefix of metadata, of the sizes that a method's inputs may have.
 
 A program itself says upper bounds only. An entry is a list of integers (see `metadata`), five for each dimension that
 may vary: the input's position, the dimension, the least and the largest size, and the step from one size to the next.
@@ -308,7 +308,7 @@ def shape_problem(spec: TensorSpec, shape: Sequence[int], does: str = "takes") -
 
 
 Shareable = Mapping[str, tuple[Extent, ...]]
-"""By key of named data, the extents of it that other files may contain, too, such as single weights; by offset."""
+"""Extents of named data that other files may contain, too, such as single weights, by its key; in order of offsets."""
 
 MIN_SHAREABLE = 1024
 """Smaller extents are not stored separately: an object costs more than it saves."""

@@ -219,7 +219,7 @@ def to_partitioned_program(
     return program
 
 
-def transformed(
+def apply_to_stored(
     ref: ArtifactRef, transform: Callable[[ExportedProgram], ExportedProgram], *, kind: str, store: LocalStore
 ) -> tuple[ExportedProgram | None, ArtifactRef]:
     """Loads a program or a graph, transforms it, and stores the result, again a program or a graph, as `kind`.

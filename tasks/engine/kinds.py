@@ -26,7 +26,7 @@ MadeEdge = Annotated[ArtifactRef, Kind("program/edge", "graph/edge", "graph/refu
 MadePartitioned = Annotated[ArtifactRef, Kind("program/partitioned", "graph/partitioned", "graph/refused")]
 ToEmit = Annotated[ArtifactRef, Kind("program/edge", "program/partitioned")]
 ToCompare = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program/edge")]
-Rung = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program/edge", "payload/pte")]
+ToClimb = Annotated[ArtifactRef, Kind("program/aten", "program/quantized", "program/edge", "payload/pte")]
 
 # What the lowering knows of a model besides its programs.
 State = Annotated[ArtifactRef, Kind("program/state")]  # names of the buffers that a method changes
@@ -60,8 +60,8 @@ Finding = Annotated[ArtifactRef, Kind("finding")]  # tasks.results.finding.Findi
 PayloadLosses = Annotated[ArtifactRef, Kind("report/payload_losses")]  # tasks.results.numerics.PayloadLosses
 NodeLosses = Annotated[ArtifactRef, Kind("report/nodes")]  # tasks.results.numerics.NodeLosses
 Delegated = Annotated[ArtifactRef, Kind("report/delegated")]  # the number of a method's partitions
-Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.results.figures.Scores
-Origin = Annotated[ArtifactRef, Kind("report/origin")]  # what the digest in a file's metadata is of
+Scores = Annotated[ArtifactRef, Kind("report/scores")]  # tasks.results.accuracy.Scores
+OriginOfFile = Annotated[ArtifactRef, Kind("report/origin")]  # what the digest in a file's metadata is of
 Provenance = Annotated[ArtifactRef, Kind("report/provenance")]
 Diagnosis = Annotated[ArtifactRef, Kind("report/diagnosis")]  # tasks.results.diagnosis.Diagnosis
 

@@ -255,7 +255,7 @@ _WRITTEN: dict[Any, _Written] = {
     _ATEN.avg_pool3d.default: _pool3d("avg_pool", 1, 1, 0),
     _ATEN.adaptive_avg_pool3d.default: _pool3d("adaptive_avg_pool", None),
 }
-"""By operator, what computes the same, as long as upstream fails in the way that the function's docstring says."""
+"""Functions that compute the same as an operator on which upstream fails, in the way that their docstrings say."""
 
 
 _MOVING = {  # what only moves numbers, or casts them

@@ -231,7 +231,7 @@ class _Weights:
 
 _State = tuple[torch.Tensor, ...]
 _Step = Callable[..., _State]
-"""From what the input adds to the gates, the state, and the recurrent weight, bias and projection to the next state."""
+"""Makes the next state of what the input adds to the gates, the state, and recurrent weight, bias and projection."""
 
 
 def unroll_recurrent_layers(module: GraphModule) -> None:

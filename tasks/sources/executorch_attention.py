@@ -77,7 +77,7 @@ class QuantizedCache(SequenceCache):
 
 
 CACHES: dict[str | None, type[SequenceCache]] = {None: SequenceCache, "int8": QuantizedCache}
-"""By the option `cache`."""
+"""Classes by the option `cache`."""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ _ENDLESS = 2**31 - 1
 _LEAST = 4  # tokens of a context that the examples fit into
 _CHECKED = 1026  # tokens at most, with which a cache is compared to the model without one: a window and more
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05, "int8": 0.2}
-"""By which the largest logit may differ, as a part of it, by what the cache holds: the order of additions differs."""
+"""How far the largest logit may be off, as a part of it, by what the cache holds: the order of additions differs."""
 
 
 def _with_cache(loaded: Any, prompt: torch.Tensor, context: int, options: huggingface.Options) -> CachedModel:

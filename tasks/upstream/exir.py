@@ -456,7 +456,7 @@ _UNCHANGED_BY: dict[type[ExportPass], Callable[[Node], bool]] = {
     compat.ScalarToTensorPass: _has_tensors,
     compat.SymToTensorPass: _has_tensors,
 }
-"""By pass that overrides `call_operator`, whether it leaves an operator as it is."""
+"""Says of an operator whether a pass that overrides `call_operator` leaves it as it is, by pass."""
 
 
 @cache

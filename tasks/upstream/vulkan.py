@@ -505,9 +505,9 @@ def _drop_idle(result: PartitionResult, constants: Collection[Node]) -> None:
 
 
 _GELU = (1.59571195, 7.27717206e-2, -1.19524928e-4, -9.89342298e-5, 6.75398996e-6, -2.10406810e-7, 2.61102828e-9)
-"""Of GELU, which the runtime computes by tanh in any case (67 to 95 dB).
+"""Coefficients of GELU, which the runtime computes by tanh in any case (67 to 95 dB).
 
-Coefficients c of the normal distribution as ``sigmoid(x * sum(c[i] * x ** (2 * i)))``, off by 2e-6 at most.
+They are those of the normal distribution as ``sigmoid(x * sum(c[i] * x ** (2 * i)))``, off by 2e-6 at most.
 
 Fitted by weighted least squares to ``log(ndtr(x) / ndtr(-x)) / x`` up to 5.
 """

@@ -478,7 +478,7 @@ _EXTENDED: dict[Any, Callable[[Node, ExportedProgram], bool]] = {
 """Further conditions for XNNPACK to compute an operator, by upstream's description of the operator."""
 
 _MOST_DIMENSIONS = 6
-"""Of a tensor (``XNN_MAX_TENSOR_DIMS``). Upstream does not check it, and the file cannot be loaded."""
+"""A tensor has no more (``XNN_MAX_TENSOR_DIMS``). Upstream does not check it, and the file cannot be loaded."""
 
 
 def _has_few_dimensions(node: Node) -> bool:

@@ -73,7 +73,7 @@ class Edge(stage.Stage, name="edge"):
         from ...programs.graphs import state_names
         from ...targets.find import find_target
         from ...usercode.recipe_functions import recipe_passes
-        from ..exir import decompose_left_affine, edge_config, to_edge_program, transformed
+        from ..exir import apply_to_stored, decompose_left_affine, edge_config, to_edge_program
 
         def to_edge(program: ExportedProgram) -> ExportedProgram:
             keeper, transformer = params.preserve_for, params.passes_of
@@ -84,6 +84,6 @@ class Edge(stage.Stage, name="edge"):
             passes = [*passes, *recipe_passes([(made, made.method) for made in params.passes], program)]
             return to_edge_program(program, partitioners, edge_config(params), passes)
 
-        edge, ref = transformed(inputs.program, to_edge, kind="program/edge", store=work.store)
+        edge, ref = apply_to_stored(inputs.program, to_edge, kind="program/edge", store=work.store)
         state = sorted(state_names(edge)) if edge else []
         return Edge.Outputs(program=ref, state=work.store.put_json("program/state", state))

@@ -56,7 +56,12 @@ class Partition(stage.Stage, name="partition"):
         from ...programs.graphs import lowered_modules
         from ...targets.find import find_target
         from ...upstream.exir import reasons_of_partitioners
-        from ..exir import check_preserved_operators_found_delegates, edge_config, to_partitioned_program, transformed
+        from ..exir import (
+            apply_to_stored,
+            check_preserved_operators_found_delegates,
+            edge_config,
+            to_partitioned_program,
+        )
         from ..work import work_of
 
         work_done: dict[str, Any] = {}
@@ -76,7 +81,7 @@ class Partition(stage.Stage, name="partition"):
             check_preserved_operators_found_delegates(partitioned, partitioners, edge_config(params.edge))
             return partitioned
 
-        _, ref = transformed(inputs.program, partition, kind="program/partitioned", store=work.store)
+        _, ref = apply_to_stored(inputs.program, partition, kind="program/partitioned", store=work.store)
         return Partition.Outputs(
             program=ref,
             delegated=work.store.put_json("report/delegated", parts) if parts else None,

@@ -334,7 +334,7 @@ class RunningCall:
                 if self._read(fd) == b"":
                     poll.unregister(fd)
                     if fd == self.answer_fd and lingers:
-                        self._check_answer()
+                        self._note_answer()
             if self._started and self._ended is None and not self.answered:
                 self._check_bounds(self._started, time.monotonic())
         for fd in (self.answer_fd, self.log_fd, self.progress_fd):
@@ -365,7 +365,7 @@ class RunningCall:
         except ValueError:
             return None
 
-    def _check_answer(self) -> None:
+    def _note_answer(self) -> None:
         """A result ends the call; a process that has none ends itself."""
         answer = self._whole_answer()
         self.answered = answer is not None and answer.error is None

@@ -48,7 +48,7 @@ class Report(stage.Stage, name="report"):
         examples: Mapping[str, kinds.Examples]  # by method, of `export`
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
         assets: kinds.Assets | None = None  # of `export`
-        origin: kinds.Origin | None = None  # of `serialize`
+        origin: kinds.OriginOfFile | None = None  # of `serialize`
         # of all stages, by role, payload and what else they are about: ``proofs/vulkan/phone``
         findings: Mapping[str, kinds.Finding] = field(default_factory=dict)
         # of `compile`, by payload; that of a plain file has the key ``""``. The next three are alike.

@@ -56,7 +56,7 @@ class Serialize(stage.Stage, name="serialize"):
     class Outputs(stage.Roles):
         file: kinds.PteFile
         data: kinds.PtdFile | None = None  # its weights, where they go to a file of their own
-        origin: kinds.Origin | None = None  # what the digest in its metadata is of, if it has one
+        origin: kinds.OriginOfFile | None = None  # what the digest in its metadata is of, if it has one
 
     @classmethod
     def runs_isolated(cls, params: Params) -> bool:

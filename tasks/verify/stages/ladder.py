@@ -44,7 +44,7 @@ class Ladder(stage.Stage, name="ladder"):
 
     class Inputs(stage.Roles):
         examples: Mapping[str, kinds.Examples]  # by method, of `export`
-        rung: Mapping[str, kinds.Rung]  # see `RungParams.key`
+        rung: Mapping[str, kinds.ToClimb]  # see `RungParams.key`
         data: kinds.PtdFile | None = None  # the weights of payloads that keep them in a file of their own
 
     class Outputs(stage.Roles):
