@@ -53,8 +53,8 @@ def multimodal_prompt(
     number of embeddings that it returns.
     """
     if not (request.images or request.audio is not None):
-        _, tokens = text_prompt(request, from_folder("AutoTokenizer", request.folder))
-        return [Part("token_embedding", tokens, len(tokens))]
+        _, prompt = text_prompt(request, from_folder("AutoTokenizer", request.folder))
+        return [Part("token_embedding", prompt, len(prompt))]
     processor = from_folder("AutoProcessor", request.folder)
     text, media = request.prompt, {}
     content: list[dict[str, str]] = []
