@@ -119,17 +119,12 @@ def upgrade(
     Exits with 1 if a file is not made any more, or is worse than the limits.
     """
     from ..reports.page import NAME
-    from ..run.select import find_toolchain
-    from ..run.session import load
     from ..run.toolchains import Rehearsal
 
     limits = _limits(fail_on, as_json=as_json, markdown=markdown)
-    python = find_toolchain(load(request), to).python
-    if python is None:
-        raise InputError(f"toolchain {to!r} is a work pool; name the Python of an environment on this machine")
     with ExitStack() as stack:
         opened = cache(lambda: stack.enter_context(open_existing_store(request.store)))
-        rehearsal = Rehearsal.of(request, python, out, opened, limits)
+        rehearsal = Rehearsal.of(request, to, out, opened, limits)
     sides, lines = (rehearsal.now.title, rehearsal.next.title), [printable(line) for line in rehearsal.lines()]
     page = open_page()
     worse = [f"worse: {printable(sentence)}" for sentence in rehearsal.problems]

@@ -27,7 +27,7 @@ from ..reports.snapshot import PAYLOAD_VERSION
 from .interrupt import INTERRUPTED
 from .request import ExportRequest
 from .select import find_toolchain
-from .session import Session
+from .session import Session, load
 from .zoo import publish_again
 
 _log = logging.getLogger(__name__)
@@ -113,37 +113,49 @@ class Rehearsal:
     now: Toolchain
     next: Toolchain
     files: Sequence[FileDifference]  # what differs in each file, besides the toolchains
-    # what came of the files of each toolchain on the runtime of the other, by ``now`` and ``next``
+    # what came of the files of each toolchain on the runtime of the other, by ``now`` and ``next``; files are not
+    # run on the runtimes of a pool's workers
     crossed: dict[str, Crossed]
 
     @classmethod
     def of(
-        cls, request: ExportRequest, python: Path, out: Path, open_store: Callable[[], Store], limits: Sequence[Limit]
+        cls, request: ExportRequest, to: str, out: Path, open_store: Callable[[], Store], limits: Sequence[Limit]
     ) -> Rehearsal:
         """Exports, into the folders ``now`` and ``next`` of `out`; what that prints goes to standard error.
 
-        `open_store` is called once the store exists. Raises InputError if one of the two exported nothing,
-        KeyboardInterrupt if it was interrupted.
+        `to` is a toolchain of the zoo, or the path of a Python. `open_store` is called once the store exists. Raises
+        InputError if there is no such toolchain, or one of the two exported nothing; KeyboardInterrupt if it was
+        interrupted.
         """
-        pythons = {"now": Path(sys.executable), "next": python}
-        toolchains = {side: toolchain_of(each) for side, each in pythons.items()}
+        config, here = find_toolchain(load(request), to), Path(sys.executable)
+        now, following = toolchain_of(here), toolchain_of(config.python) if config.python else None
+        # workers of a pool export for a run that is here
+        asked = request if following else request.model_copy(update={"toolchain": to})
         runs = []
-        for side, each in pythons.items():
-            sys.stderr.write(f"{side}: {toolchains[side].title}\n")
-            runs.append(_export(each, request, f"{request.zoo.stem} {side}", out / side, open_store))
+        for side, title, python, wanted in (
+            ("now", now.title, here, request),
+            ("next", following.title if following else f"workers of the pool {config.pool}", config.python, asked),
+        ):
+            sys.stderr.write(f"{side}: {title}\n")
+            runs.append(_export(python or here, wanted, f"{request.zoo.stem} {side}", out / side, open_store))
         before, after = (find_side(run, open_store) for run in runs)
         files = [without_toolchain(file) for file in compare(before, after, limits)]
-        if toolchains["next"].versions["executorch"] not in TESTED:
+        if config.python is None or following is None:
+            made = next((file.after.toolchain for file in files if file.after), {})
+            following = Toolchain(dict(made), (), {})
+            crossed = {"next": _verify_on(here, out / "next", now.title, request.store)}
+            return cls(now, following, files, crossed)
+        if following.versions["executorch"] not in TESTED:
             sys.stderr.write("next: the smallest case of each patch is lowered, once for this release\n")
             try:
-                toolchains["next"] = probe(toolchains["next"], python, open_store().local.root / "toolchains")
+                following = probe(following, config.python, open_store().local.root / "toolchains")
             except InputError as error:
                 sys.stderr.write(f"warning: {error}\n")
         crossed = {
-            made: _verify_on(pythons[other], out / made, toolchains[other].title, request.store)
-            for made, other in (("now", "next"), ("next", "now"))
+            "now": _verify_on(config.python, out / "now", following.title, request.store),
+            "next": _verify_on(here, out / "next", now.title, request.store),
         }
-        return cls(toolchains["now"], toolchains["next"], files, crossed)
+        return cls(now, following, files, crossed)
 
     @property
     def problems(self) -> list[str]:
@@ -155,8 +167,10 @@ class Rehearsal:
         """Lines about what is not in the differences of files."""
         yield from self.next.changes_since(self.now)
         for made, on, crossed in ((self.now, self.next, "now"), (self.next, self.now, "next")):
-            versions = [each.versions["executorch"] for each in (made, on)]
-            done = self.crossed[crossed]
+            if (done := self.crossed.get(crossed)) is None:
+                yield "files were not run on the other runtime, which workers of a pool have"
+                continue
+            versions = [each.versions.get("executorch", "unknown") for each in (made, on)]
             yield f"{len(done.ran)} files of ExecuTorch {versions[0]} run on the runtime of {versions[1]}"
             yield from (f"{name} does not: {first_line(problem)}" for name, problem in done.failed.items())
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pteforge
@@ -98,6 +99,20 @@ def test_a_toolchain_on_a_work_pool(project, prefect, on_server):
     own, other = (json.loads((project.out / f"linear/{name}.json").read_bytes()) for name in ("portable-fp32", "other"))
     assert own["file"]["sha256"] == other["file"]["sha256"]
     assert own["stage_keys"]["export"] != other["stage_keys"]["export"]
+
+
+def test_an_upgrade_by_a_work_pool(project, prefect, on_server):
+    """Its workers export, this command compares; their files also run on the runtime that is here."""
+    project.write("zoo.yaml", OF_TWO_TOOLCHAINS.replace("toolchain: old", "description: with no other toolchain"))
+    prefect("work-pool", "create", "old", "--type", "process")
+    assert project.run("deploy", "zoo.yaml", "--pool", "old", "--name", "nights", env=on_server).code == 0
+    with running_worker(project, {**on_server, OFF: "code_on_demand"}, "old"):
+        done = project.run("upgrade", "zoo.yaml", "--to", "old", "--json", env=on_server)
+    assert done.code == 0, done.err
+    assert [file["status"] for file in done.json["files"]] == ["equal", "equal"]
+    assert [len(crossed["ran"]) for crossed in done.json["on_the_other_runtime"].values()] == [2]
+    assert done.json["toolchains"]["next"]["versions"]["executorch"] == version("executorch")
+    assert "next: workers of the pool old" in done.err
 
 
 ON_A_CLUSTER = """
