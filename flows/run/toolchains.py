@@ -142,7 +142,7 @@ class Rehearsal:
         files = [without_toolchain(file) for file in compare(before, after, limits)]
         if config.python is None or following is None:
             made = next((file.after.toolchain for file in files if file.after), {})
-            following = Toolchain(dict(made), (), {})
+            following = Toolchain({name: text.partition(" ")[0] for name, text in made.items()}, (), {})
             crossed = {"next": _verify_on(here, out / "next", now.title, request.store)}
             return cls(now, following, files, crossed)
         if following.versions["executorch"] not in TESTED:

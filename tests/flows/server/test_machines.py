@@ -103,16 +103,17 @@ def test_a_toolchain_on_a_work_pool(project, prefect, on_server):
 
 def test_an_upgrade_by_a_work_pool(project, prefect, on_server):
     """Its workers export, this command compares; their files also run on the runtime that is here."""
-    project.write("zoo.yaml", OF_TWO_TOOLCHAINS.replace("toolchain: old", "description: with no other toolchain"))
-    prefect("work-pool", "create", "old", "--type", "process")
-    assert project.run("deploy", "zoo.yaml", "--pool", "old", "--name", "nights", env=on_server).code == 0
-    with running_worker(project, {**on_server, OFF: "code_on_demand"}, "old"):
+    zoo = OF_TWO_TOOLCHAINS.replace("toolchain: old", "description: with no other toolchain")
+    project.write("zoo.yaml", zoo.replace("{pool: old}", "{pool: older}"))
+    prefect("work-pool", "create", "older", "--type", "process")
+    assert project.run("deploy", "zoo.yaml", "--pool", "older", "--name", "nights", env=on_server).code == 0
+    with running_worker(project, {**on_server, OFF: "code_on_demand"}, "older"):
         done = project.run("upgrade", "zoo.yaml", "--to", "old", "--json", env=on_server)
     assert done.code == 0, done.err
     assert [file["status"] for file in done.json["files"]] == ["equal", "equal"]
     assert [len(crossed["ran"]) for crossed in done.json["on_the_other_runtime"].values()] == [2]
     assert done.json["toolchains"]["next"]["versions"]["executorch"] == version("executorch")
-    assert "next: workers of the pool old" in done.err
+    assert "next: workers of the pool older" in done.err
 
 
 ON_A_CLUSTER = """
