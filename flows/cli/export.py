@@ -249,9 +249,9 @@ def _arguments(builder: str, folder: Path) -> tuple[Sequence[str], Sequence[str]
         check_object_reference(builder)
     except ValueError as error:
         raise InputError(f"{builder!r} is not written as package.module:builder") from error
-    search = ModuleSearch((folder,))
-    find_builder(builder, search)
-    signature = find_signature(builder, search)
+    finder = ModuleSearch((folder,))
+    find_builder(builder, finder)
+    signature = find_signature(builder, finder)
     needed = signature.needed if signature else ()
     return [name for name in signature.names if name not in needed] if signature else [], needed
 

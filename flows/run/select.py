@@ -45,11 +45,11 @@ def select_models(
         raise InputError(f"no model matches {models!r}; the zoo's models: {', '.join(zoo.models) or 'none'}")
     problems: list[InputError] = []
     planned = []
-    search, place = ModuleSearch(zoo.python_path), cache(partial(_plan_place, loaded))
+    finder, place = ModuleSearch(zoo.python_path), cache(partial(_plan_place, loaded))
     for name, config in chosen.items():
         with _collected(problems):
             model = _plan_model(
-                loaded, name, config, recipes, search, place, partial(_toolchain, loaded, toolchain, here)
+                loaded, name, config, recipes, finder, place, partial(_toolchain, loaded, toolchain, here)
             )
             planned += [model] if model.recipes or model.not_applicable or model.elsewhere else []
     _raise(problems)
@@ -114,13 +114,13 @@ def _plan_model(
     name: str,
     config: ModelConfig,
     recipes: str,
-    search: ModuleSearch,
+    finder: ModuleSearch,
     place: Callable[[str], PlannedPlace],
     toolchain: Callable[[str], str | None],
 ) -> PlannedModel:
     problems: list[InputError] = []
     with _collected(problems):
-        source = _check_source(loaded, name, config, search)
+        source = _check_source(loaded, name, config, finder)
     with _collected(problems), errors_at(loaded.locations.error, ("models", name, "metadata", "labels_file")):
         config = config.model_copy(update={"metadata": config.metadata and config.metadata.with_labels()})
     names = loaded.zoo.recipes_of(name)
@@ -133,7 +133,7 @@ def _plan_model(
             if other := toolchain(recipe):
                 elsewhere[recipe] = other
             else:
-                planned.append(_plan_recipe(loaded, name, recipe, search, place))
+                planned.append(_plan_recipe(loaded, name, recipe, finder, place))
     _raise(problems)
     model = PlannedModel.of_config(
         name,
@@ -222,7 +222,7 @@ def _check_layers(loaded: LoadedZoo, name: str, recipes: Sequence[str]) -> None:
         raise loaded.locations.error(problem, ("models", name, "source", "quantize_layers"))
 
 
-def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: ModuleSearch) -> ResolvedSource:
+def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, finder: ModuleSearch) -> ResolvedSource:
     """The model's source; a builder in place of a name."""
     source: ResolvedSource
     error_at, where = loaded.locations.error, ("models", name, "source")
@@ -232,7 +232,7 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: Mod
                 check_program_file(program)
             source = config.source
         case BuilderSource(builder=builder, kwargs=arguments, files=files):
-            check_callable(builder, arguments, search, error_at, where)
+            check_callable(builder, arguments, finder, error_at, where)
             check_files(files, error_at, (*where, "files"))
             source = config.source
         case named:
@@ -240,12 +240,12 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, search: Mod
                 source = find_source(named, loaded.files[0].parent)
     for method, calibration in (config.calibration or {}).items():
         of_method = "models", name, "calibration", method
-        check_callable(calibration.dataset, calibration.kwargs, search, error_at, of_method, "dataset")
+        check_callable(calibration.dataset, calibration.kwargs, finder, error_at, of_method, "dataset")
     return source
 
 
 def _plan_recipe(
-    loaded: LoadedZoo, model: str, name: str, search: ModuleSearch, place: Callable[[str], PlannedPlace]
+    loaded: LoadedZoo, model: str, name: str, finder: ModuleSearch, place: Callable[[str], PlannedPlace]
 ) -> PlannedRecipe:
     recipe, source = loaded.zoo.recipes[name], loaded.zoo.models[model].source
     if isinstance(source, HuggingFaceSource):
@@ -263,9 +263,9 @@ def _plan_recipe(
     if recipe.rounds_by_samples and not loaded.zoo.models[model].calibration:
         problem = f"recipe {name!r} rounds weights by samples of the model: give it `calibration`"
         raise loaded.locations.error(problem, ("models", model))
-    bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, search)
+    bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, finder)
     bounded = _bounds_are_written(loaded, ("models", model)) or _bounds_are_written(loaded, ("recipes", name))
-    planned = plan_recipe(name, recipe, bounds, search, error_at, gate, bounded=bounded)
+    planned = plan_recipe(name, recipe, bounds, finder, error_at, gate, bounded=bounded)
     places = tuple(place(where) for where in recipe.verify.on if where != HOST)
     device = loaded.zoo.models[model].limits.device
     may_measure = any(runtime.params.command or runtime.unreachable for runtime in places)
@@ -308,7 +308,7 @@ def _bounds_are_written(loaded: LoadedZoo, where: FieldPath) -> bool:
     return any(location is not None and not location.file.startswith("<preset ") for location in locations)
 
 
-def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -> AccuracyGate | None:
+def _gate_of(loaded: LoadedZoo, model: str, recipe: str, finder: ModuleSearch) -> AccuracyGate | None:
     """The accuracy gate of a file, if any; raises InputError with the location in the zoo file if it is unusable."""
     overrides = loaded.zoo.models[model].accuracy
     overridden = overrides.model_fields_set if overrides else set()
@@ -324,12 +324,12 @@ def _gate_of(loaded: LoadedZoo, model: str, recipe: str, search: ModuleSearch) -
         return loaded.locations.error(problem, (*where, *field))
 
     evaluator = gate.evaluator
-    check_callable(evaluator.builder, evaluator.kwargs, search, error_at, (), "evaluator", given=1)
+    check_callable(evaluator.builder, evaluator.kwargs, finder, error_at, (), "evaluator", given=1)
     check_files((loaded.files[0].parent / file for file in evaluator.files), error_at, ("files",))
     if evaluator.builder.startswith(SHIPPED_EVALUATORS):
         for argument, _ in named_callables(evaluator.kwargs):
             with errors_at(error_at, ("kwargs", argument)):
-                find_builder(str(evaluator.kwargs[argument]), search)
+                find_builder(str(evaluator.kwargs[argument]), finder)
         if (metric := evaluator.builder.rpartition(":")[2]) in METRICS:
             with errors_at(error_at, ("kwargs",)):
                 files = check_text_options(evaluator.kwargs, metric, loaded.files[0].parent)

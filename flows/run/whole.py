@@ -52,7 +52,7 @@ class WholeModels:
         self._store.forget_damaged()
         self._records = self._store.ledger.whole_models(zoo)
         self._changes: dict[str, ModelRecord | None] = {}
-        self._searches: dict[tuple[Path, ...], ModuleSearch] = {}
+        self._finders: dict[tuple[Path, ...], ModuleSearch] = {}
 
     def find(self, model: PlannedModel) -> ModelRecord | None:
         """The record of a model, if it holds and the run does not refresh."""
@@ -132,12 +132,12 @@ class WholeModels:
 
     def _same_sources(self, model: PlannedModel, record: ModelRecord) -> bool:
         """Whether the user's code is unchanged; raises SourceError."""
-        search = self._searches.setdefault(model.python_path, ModuleSearch(model.python_path))
+        finder = self._finders.setdefault(model.python_path, ModuleSearch(model.python_path))
 
         def digest(recorded: SourceRecord) -> Digest:
             source = _SOURCE.validate_python(recorded.source)
             digest_input = self._store.inputs.digest
-            fields = source_fields(source, search, recorded.watched, folder=model.folder, digest=digest_input)
+            fields = source_fields(source, finder, recorded.watched, folder=model.folder, digest=digest_input)
             return digest_json(fields)
 
         return all(digest(recorded) == recorded.digest for recorded in record.sources)

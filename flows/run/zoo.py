@@ -42,21 +42,21 @@ def find_models(session: Session) -> None:
 
     In a run that is tried again, also those that were cancelled by hand in its last attempt.
     """
-    searches = {path: ModuleSearch(path) for path in {model.python_path for model in session.models}}
+    finders = {path: ModuleSearch(path) for path in {model.python_path for model in session.models}}
     for model in session.models:
-        found = find_model(session, model, searches[model.python_path])
+        found = find_model(session, model, finders[model.python_path])
         reasons = (session.recording.cancelled(model.name, recipe.name) for recipe in model.recipes)
         if not found and (there := next(filter(None, reasons), None)) and there.failure:
             conclude_elsewhere(session, model, session.recording.attempted, there.failure)
 
 
-def find_model(session: Session, model: PlannedModel, search: ModuleSearch | None = None) -> bool:
+def find_model(session: Session, model: PlannedModel, finder: ModuleSearch | None = None) -> bool:
     """Concludes a model if the ledger has all of its stages, else notes its plan. Returns whether it has an outcome."""
     if model.name in session.progress.outcomes or conclude_whole(session, model):
         return True
     for _ in range(_ATTEMPTS):  # a damaged object is missing in the next attempt
         runner = PlanRunner(session.executor)
-        run = ModelRun(runner, model, search=search or ModuleSearch(model.python_path))
+        run = ModelRun(runner, model, finder=finder or ModuleSearch(model.python_path))
         with suppress(ObjectMissing, ObjectDamaged):
             try:
                 results = run_without_loop(lower_model(run))

@@ -300,7 +300,7 @@ def plan_recipe(
     name: str,
     recipe: Recipe,
     bounds: VerifyBounds,
-    search: ModuleSearch,
+    finder: ModuleSearch,
     error_at: ErrorAt,
     gate: AccuracyGate | None = None,
     *,
@@ -310,8 +310,8 @@ def plan_recipe(
 
     If the user has not chosen the bounds (`bounded`), the gate alone decides about files with other numerics.
     """
-    _check_source_transforms(recipe, search, error_at)
-    _check_functions(recipe, search, error_at)
+    _check_source_transforms(recipe, finder, error_at)
+    _check_functions(recipe, finder, error_at)
     planned, unavailable, errors = [], {}, []
     for position, specialization in enumerate(recipe.specializations):
         spec = _find_specialization(specialization, ("specializations", position), error_at)
@@ -376,7 +376,7 @@ def errors_at(error_at: ErrorAt, where: FieldPath) -> Iterator[None]:
 def check_callable(
     builder: str,
     kwargs: Mapping[str, JsonValue],
-    search: ModuleSearch,
+    finder: ModuleSearch,
     error_at: ErrorAt,
     where: FieldPath,
     named: str = "",
@@ -388,8 +388,8 @@ def check_callable(
     `where` is the mapping with its `kwargs`, and its name in the field `named`; `given` arguments come before them.
     """
     with errors_at(error_at, (*where, named) if named else where):
-        find_builder(builder, search)
-    if (signature := find_signature(builder, search)) is None:
+        find_builder(builder, finder)
+    if (signature := find_signature(builder, finder)) is None:
         return
     raise_all(
         error_at(problem, (*where, "kwargs", name) if name else (*where, "kwargs"))
@@ -404,26 +404,26 @@ def check_files(files: Iterable[Path], error_at: ErrorAt, where: FieldPath) -> N
             raise error_at(f"there is no file {file}", (*where, position))
 
 
-def _check_source_transforms(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
+def _check_source_transforms(recipe: Recipe, finder: ModuleSearch, error_at: ErrorAt) -> None:
     for position, transform in enumerate(recipe.transforms):
         where = "source_transforms", position
         if isinstance(transform, TorchaoTransform):
             with errors_at(error_at, where):
                 check_transform(transform)
             if transform.filter_fn:
-                check_callable(transform.filter_fn, {}, search, error_at, where, "filter_fn", given=2)
+                check_callable(transform.filter_fn, {}, finder, error_at, where, "filter_fn", given=2)
             continue
-        check_callable(transform.callable, transform.kwargs, search, error_at, where, given=1)
+        check_callable(transform.callable, transform.kwargs, finder, error_at, where, given=1)
         check_files(transform.files, error_at, (*where, "files"))
 
 
-def _check_functions(recipe: Recipe, search: ModuleSearch, error_at: ErrorAt) -> None:
+def _check_functions(recipe: Recipe, finder: ModuleSearch, error_at: ErrorAt) -> None:
     for position, chosen in enumerate(recipe.quantize.quantizers if recipe.quantize else ()):
         if chosen.filter_fn:
             quantizer = "quantize", "quantizers", position
-            check_callable(chosen.filter_fn, {}, search, error_at, quantizer, "filter_fn", given=1)
+            check_callable(chosen.filter_fn, {}, finder, error_at, quantizer, "filter_fn", given=1)
     for where, function, given in _passes(recipe):
-        check_callable(function.callable, function.kwargs, search, error_at, where, "callable", given=given)
+        check_callable(function.callable, function.kwargs, finder, error_at, where, "callable", given=given)
 
 
 def _passes(recipe: Recipe) -> Iterator[tuple[FieldPath, NamedFunction, int]]:

@@ -215,7 +215,7 @@ def _common(edges: list[Edge.Params]) -> Edge.Params:
 
 def fields_of(run: StageCalls, source: BuilderSource | ProgramSource, watched: tuple[str, ...] = ()) -> dict[str, Any]:
     """Key fields of the user's code, whose digest the run keeps."""
-    search = run.search or ModuleSearch(run.model.python_path)
-    fields = source_fields(source, search, watched, folder=run.model.folder, digest=run.store.inputs.digest)
+    finder = run.finder or ModuleSearch(run.model.python_path)
+    fields = source_fields(source, finder, watched, folder=run.model.folder, digest=run.store.inputs.digest)
     run.sources[source.model_dump_json(), watched] = digest_json(fields)
     return fields

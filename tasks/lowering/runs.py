@@ -53,7 +53,7 @@ class StageCalls:
 
     runner: Runner
     model: PlannedModel
-    search: ModuleSearch | None = None  # for the user's modules; None where stages run that may add some
+    finder: ModuleSearch | None = None  # for the user's modules; None where stages run that may add some
     # digests of the user's code that stages run, by its source as JSON and the modules that were watched
     sources: dict[tuple[str, tuple[str, ...]], Digest] = field(default_factory=dict)
     done: dict[StageId, Done] = field(default_factory=dict)  # what was run or found
@@ -156,7 +156,7 @@ class ModelRun(StageCalls):
 
     def of_recipe(self, recipe: PlannedRecipe, skipped: frozenset[str]) -> RecipeRun:
         """The calls of a recipe, which begin when those of the model have ended."""
-        shared = (self.runner, self.model, self.search, self.sources, dict(self.done))
+        shared = (self.runner, self.model, self.finder, self.sources, dict(self.done))
         self.parts.append(RecipeRun(*shared, plan=recipe, skipped=skipped))
         return self.parts[-1]
 

@@ -77,16 +77,16 @@ def check_transform(transform: TorchaoTransform) -> None:
 @cache
 def torchao_configs() -> Mapping[str, tuple[str, ...]]:
     """Fields of public config classes, except classes composed of other configs."""
-    search = ModuleSearch()
+    finder = ModuleSearch()
     modules: dict[str, set[str]] = {}
     for package in PACKAGES:
-        for node in _statements(search.locate(package)):
+        for node in _statements(finder.locate(package)):
             if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
                 names = {alias.name for alias in node.names if alias.asname is None and alias.name.endswith(_ENDING)}
                 modules.setdefault(f"{package}.{node.module}", set()).update(names)
     found: dict[str, tuple[str, ...]] = {}
     for module, names in modules.items():
-        for node in _statements(search.locate(module)) if names else ():
+        for node in _statements(finder.locate(module)) if names else ():
             bases = [base.id for base in getattr(node, "bases", ()) if isinstance(base, ast.Name)]
             if isinstance(node, ast.ClassDef) and node.name in names and _BASE in bases:
                 fields = _fields(node)

@@ -147,7 +147,7 @@ def whole_models(store: Store, project: Project) -> Any:
 
 def found_by_executor(store: Store, workers: Workers, model: PlannedModel) -> Found:
     """What the executor finds of each stage of a model, up to the first one that has to run."""
-    run = ModelRun(LedgerRunner(Executor(store, workers)), model, search=ModuleSearch(model.python_path))
+    run = ModelRun(LedgerRunner(Executor(store, workers)), model, finder=ModuleSearch(model.python_path))
     with contextlib.suppress(NotCached, ObjectMissing, ObjectDamaged):
         for result in run_without_loop(lower_model(run)).values():
             if isinstance(result, Exception):

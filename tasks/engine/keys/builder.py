@@ -18,18 +18,18 @@ from .code import imported_module, parsed
 from .search import FoundModule, ModuleOrigin, ModuleSearch
 
 
-def find_builder(builder: str, search: ModuleSearch) -> Path:
+def find_builder(builder: str, finder: ModuleSearch) -> Path:
     """The file of ``package.module:name`` or ``package.module:Class.method``; SourceError if it cannot exist."""
     module, colon, qualname = builder.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module.split("."), *qualname.split(".")]):
         raise SourceError(f"builder {builder!r} is not written as package.module:name")
-    found = search.find(module)
+    found = finder.find(module)
     if found is None:
-        raise SourceError(f"builder {builder!r}: {_missing_module(module, search)}")
+        raise SourceError(f"builder {builder!r}: {_missing_module(module, finder)}")
     if found.path is None:
         what = "part of Python" if found.origin is ModuleOrigin.STDLIB else "a folder without __init__.py"
         raise SourceError(f"builder {builder!r}: {module} is {what} and binds no names")
-    below = any(found.path.is_relative_to(folder) for folder in search.python_path)
+    below = any(found.path.is_relative_to(folder) for folder in finder.python_path)
     if below and found.origin is ModuleOrigin.LOCAL and (hides := _loaded_before(module.partition(".")[0])):
         problem = f"{found.path} is never imported, since {hides} has the same name; rename it"
         raise SourceError(f"builder {builder!r}: {problem}")
@@ -123,13 +123,13 @@ def _bindings(body: Sequence[ast.stmt]) -> Iterator[str]:
         stack.extend(ast.iter_child_nodes(node))
 
 
-def _missing_module(module: str, search: ModuleSearch) -> str:
+def _missing_module(module: str, finder: ModuleSearch) -> str:
     parts = module.split(".")
-    missing = next(count for count in range(1, len(parts) + 1) if search.find(".".join(parts[:count])) is None)
-    parent = search.find(".".join(parts[: missing - 1])) if missing > 1 else None
+    missing = next(count for count in range(1, len(parts) + 1) if finder.find(".".join(parts[:count])) is None)
+    parent = finder.find(".".join(parts[: missing - 1])) if missing > 1 else None
     name = parts[missing - 1]
     if parent is None:
-        folders = [str(folder) for folder in search.python_path]
+        folders = [str(folder) for folder in finder.python_path]
         where = " nor ".join(["in this Python's own folders", *(f"in {folder}" for folder in folders)])
         return f"there is no module {name!r} {where}{_suggestion(name, _modules_in(folders))}"
     if parent.locations is None:
@@ -189,7 +189,7 @@ class Signature:
         return [name for name in self.names if name in self.required]
 
 
-def find_signature(builder: str, search: ModuleSearch, imports: int = _MAX_IMPORTS) -> Signature | None:
+def find_signature(builder: str, finder: ModuleSearch, imports: int = _MAX_IMPORTS) -> Signature | None:
     """The signature of ``package.module:name`` or ``package.module:Class.method``.
 
     None wherever the source leaves doubt: decorators, names that are bound twice or by an assignment, inherited
@@ -197,7 +197,7 @@ def find_signature(builder: str, search: ModuleSearch, imports: int = _MAX_IMPOR
     """
     module, _, qualname = builder.partition(":")
     name, _, member = qualname.partition(".")
-    found = search.find(module)
+    found = finder.find(module)
     match _definition(found, name) if found else None:
         case ast.FunctionDef(decorator_list=[], args=arguments) if not member:
             return _of_arguments(arguments)
@@ -207,7 +207,7 @@ def find_signature(builder: str, search: ModuleSearch, imports: int = _MAX_IMPOR
             source = imported_module(statement, found.package)
             original = next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
             imported = f"{source}:{original}.{member}" if member else f"{source}:{original}"
-            return find_signature(imported, search, imports - 1) if source else None
+            return find_signature(imported, finder, imports - 1) if source else None
     return None
 
 

@@ -106,7 +106,7 @@ def only_carries(name: str, module: str) -> bool:
     return any(fnmatchcase(f"{name}.", f"{PTEFORGE}.{carrier}.*") for carrier in CARRIERS)
 
 
-def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = ()) -> Closure:
+def module_closure(module: str, finder: ModuleSearch, watched: Iterable[str] = ()) -> Closure:
     """The module's transitive imports of local code, and those of the `watched` modules that it is known to load.
 
     Reads the sources. Imports count at any depth (inside functions, ``try:`` and so on) except under
@@ -120,7 +120,7 @@ def module_closure(module: str, search: ModuleSearch, watched: Iterable[str] = (
             return root == PTEFORGE and found.path is not None and not only_carries(found.name, module)
         return found.origin is ModuleOrigin.LOCAL
 
-    closure = walk_imports([module, *watched], search, Scope(is_local, idle_parents=frozenset({PTEFORGE} & {root})))
+    closure = walk_imports([module, *watched], finder, Scope(is_local, idle_parents=frozenset({PTEFORGE} & {root})))
     if root != PTEFORGE:
         return closure
     return replace(closure, distributions=tuple(name for name in closure.distributions if name != PTEFORGE))
@@ -138,7 +138,7 @@ class Scope:
     read: Callable[[FoundModule], ModuleCode] = read_module
 
 
-def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Closure:
+def walk_imports(roots: Iterable[str], finder: ModuleSearch, scope: Scope) -> Closure:
     modules: dict[str, Digest] = {}
     outside: set[str] = set()
     unresolved: set[str] = set()
@@ -151,7 +151,7 @@ def walk_imports(roots: Iterable[str], search: ModuleSearch, scope: Scope) -> Cl
             continue
         parts = name.split(".")
         for length in range(len(parts)):  # importing a module imports its parents first
-            found = search.find(prefix := ".".join(parts[: length + 1]))
+            found = finder.find(prefix := ".".join(parts[: length + 1]))
             if found is None:
                 # `from package import name` may mean a submodule or anything else bound there.
                 unresolved.update([name] if required else [])
@@ -289,7 +289,7 @@ def _code_digest(module: str) -> Digest:
 
     packages = frozenset({PTEFORGE, module.partition(".")[0]})
     scope = Scope(decides, packages, idle_parents=frozenset({PTEFORGE}), read=_read)
-    closure = walk_imports([module], _search(), scope)
+    closure = walk_imports([module], _finder(), scope)
     if module not in closure.modules:
         raise ValueError(f"no module {module} to make a key of")
     return digest_json(closure.modules)
@@ -297,7 +297,7 @@ def _code_digest(module: str) -> Digest:
 
 # Stages have most of their modules in common.
 _read = cache(read_module)
-_search = cache(ModuleSearch)
+_finder = cache(ModuleSearch)
 
 
 JSON: TypeAlias = Mapping[str, "JSON"] | Sequence["JSON"] | str | int | float | bool | None  # a JSON value

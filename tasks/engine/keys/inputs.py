@@ -131,7 +131,7 @@ class Recorder:
         pythons = _prefixes(map(Path, {sys.prefix, sys.base_prefix, sys.exec_prefix}))
         self._pythons = tuple(prefix for prefix in pythons if not any(root.startswith(prefix) for root in self._roots))
         self._not_reported = (*pythons, *_prefixes([_PACKAGE]), *_system_folders())
-        self._search = ModuleSearch(tuple(python_path))
+        self._finder = ModuleSearch(tuple(python_path))
         self._origins: dict[str, ModuleOrigin] = {}  # by file name of code
         self._finding = threading.local()  # `origin`: whether this thread is looking for an origin
         self._files: dict[str, _Seen | None] = {}  # by path, as they were when they were first read
@@ -282,7 +282,7 @@ class Recorder:
             else:
                 self._finding.origin = True  # reads lists of installed files, which the user's code did not ask for
                 try:
-                    self._origins[name] = ModuleOrigin.INSTALLED if ours else self._search.origin_of(Path(name), top)
+                    self._origins[name] = ModuleOrigin.INSTALLED if ours else self._finder.origin_of(Path(name), top)
                 finally:
                     self._finding.origin = False
         return self._origins[name]

@@ -82,12 +82,12 @@ def observed_modules(
     ``sys.path``, or loaded a file under a name of its own) by its absolute path. pteforge's own are left out. The
     folders `python_path` precede `path_before`: ``sys.path`` before the builder changed it, by default as it is now.
     """
-    search = ModuleSearch(python_path, None if path_before is None else tuple(path_before))
+    finder = ModuleSearch(python_path, None if path_before is None else tuple(path_before))
     observed = set()
     for name, path in loaded_files(before):
         top = name.partition(".")[0]
-        if top != PTEFORGE and search.origin_of(path, top) is ModuleOrigin.LOCAL:
-            located = search.locate(name)
+        if top != PTEFORGE and finder.origin_of(path, top) is ModuleOrigin.LOCAL:
+            located = finder.locate(name)
             observed.add(name if located and located.resolve() == path.resolve() else str(path))
     return tuple(sorted(observed))
 
@@ -97,10 +97,10 @@ def observed_distributions(before: set[str], python_path: tuple[Path, ...]) -> t
 
     They include the imports of a builder's imports. `source_fields` puts the versions of watched ones into the key.
     """
-    search = ModuleSearch(python_path)
+    finder = ModuleSearch(python_path)
     tops = {(name.partition(".")[0], path) for name, path in loaded_files(before)}
     loaded_before = {name.partition(".")[0] for name in before}
-    installed = {top for top, path in tops if search.origin_of(path, top) is ModuleOrigin.INSTALLED}
+    installed = {top for top, path in tops if finder.origin_of(path, top) is ModuleOrigin.INSTALLED}
     return tuple(sorted(installed - loaded_before))
 
 
@@ -113,7 +113,7 @@ def loaded_files(before: Container[str]) -> Iterator[tuple[str, Path]]:
 
 def source_fields(
     source: BuilderSource | ProgramSource,
-    search: ModuleSearch,
+    finder: ModuleSearch,
     watched: Iterable[str] = (),
     *,
     folder: Path | None = None,
@@ -138,7 +138,7 @@ def source_fields(
     paths = [Path(name) for name in modules if Path(name).is_absolute()]
     names = [name for name in modules if not Path(name).is_absolute()]
     named = [module for _, module in named_callables(source.kwargs)]
-    closure = module_closure(source.builder.partition(":")[0], search, [*names, *named])
+    closure = module_closure(source.builder.partition(":")[0], finder, [*names, *named])
     return {
         "builder": source.builder,
         "modules": {**closure.modules, **_watched_files(paths)},
@@ -205,13 +205,13 @@ def current_params(
 ) -> Params:
     """Params of a stage that runs the user's code, with digests of that code as it is now; see `source_fields`."""
     assert call.user_code  # noqa: S101 - the caller has looked
-    search = ModuleSearch(call.python_path)
-    source = source_fields(call.user_code.source, search, watched, folder=call.folder, digest=digest, seen=seen)
+    finder = ModuleSearch(call.python_path)
+    source = source_fields(call.user_code.source, finder, watched, folder=call.folder, digest=digest, seen=seen)
     update: dict[str, Any] = {"source": source}
     if transforms := getattr(call.params, "transforms", ()):
         callables = iter(call.user_code.callables)
         update["transforms"] = tuple(
-            CallableParams(source=source_fields(next(callables), search, folder=call.folder, digest=digest))
+            CallableParams(source=source_fields(next(callables), finder, folder=call.folder, digest=digest))
             if isinstance(transform, CallableParams)
             else transform
             for transform in transforms
@@ -237,13 +237,13 @@ def sources_of(params: Any) -> Iterator[Mapping[str, Any]]:
 
 def differing_sources(call: StageCall, digest: Callable[[Path], Digest]) -> tuple[set[str], set[str]]:
     """The user's modules and files that are not what a call's key says, by name; always those outside of the folder."""
-    search = ModuleSearch(call.python_path)
+    finder = ModuleSearch(call.python_path)
     modules: set[str] = set()
     files: set[str] = set()
     for source in sources_of(call.params):
         for name, recorded in source["modules"].items():
             if not name.startswith("*/"):
-                module = search.find(name)
+                module = finder.find(name)
                 modules.update([name] if not (module and module.path) or read_module(module).digest != recorded else [])
         for name, recorded in {**source.get("files", {}), **source.get("read", {})}.items():
             try:

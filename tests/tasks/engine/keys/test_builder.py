@@ -188,12 +188,12 @@ def test_names_that_come_from_elsewhere(write_tree):
             "other/deep.py": "raise SystemExit\ndef make(width, depth=1): ...",
         }
     )
-    search = ModuleSearch((folder,))
-    assert find_signature("pkg:build", search).positional == ("width", "depth")
-    assert find_signature("pkg:Net.small", search).positional == ("a",)
-    assert find_signature("pkg:Net.big", search).positional == ("a", "b")
-    assert find_signature("pkg:Net.method", search) is None
-    assert find_signature("pkg:turn", search) is None  # a circle
+    finder = ModuleSearch((folder,))
+    assert find_signature("pkg:build", finder).positional == ("width", "depth")
+    assert find_signature("pkg:Net.small", finder).positional == ("a",)
+    assert find_signature("pkg:Net.big", finder).positional == ("a", "b")
+    assert find_signature("pkg:Net.method", finder) is None
+    assert find_signature("pkg:turn", finder) is None  # a circle
     assert "pkg" not in sys.modules
 
 

@@ -54,9 +54,9 @@ def test_what_is_not_there_is_none(name):
 def test_python_path_comes_first_and_in_order(write_tree, tmp_path):
     """Given folders win over installed modules and over later folders; what is in them is local."""
     write_tree({"one/yaml.py": "", "one/a.py": "", "two/a.py": "", "two/pkg/__init__.py": "", "two/pkg/b.py": ""})
-    search = ModuleSearch((tmp_path / "one", tmp_path / "two"))
+    finder = ModuleSearch((tmp_path / "one", tmp_path / "two"))
     paths = {"yaml": "one/yaml.py", "a": "one/a.py", "pkg": "two/pkg/__init__.py", "pkg.b": "two/pkg/b.py"}
-    found = {name: search.find(name) for name in paths}
+    found = {name: finder.find(name) for name in paths}
     assert {name: module.path.relative_to(tmp_path).as_posix() for name, module in found.items()} == paths
     assert {module.origin for module in found.values()} == {ModuleOrigin.LOCAL}
     assert (found["pkg"].package, found["pkg.b"].package, found["a"].package) == ("pkg", "pkg", "")

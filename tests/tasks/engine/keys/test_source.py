@@ -20,11 +20,11 @@ from pteforge.configs.sources import BuilderSource
 from pteforge.tasks.engine.keys.builder import find_builder
 from pteforge.tasks.engine.keys.search import ModuleSearch
 from pteforge.tasks.engine.keys.source import source_fields
-search = ModuleSearch((Path(sys.argv[1]),))
-source_fields(BuilderSource(builder="warm_up:build"), search)  # the standard library imports some of its own late
+finder = ModuleSearch((Path(sys.argv[1]),))
+source_fields(BuilderSource(builder="warm_up:build"), finder)  # the standard library imports some of its own late
 before, path = set(sys.modules), list(sys.path)
-find_builder("pkg.model:build", search)
-fields = source_fields(BuilderSource(builder="pkg.model:build"), search, ("plugin", "numpy"))
+find_builder("pkg.model:build", finder)
+fields = source_fields(BuilderSource(builder="pkg.model:build"), finder, ("plugin", "numpy"))
 print(json.dumps([sorted(set(sys.modules) - before), path == sys.path, sorted(fields["modules"])]))
 """
 
