@@ -15,7 +15,7 @@ from ...errors import InputError
 BLOCK = "block:"
 """Prefix of the name of a Prefect block that has a store's URL and signing key."""
 
-Place = Literal["local", "pool", "dask", "ray"]  # as in `configs.zoo`, which completion has no time to import
+RunsOn = Literal["local", "pool", "dask", "ray"]  # as in `configs.zoo`, which completion has no time to import
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # pathlib makes one slash of two
 
@@ -65,7 +65,7 @@ class ExportRequest(BaseModel):
     """Stop after this stage, such as edge, and make no files; by default all stages run."""
     debug: Annotated[bool, Also("plan")] = Field(default=False, title="Debug mode")
     """Debug mode: keep stack traces in the files, and write ETRecords and maps of debug handles next to them."""
-    on: Place | None = Field(None, title="Where stages run")
+    on: RunsOn | None = Field(None, title="Where stages run")
     """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
     places: Annotated[tuple[str, ...], EVERYWHERE] = Field((), title="Verify also on")
     """Also verify on this place: the zoo's, or qemu:CORE, library:PATH, python:PATH, command:COMMAND; any number."""

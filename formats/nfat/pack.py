@@ -15,7 +15,7 @@ from .container import Buffer, Container, read_container, write_v2
 from .conversions import is_half, is_transpose
 from .golden import GoldenCheck
 from .limits import check_description
-from .sharing import Block, Placement, Section, StoragePlan, StoredContent, StoredRun, plan_storage, sections
+from .sharing import Block, Section, StoragePlan, StoredContent, StoredExtent, StoredRun, plan_storage, sections
 
 _FREES_CONSTANTS = frozenset({"VulkanBackend", "XnnpackBackend"})
 """Backends that release constants once a method is loaded: copies of them, transposed, do not stay in memory."""
@@ -145,10 +145,10 @@ class _Storage:
 
     def extents(self, payload: int) -> tuple[contents.MappedExtent, ...]:
         joined: list[contents.MappedExtent] = []
-        placements = [placement for placement in self._plan.placements if placement.payload == payload]
-        placements.sort(key=lambda placement: placement.extent)
-        stored = [extent for placement in placements for extent in self._extents_of(placement)]
-        for extent in sorted([*stored, *self._halves(payload)], key=lambda extent: extent.position):
+        own = [stored for stored in self._plan.stored_extents if stored.payload == payload]
+        own.sort(key=lambda stored: stored.extent)
+        mapped = [extent for stored in own for extent in self._extents_of(stored)]
+        for extent in sorted([*mapped, *self._halves(payload)], key=lambda extent: extent.position):
             if joined and _continues(joined[-1], extent) and not self._transposed(payload, joined[-1], extent):
                 joined[-1] = replace(joined[-1], size=joined[-1].size + extent.size)
             else:
@@ -157,22 +157,22 @@ class _Storage:
 
     def _halves(self, payload: int) -> Iterator[contents.MappedExtent]:
         for section, numbers in self._plan.halves.items():
-            placement = self._plan.find(numbers.payload, numbers.extent) if section.payload == payload else None
-            for extent in self._extents_of(placement) if placement else ():
+            stored = self._plan.find(numbers.payload, numbers.extent) if section.payload == payload else None
+            for extent in self._extents_of(stored) if stored else ():
                 yield replace(extent, position=section.extent.offset, size=section.extent.size, half=True)
 
     def _transposed(self, payload: int, *extents: contents.MappedExtent) -> bool:
         return any((payload, Extent(extent.position, extent.size)) in self._shapes for extent in extents)
 
-    def _extents_of(self, placement: Placement) -> Iterator[contents.MappedExtent]:
-        position = placement.extent.offset
-        if placement.run is None:
-            yield contents.MappedExtent(position, placement.extent.size, contents.Source.ZEROS)
+    def _extents_of(self, stored: StoredExtent) -> Iterator[contents.MappedExtent]:
+        position = stored.extent.offset
+        if stored.run is None:
+            yield contents.MappedExtent(position, stored.extent.size, contents.Source.ZEROS)
             return
-        for block, used in self._plan.blocks_of(placement):
-            source, offset, digest = self._sources[placement.run.payload, block.extent]
+        for block, used in self._plan.blocks_of(stored):
+            source, offset, digest = self._sources[stored.run.payload, block.extent]
             yield contents.MappedExtent(
-                position=position + used.offset - placement.position,
+                position=position + used.offset - stored.position,
                 size=used.size,
                 source=source,
                 offset=offset + used.offset - block.extent.offset,

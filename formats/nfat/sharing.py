@@ -70,7 +70,7 @@ class StoredRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class StoredExtent:
     """Where an extent of a payload is stored."""
 
     payload: int
@@ -121,26 +121,27 @@ class StoragePlan:
     """Where each byte is stored."""
 
     contents: Sequence[StoredContent]  # of the payloads
-    placements: tuple[Placement, ...]  # of all payloads, in the order of storing
+    stored_extents: tuple[StoredExtent, ...]  # of all payloads, in the order of storing
     blocks: dict[StoredRun, tuple[Block, ...]]
     transposes: Mapping[Section, MatrixShape]  # shapes of the bytes that transposed sections share
-    # sections of 16-bit numbers, without placements, and the 32-bit numbers that they are rounded from
+    # sections of 16-bit numbers, not stored, and the 32-bit numbers that they are rounded from
     halves: Mapping[Section, Numbers] = field(default_factory=dict)
     repetitive: frozenset[int] = frozenset()  # payloads that readers would refuse if repeated bytes were stored once
 
-    def find(self, payload: int, extent: Extent) -> Placement | None:
-        """The placement of an extent of a payload; None if no single one has all of it."""
-        for placement in self.placements:
-            shift = extent.offset - placement.extent.offset
-            if placement.payload == payload and placement.run and shift >= 0 and extent.end <= placement.extent.end:
-                return Placement(payload, extent, placement.run, placement.position + shift)
+    def find(self, payload: int, extent: Extent) -> StoredExtent | None:
+        """Where an extent of a payload is stored; None if no single one has all of it."""
+        for stored in self.stored_extents:
+            shift = extent.offset - stored.extent.offset
+            if stored.payload == payload and stored.run and shift >= 0 and extent.end <= stored.extent.end:
+                return StoredExtent(payload, extent, stored.run, stored.position + shift)
         return None
 
-    def blocks_of(self, placement: Placement) -> Iterator[tuple[Block, Extent]]:
-        """The blocks that contain a placement's bytes, and the extent of them in each, by offset; none for zeros."""
-        if placement.run is None:
+    def blocks_of(self, stored: StoredExtent) -> Iterator[tuple[Block, Extent]]:
+        """The blocks with the bytes, and the extent of them in each, by offset; none for zeros."""
+        if stored.run is None:
             return
-        blocks, start, end = self.blocks[placement.run], placement.position, placement.position + placement.extent.size
+        blocks, start = self.blocks[stored.run], stored.position
+        end = start + stored.extent.size
         first = bisect_right(blocks, start, key=lambda block: block.extent.offset) - 1
         last = bisect_right(blocks, end - 1, key=lambda block: block.extent.offset)
         for block in blocks[first:last]:
@@ -176,10 +177,10 @@ def _plan_without(
 
 def _is_stored(plan: StoragePlan, section: Section, numbers: Numbers) -> bool:
     """Whether numbers are stored in one piece, as aligned as the section that is rounded from them."""
-    placement = plan.find(numbers.payload, numbers.extent)
-    if placement is None or len(list(plan.blocks_of(placement))) != 1:
+    stored = plan.find(numbers.payload, numbers.extent)
+    if stored is None or len(list(plan.blocks_of(stored))) != 1:
         return False
-    return (placement.position - section.extent.offset) % BYTE_ALIGNMENT == 0
+    return (stored.position - section.extent.offset) % BYTE_ALIGNMENT == 0
 
 
 def _find_halves(contents: Sequence[memoryview], sections: Collection[Section]) -> dict[Section, Numbers]:
@@ -213,18 +214,18 @@ def _plan_storage(
     bans: set[_Ban] = set()
     repetitive: set[int] = set()
     while True:
-        placements = deduplicator.placements(bans)
-        uses = _uses(placements)
+        stored_extents = deduplicator.lay_out(bans)
+        uses = _uses(stored_extents)
         new_bans = {ban for run, by_payload in uses.items() for ban in _unprofitable(run, by_payload)}
-        repetitions = _repetitions(placements)
+        repetitions = _repetitions(stored_extents)
         repetitive |= {payload for payload, _ in repetitions}
         new_bans |= repetitions
         if new_bans <= bans:
             break
         bans |= new_bans
-    runs = [placement.run for placement in placements if placement.original and placement.run]
+    runs = [stored.run for stored in stored_extents if stored.original and stored.run]
     blocks = {run: _blocks(run, _partial_uses(run, uses[run])) for run in runs}
-    return StoragePlan(contents, tuple(placements), blocks, transposes, repetitive=frozenset(repetitive))
+    return StoragePlan(contents, tuple(stored_extents), blocks, transposes, repetitive=frozenset(repetitive))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,23 +296,23 @@ def _as_stored(contents: Sequence[memoryview], twins: Mapping[Section, _Twin]) -
 
 def _shared(plan: StoragePlan) -> set[Section]:
     """The transposed sections that are stored in one piece, which another payload uses, too."""
-    by_run: defaultdict[StoredRun | None, list[Placement]] = defaultdict(list)
-    for placement in plan.placements:
-        by_run[placement.run].append(placement)
-    placements = {(placement.payload, placement.extent): placement for placement in plan.placements}
-    own = ((section, placements.get((section.payload, section.extent))) for section in plan.transposes)
+    by_run: defaultdict[StoredRun | None, list[StoredExtent]] = defaultdict(list)
+    for stored in plan.stored_extents:
+        by_run[stored.run].append(stored)
+    by_extent = {(stored.payload, stored.extent): stored for stored in plan.stored_extents}
+    own = ((section, by_extent.get((section.payload, section.extent))) for section in plan.transposes)
     return {
         section
-        for section, placement in own
-        if placement and len(list(plan.blocks_of(placement))) == 1
-        if any(_covers(other, placement) for other in by_run[placement.run] if other.payload != section.payload)
+        for section, stored in own
+        if stored and len(list(plan.blocks_of(stored))) == 1
+        if any(_covers(other, stored) for other in by_run[stored.run] if other.payload != section.payload)
     }
 
 
-def _covers(other: Placement, placement: Placement) -> bool:
-    """Whether one placement, in the same run, has all the bytes of another."""
-    end = placement.position + placement.extent.size
-    return other.position <= placement.position and end <= other.position + other.extent.size
+def _covers(other: StoredExtent, stored: StoredExtent) -> bool:
+    """Whether one extent, in the same run, has all the bytes of another."""
+    end = stored.position + stored.extent.size
+    return other.position <= stored.position and end <= other.position + other.extent.size
 
 
 _Ban = tuple[int, Section]  # a payload, and a section that it must not point into
@@ -330,22 +331,22 @@ class _Deduplicator:
         self._digests: dict[tuple[int, Extent], bytes] = {}
         self._zeros_left: dict[int, int] = {}
 
-    def placements(self, bans: Collection[_Ban] = ()) -> list[Placement]:
-        known: defaultdict[bytes, list[Placement]] = defaultdict(list)
-        found: list[Placement] = []
+    def lay_out(self, bans: Collection[_Ban] = ()) -> list[StoredExtent]:
+        known: defaultdict[bytes, list[StoredExtent]] = defaultdict(list)
+        found: list[StoredExtent] = []
         self._zeros_left = dict.fromkeys(range(len(self._contents)), MAX_ZEROS)
         for section in self._sections:
             banned = {target for payload, target in bans if payload == section.payload}
-            placements = list(self._place(section, known, banned))
-            for placement in placements:
-                if placement.original:
-                    self._learn(placement, section, known)
-            found += placements
+            stored_extents = list(self._lay_out_section(section, known, banned))
+            for stored in stored_extents:
+                if stored.original:
+                    self._learn(stored, section, known)
+            found += stored_extents
         return found
 
-    def _place(
-        self, section: Section, known: dict[bytes, list[Placement]], banned: Collection[Section]
-    ) -> Iterator[Placement]:
+    def _lay_out_section(
+        self, section: Section, known: dict[bytes, list[StoredExtent]], banned: Collection[Section]
+    ) -> Iterator[StoredExtent]:
         if whole := self._match(section.payload, section.extent, known, banned):
             matches = [whole]
         else:
@@ -361,28 +362,28 @@ class _Deduplicator:
         yield from self._rest(section, position, section.extent.end)
 
     def _match(
-        self, payload: int, extent: Extent, known: dict[bytes, list[Placement]], banned: Collection[Section]
-    ) -> Placement | None:
+        self, payload: int, extent: Extent, known: dict[bytes, list[StoredExtent]], banned: Collection[Section]
+    ) -> StoredExtent | None:
         """Where equal bytes are stored already; None if they are not, or cannot be used here."""
         digest = self._digest(payload, extent)
         if digest == _ALL_ZERO:
-            return Placement(payload, extent, None)
+            return StoredExtent(payload, extent, None)
         for there in known.get(digest, ()):
             aligned = (there.extent.offset - extent.offset) % BYTE_ALIGNMENT == 0
             if aligned and there.run is not None and there.run.section not in banned:
-                return Placement(payload, extent, there.run, there.extent.offset)
+                return StoredExtent(payload, extent, there.run, there.extent.offset)
         return None
 
-    def _learn(self, stored: Placement, section: Section, known: dict[bytes, list[Placement]]) -> None:
+    def _learn(self, stored: StoredExtent, section: Section, known: dict[bytes, list[StoredExtent]]) -> None:
         for extent in section.candidates:
             if stored.extent.offset <= extent.offset and extent.end <= stored.extent.end:
                 digest = self._digest(section.payload, extent)
                 if digest not in (_UNIQUE, _ALL_ZERO):
-                    known[digest].append(Placement(section.payload, extent, stored.run, extent.offset))
+                    known[digest].append(StoredExtent(section.payload, extent, stored.run, extent.offset))
 
-    def _joined(self, matches: Sequence[Placement]) -> Iterator[Placement]:
+    def _joined(self, matches: Sequence[StoredExtent]) -> Iterator[StoredExtent]:
         """Joins matches that are neighbours where they are stored, with equal bytes between them."""
-        last: Placement | None = None
+        last: StoredExtent | None = None
         for match in matches:
             joined = last and self._join(last, match)
             if last and not joined:
@@ -391,7 +392,7 @@ class _Deduplicator:
         if last:
             yield last
 
-    def _join(self, first: Placement, second: Placement) -> Placement | None:
+    def _join(self, first: StoredExtent, second: StoredExtent) -> StoredExtent | None:
         gap = Extent(first.extent.end, second.extent.offset - first.extent.end)
         shift = second.extent.offset - first.extent.offset
         if first.run != second.run or (first.run and first.position + shift != second.position):
@@ -404,21 +405,21 @@ class _Deduplicator:
         if not equal:
             return None
         both = Extent(first.extent.offset, shift + second.extent.size)
-        return Placement(first.payload, both, first.run, first.position)
+        return StoredExtent(first.payload, both, first.run, first.position)
 
-    def _rest(self, section: Section, start: int, end: int) -> Iterator[Placement]:
+    def _rest(self, section: Section, start: int, end: int) -> Iterator[StoredExtent]:
         """Bytes that no other payload has; they are stored for this one."""
         if start == end:
             return
         rest = Extent(start, end - start)
         yield self._zeros(section, rest) if is_zero(self._bytes(section.payload, rest)) else _stored(section, rest)
 
-    def _zeros(self, section: Section, extent: Extent) -> Placement:
+    def _zeros(self, section: Section, extent: Extent) -> StoredExtent:
         """Zeros, which are stored like other bytes once the payload has as many as the format allows."""
         if extent.size > self._zeros_left[section.payload]:
             return _stored(section, extent)
         self._zeros_left[section.payload] -= extent.size
-        return Placement(section.payload, extent, None)
+        return StoredExtent(section.payload, extent, None)
 
     def _digest(self, payload: int, extent: Extent) -> bytes:
         """Equal for equal bytes; `_UNIQUE` if no other candidate can be equal."""
@@ -436,20 +437,20 @@ class _Deduplicator:
         return self._contents[payload].of(extent)
 
 
-def _stored(section: Section, extent: Extent) -> Placement:
-    return Placement(section.payload, extent, StoredRun(section.payload, extent, section), extent.offset)
+def _stored(section: Section, extent: Extent) -> StoredExtent:
+    return StoredExtent(section.payload, extent, StoredRun(section.payload, extent, section), extent.offset)
 
 
 _Uses = dict[int, list[Extent]]
 """The extents of a run that other payloads use, by payload; in the run's payload."""
 
 
-def _uses(placements: Iterable[Placement]) -> defaultdict[StoredRun, _Uses]:
+def _uses(stored_extents: Iterable[StoredExtent]) -> defaultdict[StoredRun, _Uses]:
     found: defaultdict[StoredRun, _Uses] = defaultdict(dict)
-    for placement in placements:
-        if placement.run and placement.payload != placement.run.payload:
-            used = Extent(placement.position, placement.extent.size)
-            found[placement.run].setdefault(placement.payload, []).append(used)
+    for stored in stored_extents:
+        if stored.run and stored.payload != stored.run.payload:
+            used = Extent(stored.position, stored.extent.size)
+            found[stored.run].setdefault(stored.payload, []).append(used)
     return found
 
 
@@ -468,13 +469,13 @@ def _unprofitable(run: StoredRun, uses: _Uses) -> Iterable[_Ban]:
     return [(payload, run.section) for payload in partial] if shared * _MIN_SAVING < run.extent.size else []
 
 
-def _repetitions(placements: Iterable[Placement]) -> set[_Ban]:
+def _repetitions(stored_extents: Iterable[StoredExtent]) -> set[_Ban]:
     """Bans payloads that repeat the same bytes more often than readers take, from the sections that they repeat."""
     by_payload: defaultdict[int, defaultdict[Section, list[Extent]]] = defaultdict(lambda: defaultdict(list))
-    for placement in placements:
-        if placement.run:
-            used = Extent(placement.position, placement.extent.size)
-            by_payload[placement.payload][placement.run.section].append(used)
+    for stored in stored_extents:
+        if stored.run:
+            used = Extent(stored.position, stored.extent.size)
+            by_payload[stored.payload][stored.run.section].append(used)
     bans: set[_Ban] = set()
     for payload, by_section in by_payload.items():
         covered = {section: _covered(extents) for section, extents in by_section.items()}

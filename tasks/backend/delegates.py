@@ -165,7 +165,7 @@ def keep_inside(programs: Mapping[str, ExportedProgram], patterns: Sequence[str]
         )
 
 
-def place_named_data(output: NamedDataStoreOutput | None, *, external: bool) -> NamedDataStoreOutput | None:
+def group_named_data(output: NamedDataStoreOutput | None, *, external: bool) -> NamedDataStoreOutput | None:
     """A delegate's named data, all in the `.pte` or all in the file of weights: at run time, it finds both by key."""
     if output is None:
         return None
@@ -251,14 +251,14 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
 
 
 def link_delegates(program: ExportedProgram, delegates: Sequence[DelegateResult], *, external: bool) -> None:
-    """Replaces partitions by their delegates, in order; see `place_named_data`."""
+    """Replaces partitions by their delegates, in order; see `group_named_data`."""
     for (owner, name, unlinked), delegate in zip(list(lowered_modules(program)), delegates, strict=True):
         lowered = LoweredBackendModule(
             edge_program=unlinked.original_module,
             backend_id=delegate.backend_id,
             processed_bytes=delegate.processed_bytes,
             compile_specs=[CompileSpec(key, value) for key, value in delegate.compile_specs],
-            named_data_store_output=place_named_data(delegate.named_data, external=external),
+            named_data_store_output=group_named_data(delegate.named_data, external=external),
         )
         lowered.meta = {"debug_handle_map": delegate.debug_handle_map}
         if delegate.delegate_info_meta is not None:

@@ -70,8 +70,10 @@ def _delegated(plan: schema.ExecutionPlan, method: Method) -> schema.ExecutionPl
     if method.constant and not any(isinstance(spec, TensorSpec) for spec in method.outputs):
         return plan
     arena = _Arena()
-    inputs = [arena.place(plan.values[index], spec) for index, spec in zip(plan.inputs, method.inputs, strict=True)]
-    outputs = [arena.place(plan.values[index], spec) for index, spec in zip(plan.outputs, method.outputs, strict=True)]
+    given = zip(plan.inputs, method.inputs, strict=True)
+    inputs = [arena.allocate(plan.values[index], spec) for index, spec in given]
+    returned = zip(plan.outputs, method.outputs, strict=True)
+    outputs = [arena.allocate(plan.values[index], spec) for index, spec in returned]
     indices = list(range(len(inputs) + len(outputs)))
     input_indices, output_indices = indices[: len(inputs)], indices[len(inputs) :]
     call = schema.Instruction(schema.DelegateCall(0, indices))
@@ -95,7 +97,7 @@ class _Arena:
     def __init__(self) -> None:
         self.size = 0
 
-    def place(self, value: schema.EValue, spec: ValueSpec) -> schema.EValue:
+    def allocate(self, value: schema.EValue, spec: ValueSpec) -> schema.EValue:
         """The value as the fat program has it: without data, with memory where the payload plans some."""
         tensor = value.val
         if not isinstance(spec, TensorSpec):
@@ -110,12 +112,12 @@ class _Arena:
                 requires_grad=False,
                 layout=tensor.layout,
                 data_buffer_idx=0,
-                allocation_info=self._allocate(spec.nbytes) if has_memory else None,
+                allocation_info=self._reserve(spec.nbytes) if has_memory else None,
                 shape_dynamism=tensor.shape_dynamism,
             )
         )
 
-    def _allocate(self, nbytes: int) -> schema.AllocationDetails:
+    def _reserve(self, nbytes: int) -> schema.AllocationDetails:
         offset = self.size
         self.size += -(-nbytes // _MEMORY_ALIGNMENT) * _MEMORY_ALIGNMENT
         return schema.AllocationDetails(_MEMORY_ID, offset & 0xFFFFFFFF, offset >> 32)

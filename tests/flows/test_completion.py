@@ -101,7 +101,7 @@ def test_nothing_without_a_zoo(folder, complete, zoo):
 
 def test_places_are_those_of_zoos():
     """`--on` takes what a zoo file takes in `run.on`."""
-    assert typing.get_args(request.Place) == PLACES
+    assert typing.get_args(request.RunsOn) == PLACES
 
 
 @pytest.mark.parametrize("words", ["pteforge export zoo.yaml --model ", "pteforge diff --", "pteforge store gc --"])

@@ -142,14 +142,14 @@ def test_a_file_without_weights(lower):
 def test_data_stays_inside_where_it_is_not_asked_for():
     """What a backend has put into a file of its own is in the `.pte` unless the recipe says otherwise: none is lost."""
     from executorch.exir._serialize._named_data_store import NamedDataStore
-    from pteforge.tasks.backend.delegates import TAG, place_named_data
+    from pteforge.tasks.backend.delegates import TAG, group_named_data
 
     store = NamedDataStore()
     store.add_named_data("inside", b"one", alignment=16)
     store.add_named_data("outside", b"two", external_tag="a_backends_own")
     given = store.get_named_data_store_output()
-    kept = place_named_data(given, external=False)
+    kept = group_named_data(given, external=False)
     assert (set(kept.pte_data), kept.external_data) == ({"inside", "outside"}, {})
-    moved = place_named_data(given, external=True)
+    moved = group_named_data(given, external=True)
     assert (moved.pte_data, set(moved.external_data[TAG])) == ({}, {"inside", "outside"})
     assert moved.external_data[TAG]["inside"].alignment == 16
