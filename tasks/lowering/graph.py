@@ -115,7 +115,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
             await quality.compare_programs(run, exports, so_far)  # for whoever looks for what is wrong
         raise
     proofs = {
-        "verified": verify(run, exports, made),
+        "verified": verify_and_search(run, exports, made),
         "accuracy": quality.score(run, exports, made.file),
         "numerics": quality.compare_programs(run, exports, so_far),
         "proofs": quality.prove_on_places(run, exports, made),
@@ -478,10 +478,10 @@ async def pack(run: RecipeRun, exports: Exports, payloads: Mapping[str, Payload]
     return (await run(Pack, params, inputs)).container
 
 
-async def verify(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef:
+async def verify_and_search(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef:
     """The figures of the file, followed by a search for inputs; adds advice to the error of a file that fails."""
     try:
-        figures = await quality.prove(run, exports, made)
+        figures = await quality.verify_file(run, exports, made)
     except (StageFailed, VerificationFailed) as error:
         if advice := await _advice(run, exports, made, str(error)):
             error.args = (f"{error.args[0]}; {advice}",)
@@ -541,7 +541,7 @@ async def _way_out(run: RecipeRun, exports: Exports, layers: tuple[str, ...]) ->
 
 async def _passes(run: RecipeRun, exports: Exports) -> bool:
     with suppress(StageFailed, VerificationFailed):
-        await quality.prove(run, exports, await make_file(run, exports, ProgramsSoFar()))
+        await quality.verify_file(run, exports, await make_file(run, exports, ProgramsSoFar()))
         return True
     return False
 

@@ -48,7 +48,9 @@ class Climbed:
     payloads: Mapping[str, Payload]  # by specialization
 
 
-async def prove(run: RecipeRun, exports: Exports, made: MadeFile, found: ArtifactRef | None = None) -> ArtifactRef:
+async def verify_file(
+    run: RecipeRun, exports: Exports, made: MadeFile, found: ArtifactRef | None = None
+) -> ArtifactRef:
     """The figures of the file, within the recipe's bounds; a search also runs it on inputs `found` now and before."""
     recipe, prepared = run.plan, made.prepared
     on_examples = judged_on_examples(recipe, prepared)
@@ -233,7 +235,7 @@ async def search_inputs(run: RecipeRun, exports: Exports, made: MadeFile) -> Non
         case = FoundCase(outputs.inputs, made.file.file.identity, bool(searched.problem))
         run.store.ledger.keep_found(f"{run.model.name}/{run.plan.name}", case)
     if searched.problem and not searched.unsteady:
-        await prove(run, exports, made, outputs.inputs)
+        await verify_file(run, exports, made, outputs.inputs)
     elif searched.problem:
         raise VerificationFailed(f"{searched.problem}; --refresh searches again")
 
