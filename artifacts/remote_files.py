@@ -233,7 +233,7 @@ class RemoteFiles(NamedFiles):
             result = retrying(action)
         except Exception as error:
             if expected and isinstance(error, expected):
-                outages.over()
+                outages.end()
                 raise
             outages.failed, outages.may_end = time.monotonic(), False
             away = _is_transient(error) and _is_outage(error)
@@ -242,7 +242,7 @@ class RemoteFiles(NamedFiles):
                 f"the store {self.url} cannot be {participle}: {self._describe(error)}; "
                 f"check its address, credentials and network ({OPTIONS_VARIABLE} holds options for it)"
             ) from None  # the cause may hold secrets
-        outages.over()
+        outages.end()
         return result
 
     def _describe(self, error: BaseException) -> str:
@@ -271,7 +271,7 @@ class _Outages:
             self._logged = True
             _log.warning("the store %s does not answer, waiting up to %.0f s: %s", self._url, self._longest, problem)
 
-    def over(self) -> None:
+    def end(self) -> None:
         if self._logged:
             _log.warning("the store %s answers again after %.0f s", self._url, time.monotonic() - (self._since or 0.0))
         self._since, self._logged, self.may_end = None, False, True

@@ -117,14 +117,14 @@ def nearest(root: Node, path: FieldPath) -> tuple[Node, FieldPath]:
     return node, ()
 
 
-def deep_merge(base: Node, over: Node) -> Node:
-    """`over` on top of `base`: mappings merge entry by entry, lists and scalars of `over` replace those of `base`."""
-    if not (isinstance(base.value, Mapping) and isinstance(over.value, Mapping)):
-        return over
+def deep_merge(base: Node, update: Node) -> Node:
+    """`base` with `update`, which wins: mappings merge entry by entry, other values replace."""
+    if not (isinstance(base.value, Mapping) and isinstance(update.value, Mapping)):
+        return update
     merged = dict(base.value)
-    for key, node in over.value.items():
+    for key, node in update.value.items():
         merged[key] = deep_merge(merged[key], node) if key in merged else node
-    return replace(over, value=merged)
+    return replace(update, value=merged)
 
 
 def map_scalars(node: Node, change: Callable[[FieldPath, Scalar], Scalar], at: FieldPath = ()) -> Node:

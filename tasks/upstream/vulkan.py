@@ -152,8 +152,8 @@ def _is_over_outer_dims(node: Node, _: Facts) -> bool:
     value, dims = _value(node.args[0]), node.args[1]
     if not value.dim():
         return True
-    over = {dim % value.dim() for dim in compat.pytree.tree_leaves(dims) if dim is not None}
-    return bool(value.dim() == 4 and (0 in over or (1 in over and value.shape[0] != 1)))
+    reduced = {dim % value.dim() for dim in compat.pytree.tree_leaves(dims) if dim is not None}
+    return bool(value.dim() == 4 and (0 in reduced or (1 in reduced and value.shape[0] != 1)))
 
 
 _WIDEST = 16384  # texels, of an image
