@@ -190,7 +190,7 @@ class _OtherUses(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped h
         return result
 
 
-def transformed(
+def transform_copy(
     module: nn.Module,
     transforms: Transforms,
     kept: Container[str] = (),
@@ -399,7 +399,7 @@ def check_all_match(model: BuiltModel, name: str, transforms: Transforms, matche
     idle = set(range(len(transforms))) - matched
     for other, method in model.definition.methods.items():
         if idle and other != name:
-            idle -= transformed(method.module, transforms)[1]
+            idle -= transform_copy(method.module, transforms)[1]
     if idle:
         position = min(idle)
         layers = layer_names(model.definition.methods[name].module, getattr(transforms[position], "layers", ()))

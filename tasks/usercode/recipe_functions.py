@@ -65,10 +65,10 @@ def run_manager_passes(
             passes: dict[str, list[Any]] = {method: [] for method in programs}
             for method, (params, where) in itertools.product(programs, functions):
                 passes[method] += _checked(_call(params, where, method, manager.exported_program(method)), where)
-            manager = _transformed(manager, {method: some for method, some in passes.items() if some})
+            manager = _after_passes(manager, {method: some for method, some in passes.items() if some})
             continue
         for params, where in functions:
-            manager = _transformed(manager, _manager_passes(params, where, manager))
+            manager = _after_passes(manager, _manager_passes(params, where, manager))
     return {method: manager.exported_program(method) for method in programs}
 
 
@@ -83,7 +83,7 @@ def _manager_passes(params: CallableParams, where: str, manager: EdgeProgramMana
     return {method: _checked(passes, where) for method, passes in returned.items()}
 
 
-def _transformed(manager: EdgeProgramManager, passes: Any) -> EdgeProgramManager:
+def _after_passes(manager: EdgeProgramManager, passes: Any) -> EdgeProgramManager:
     return manager.transform(passes) if passes else manager
 
 

@@ -91,7 +91,7 @@ def transform_built(
     from ...programs.weights import TensorFiles, weights_on_use
     from ...usercode.modules import is_prepared
     from ..finished_layers import FinishedLayers
-    from ..module_transforms import check_all_match, layers_used_otherwise, transformed
+    from ..module_transforms import check_all_match, layers_used_otherwise, transform_copy
     from ..pt2e import export_for_any_batch
     from ..reached import Asked, quantization_of
     from ..rounding import observed_calls
@@ -116,7 +116,7 @@ def transform_built(
     with store.scratch() as folder:  # until the files in it are objects of the store
         with weights_on_use():
             files = FinishedLayers(folder, store=store, records=unfinished) if unfinished else TensorFiles(folder)
-            module, matched = transformed(method.module, params.transforms, kept, files, calls)
+            module, matched = transform_copy(method.module, params.transforms, kept, files, calls)
         if files.taken:
             remarked(f"{files.taken} layers quantized before it was interrupted")
         check_all_match(model, name, params.transforms, matched)

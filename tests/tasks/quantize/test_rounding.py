@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pteforge.errors import TargetError
-from pteforge.tasks.quantize.module_transforms import transformed
+from pteforge.tasks.quantize.module_transforms import transform_copy
 from pteforge.tasks.quantize.rounding import ObservedCalls, rounded
 from pteforge.tasks.quantize.torchao_configs import TorchaoParams
 from torch import nn
@@ -92,7 +92,7 @@ def test_layers_of_methods(monkeypatch, memory):
     for rounding in ("nearest", "gptq"):
         params = TorchaoParams(config="Int8DynamicActivationIntxWeightConfig", fields=FIELDS, rounding=rounding)
         for method, module in modules.items():
-            quantized, matched = transformed(module, [params], calls=calls)
+            quantized, matched = transform_copy(module, [params], calls=calls)
             assert matched == {0}
             found[rounding, method] = {
                 name.removeprefix("block."): value for name, value in quantized.state_dict().items()
@@ -131,4 +131,4 @@ def test_only_linear_layers():
         layers=("linear", "embedding"),
     )
     with pytest.raises(TargetError, match="'0' is none"):
-        transformed(block, [params], calls=calls)
+        transform_copy(block, [params], calls=calls)

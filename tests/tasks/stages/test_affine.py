@@ -5,7 +5,7 @@ import torch
 from pteforge.errors import TargetError
 from pteforge.formats.pte.reader import read_pte
 from pteforge.tasks.programs.graphs import decompose_affine
-from pteforge.tasks.quantize.module_transforms import make_config, transformed
+from pteforge.tasks.quantize.module_transforms import make_config, transform_copy
 from pteforge.tests.lowering import XNNPACK, recipe
 
 INT4 = {"weight_dtype": "int4", "weight_granularity": {"per_group": 32}}
@@ -27,7 +27,7 @@ def test_the_same_values(config):
     fields = {"weight_dtype": "int4", granularity: {"per_group": 16}}
     torch.manual_seed(0)
     inputs = (torch.randn(3, 64),)
-    module, _ = transformed(torch.nn.Linear(64, 8), [TorchaoParams(config=config, fields=fields)])
+    module, _ = transform_copy(torch.nn.Linear(64, 8), [TorchaoParams(config=config, fields=fields)])
     program = torch.export.export(module, inputs, dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=9)},))
     written_out = decompose_affine(program)
     assert any("torchao" in str(node.target) for node in program.graph.nodes)

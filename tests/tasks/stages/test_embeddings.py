@@ -33,7 +33,7 @@ def transformed(module, fields):
     from pteforge.tasks.quantize import module_transforms
 
     given = TorchaoParams(config="IntxWeightOnlyConfig", fields=fields, layers=("embedding",))
-    return module_transforms.transformed(module, [given])[0]
+    return module_transforms.transform_copy(module, [given])[0]
 
 
 def fused(module, inputs):

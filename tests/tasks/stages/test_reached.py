@@ -7,7 +7,7 @@ import pytest
 with warnings.catch_warnings():  # these modules warn when they are imported
     warnings.simplefilter("ignore")
     import torch
-    from pteforge.tasks.quantize.module_transforms import transformed
+    from pteforge.tasks.quantize.module_transforms import transform_copy
     from pteforge.tasks.quantize.pt2e import quantize
     from pteforge.tasks.quantize.reached import Asked, quantization_of
     from pteforge.tasks.quantize.torchao_configs import TorchaoParams
@@ -237,7 +237,7 @@ EXCLUDED = "a transform's `filter_fn` or `exclude` leaves it out"
 def test_transforms(transforms, kept, left, sizes):
     """Weights that torchao's transforms leave have the reason that applies; those with fewer bits count as such."""
     torch.manual_seed(0)
-    module, _ = transformed(Transformed().eval(), transforms, kept)
+    module, _ = transform_copy(Transformed().eval(), transforms, kept)
     program = torch.export.export(module, (torch.arange(6).reshape(2, 3),))
     made = quantization_of(program, program, Asked(transforms=transforms, kept=kept))
     unmatched = {} if transforms[0].include == ("*",) else {name: UNMATCHED for name in OTHERS if "attention" in name}

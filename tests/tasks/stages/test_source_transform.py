@@ -13,7 +13,7 @@ from pteforge.errors import SourceError, TargetError
 from pteforge.tasks.engine.stage import CallableParams
 from pteforge.tasks.programs.weights import TensorFiles
 from pteforge.tasks.quantize import module_transforms
-from pteforge.tasks.quantize.module_transforms import transformed
+from pteforge.tasks.quantize.module_transforms import transform_copy
 from pteforge.tasks.quantize.stages.source_transform import SourceTransform
 from pteforge.tasks.quantize.torchao_configs import TorchaoParams, class_name
 from pteforge.tests.lowering import recipe
@@ -258,9 +258,9 @@ def test_weights_leave_memory_and_stay_the_same(name, dtype, tmp_path, monkeypat
         for made in ours.source_transforms
     ]
     module = Tied().to(dtype).eval()
-    at_once, matched = transformed(module, transforms)
+    at_once, matched = transform_copy(module, transforms)
     monkeypatch.setattr(module_transforms, "_ROWS", 1 << 17)
-    moved, also_matched = transformed(module, transforms, files=TensorFiles(tmp_path))
+    moved, also_matched = transform_copy(module, transforms, files=TensorFiles(tmp_path))
     assert matched == also_matched
     expected, state = at_once.state_dict(), moved.state_dict()
     assert expected.keys() == state.keys()
