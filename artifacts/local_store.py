@@ -85,7 +85,7 @@ class ObjectFolder:
             self.path(blob)
 
     def reference(self, blob: BlobRef) -> Reference | None:
-        """Where an object's bytes are outside of the store; None if they are in the store, or gone."""
+        """The reference to an object outside of the store; None if its bytes are in the store, or gone."""
         reference = None if self._path(blob.digest).exists() else self._referred(blob.digest)
         return reference if reference and reference.size == blob.size else None
 

@@ -83,7 +83,7 @@ def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Names = Annotated[tuple[Name, ...], AfterValidator(_check_names), Field(json_schema_extra={"minItems": 1})]
-"""At least one name, none of them twice."""
+"""One name or more, none of them twice."""
 
 
 def _check_method_name(name: str) -> str:

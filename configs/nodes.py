@@ -72,11 +72,11 @@ class Locations:
     root: Node
 
     def find(self, path: FieldPath) -> Location:
-        """Where the value at `path`, or the closest enclosing value that exists, was written."""
+        """The location of the value at `path`, or of the closest enclosing value that exists."""
         return nearest(self.root, path)[0].location
 
     def written_at(self, path: FieldPath) -> Location | None:
-        """Where exactly the value at `path` was written; None if there is no such value."""
+        """The exact location of the value at `path`; None if there is no such value."""
         node, missing = nearest(self.root, path)
         return None if missing else node.location
 

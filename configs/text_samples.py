@@ -95,7 +95,7 @@ def check_text_options(kwargs: Mapping[str, Any], metric: str, folder: Path) -> 
 
 
 def read_samples(file: Path, most: int | None = None) -> Iterator[tuple[str, TextSample]]:
-    """At most `most` samples of a file, with their locations for messages; raises SourceError with the line."""
+    """Yields up to `most` samples of a file, each with its location; raises SourceError with the line."""
     count = 0
     for line, values in _rows(file):
         where = f"{file}, line {line}"

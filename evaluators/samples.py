@@ -32,7 +32,7 @@ def resolve(name: str) -> Any:
 def samples_of(
     dataset: str | None, files: Callable[[], Iterator[Any]] | None, most: int | None, parts: int
 ) -> Iterator[tuple[Any, ...]]:
-    """At most `most` samples of `parts` values each: those of a dataset by name, or those that `files` makes.
+    """Yields up to `most` samples of `parts` values: a dataset's, by name, or those that `files` makes.
 
     Raises SourceError if neither or both are given, there is no sample, or one has another number of values.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -221,6 +222,21 @@ def test_modules_have_docstrings():
     assert [
         name for name, text in docstrings.items() if not text or text.rstrip(".") in {name, name.rpartition(".")[2]}
     ] == []
+
+
+def test_docstrings_parse_by_themselves():
+    """None begins with a preposition or a conjunction, as if it went on from the name above it."""
+    opening = re.compile(
+        r"\s*(About|After|Among|And|As|At|Because|Before|Between|But|By|During|For|From|If|In|Into|Like|Nor"
+        r"|Of|On|Or|Over|Per|Since|So|Than|That|Though|To|Under|Unless|Until|When|Where|While|With|Without)\b"
+    )
+    found = []
+    for name in sorted(MODULES.keys() - GENERATED):
+        for node in ast.walk(ast.parse(MODULES[name].read_bytes())):
+            match node:
+                case ast.Expr(ast.Constant(str(text))) if opening.match(text):
+                    found.append(f"{name}:{node.lineno}: {text}")
+    assert found == []
 
 
 def test_imports_go_down():

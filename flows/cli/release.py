@@ -109,7 +109,7 @@ def upgrade(
     request: ExportRequest,
     *,
     to: Annotated[str, option("A toolchain of the zoo, or the Python of an environment with pteforge.", "NAME", False)],
-    out: Annotated[Path, option("Where the files go: DIR/now and DIR/next.", "DIR")] = Path("upgrade"),
+    out: Annotated[Path, option("Folder for the files: DIR/now and DIR/next.", "DIR")] = Path("upgrade"),
     fail_on: _FAIL_ON = None,
     as_json: AS_JSON = False,
     markdown: _MARKDOWN = False,
@@ -396,7 +396,7 @@ def fetch(
         option("A release instead of a channel's.", "RELEASE", "the channel's", complete=completion.releases),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Where the files go: DIR/MODEL/RECIPE.pte.")
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the files: DIR/MODEL/RECIPE.pte.")
     ] = Path("out"),
     verify: _VERIFY = None,
 ) -> None:

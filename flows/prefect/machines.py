@@ -25,7 +25,7 @@ _SELDOM = {
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.worker.memory.monitor-interval": "1s",
 }
-"""By default, processes of a Dask cluster do this every 10 to 500 ms. Their tasks wait for other processes."""
+"""Processes of a Dask cluster do this every 10 to 500 ms by default. Their tasks wait for others."""
 
 _ANSWERS_WITHIN = 10.0  # seconds for a cluster to accept a connection
 

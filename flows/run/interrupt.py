@@ -49,7 +49,7 @@ def noticed_interrupts() -> Iterator[list[int]]:
 
 @contextmanager
 def prompt_interrupt(session: Session) -> Iterator[None]:
-    """While the context is open, Ctrl-C stops the session's workers and raises KeyboardInterrupt.
+    """Ctrl-C stops the session's workers and raises KeyboardInterrupt while the context is open.
 
     Prefect may then wait for threads that wait for other runs, or for a server that does not answer. After a few
     seconds, or at a second Ctrl-C, the process exits without waiting: stores survive that.
@@ -79,7 +79,7 @@ def prompt_interrupt(session: Session) -> Iterator[None]:
 
 @contextmanager
 def prompt_termination(session: Session) -> Iterator[None]:
-    """While the context is open, SIGTERM ends the process within seconds, whatever is running at that moment.
+    """SIGTERM ends the process within seconds while the context is open, whatever is running by then.
 
     Prefect's handler, there by now, raises an exception, which the event loop would keep in a callback or a task.
     """

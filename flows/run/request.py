@@ -56,7 +56,7 @@ class ExportRequest(BaseModel):
     store: Annotated[str | None, EVERYWHERE] = Field(None, title="Artifact store")
     """Folder, URL (s3://bucket/prefix) or Prefect block (block:NAME) of the artifact store; by default in your cache folder."""  # noqa: E501 - one line of help
     out: Path = Field(Path("out"), title="Folder for results")
-    """Where the files go: DIR/MODEL/RECIPE.pte."""
+    """Folder for the files: DIR/MODEL/RECIPE.pte."""
     overrides: Annotated[tuple[str, ...], EVERYWHERE] = Field((), title="Changes to the zoo")
     """Replace a field of the zoo file for this run: KEY=VALUE, such as models.a.seed=3."""
     jobs: Annotated[int | None, Also("bisect", "doctor", "upgrade")] = Field(None, ge=1, title="Stages at once")
@@ -66,7 +66,7 @@ class ExportRequest(BaseModel):
     debug: Annotated[bool, Also("plan")] = Field(default=False, title="Debug mode")
     """Debug mode: keep stack traces in the files, and write ETRecords and maps of debug handles next to them."""
     on: RunsOn | None = Field(None, title="Where stages run")
-    """Where stages run: here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
+    """Run stages here, as runs on a Prefect work pool, or on a cluster; by default as the zoo says."""
     places: Annotated[tuple[str, ...], EVERYWHERE] = Field((), title="Verify also on")
     """Also verify on this place: the zoo's, or qemu:CORE, library:PATH, python:PATH, command:COMMAND; any number."""
     toolchain: str | None = Field(None, title="Toolchain")

@@ -27,7 +27,7 @@ _KNOWN_FEATURES = TRANSPOSED_EXTENTS | HALF_EXTENTS
 
 
 class Source(IntEnum):
-    """Where the bytes of an extent come from."""
+    """The source of an extent's bytes."""
 
     ZEROS = 0
     INLINE = 1

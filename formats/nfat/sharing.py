@@ -71,7 +71,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class StoredExtent:
-    """Where an extent of a payload is stored."""
+    """An extent of a payload, and the bytes that are stored for it."""
 
     payload: int
     extent: Extent
@@ -118,7 +118,7 @@ class StoredContent:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlan:
-    """Where each byte is stored."""
+    """What is stored for each byte."""
 
     contents: Sequence[StoredContent]  # of the payloads
     stored_extents: tuple[StoredExtent, ...]  # of all payloads, in the order of storing
@@ -129,7 +129,7 @@ class StoragePlan:
     repetitive: frozenset[int] = frozenset()  # payloads that readers would refuse if repeated bytes were stored once
 
     def find(self, payload: int, extent: Extent) -> StoredExtent | None:
-        """Where an extent of a payload is stored; None if no single one has all of it."""
+        """An extent of a payload as it is stored; None if no single one has all of it."""
         for stored in self.stored_extents:
             shift = extent.offset - stored.extent.offset
             if stored.payload == payload and stored.run and shift >= 0 and extent.end <= stored.extent.end:
@@ -364,7 +364,7 @@ class _Deduplicator:
     def _match(
         self, payload: int, extent: Extent, known: dict[bytes, list[StoredExtent]], banned: Collection[Section]
     ) -> StoredExtent | None:
-        """Where equal bytes are stored already; None if they are not, or cannot be used here."""
+        """The extent, stored already as equal bytes; None if there are none that can be used here."""
         digest = self._digest(payload, extent)
         if digest == _ALL_ZERO:
             return StoredExtent(payload, extent, None)

@@ -24,7 +24,7 @@ _MOST = 10  # operators and delegates that are shown
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """Where a recipe loses quality. `pteforge bisect` prints its text; a notebook shows tables."""
+    """The rung that loses a recipe's quality. `pteforge bisect` prints its text, notebooks show tables."""
 
     name: str  # ``MODEL/RECIPE``
     ladder: Rungs

@@ -220,7 +220,7 @@ def keep_initial_state(program: ExportedProgram, names: Collection[str] | None =
 
 
 def keep_shared_initial_state(programs: Mapping[str, ExportedProgram], order: Sequence[str]) -> None:
-    """Like `keep_initial_state`, for methods that share state: the first method with a buffer sets it.
+    """Applies `keep_initial_state` to methods that share state: the first one with a buffer sets it.
 
     Loading a method writes its initial values, so if all methods had them, one that is loaded late would undo what
     others have done. Raises SourceError if buffers of one name differ in shape, type or value.

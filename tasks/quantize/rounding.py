@@ -46,7 +46,7 @@ class ObservedCalls:
     identity: Sequence[Any]
 
     def second_moments(self, layers: Sequence[nn.Linear]) -> Iterator[tuple[list[nn.Linear], dict[nn.Linear, Tensor]]]:
-        """Of the inputs ``x`` of linear layers, the sum of all ``x * x.T``: [in_features, in_features], in float32.
+        """The sum of ``x * x.T`` over a layer's inputs ``x``: [in_features, in_features], in float32.
 
         Layers are those of the modules if they have their weights. As many at a time as fit into a GiB, in the order in
         which they are given; each time, the modules are called with all samples. Raises SourceError if a call fails.

@@ -141,7 +141,7 @@ def from_json(values: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 
 Findings = Annotated[tuple[Finding, ...], PlainValidator(from_json), PlainSerializer(to_json)]
-"""In a record: their JSON is an object by name."""
+"""The findings of a record, whose JSON is an object by name."""
 
 
 def of_method(method: str, payload: str) -> str:

@@ -32,8 +32,8 @@ it may import for their params, do not.
 """
 
 _PARSING = threading.Lock()
-"""Before 3.11.8, CPython counts the recursion depth of `ast.parse` per interpreter, so it raises SystemError where
-another thread parses in the middle of it (https://github.com/python/cpython/issues/106905)."""
+"""CPython before 3.11.8 counts the recursion depth of `ast.parse` per interpreter, so it raises
+SystemError where another thread parses in the middle of it (python/cpython#106905)."""
 _ATTEMPTS = 10
 
 
@@ -69,7 +69,7 @@ def file_digest(path: Path) -> Digest:
 
 
 def source_digest(content: bytes) -> Digest:
-    """Like `file_digest`, for a file with this content."""
+    """What `file_digest` returns for a file with this content."""
     return _analyse(content, ".py", "").digest
 
 

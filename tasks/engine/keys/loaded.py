@@ -25,7 +25,7 @@ FileState = str
 
 _PACKAGE = f"{Path(__file__).parents[3]}{os.sep}"
 _FOLDERS = ("artifacts", "configs", "evaluators", "formats", "native", "runtime", "tasks")
-"""Where pteforge's code is that decides what a model's stages are, what they do, and what is recorded of them."""
+"""Folders whose code decides what a model's stages are and do, and what is recorded of them."""
 
 
 def file_state(path: str | Path) -> FileState | None:
