@@ -213,6 +213,7 @@ def _rebuild(store: Store, result: Delivered, folder: Path) -> Path | None:
     try:
         store.fetch(report)
         provenance = json.loads(store.local.read_artifact(report))
-        return ResultsFolder(store, folder).publish(replace(result, recipe="file"), provenance).path
+        result = replace(result, recipe="file")
+        return ResultsFolder(store, folder).publish(result, provenance, {}).path
     except (ObjectMissing, ObjectDamaged):
         return None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # these import fsspec and readers of files, which runs withou
 
 _log = logging.getLogger(__name__)
 
+_Json = Mapping[str, Any]  # an object
 _INCOMPLETE = "not all files were made"
 
 
@@ -52,16 +53,15 @@ class ResultsFolder:
         self.known_files = KnownFiles(store.local.root, f"published/{digest_bytes(str(out).encode())}")
         self._store = store
 
-    def publish(self, result: Delivered, provenance: Mapping[str, Any]) -> Delivered:
+    def publish(self, result: Delivered, provenance: _Json, run: _Json) -> Delivered:
         """Writes `.pte`, `.ptd`, `.json`, `.found.yaml` and assets; returns their path and digests.
 
-        Removes an earlier rejected file. `provenance` has the run under ``run``; if that is the only difference, an
-        earlier run's provenance stays. Raises StoreUnusable if the folder cannot be created or written.
+        Removes an earlier rejected file. The provenance is written with the run; that of an earlier
+        run with the same findings stays. Raises StoreUnusable if the folder cannot be written.
         """
         recipe, parts, folder = result.recipe, result.parts, self.out / result.model
         path, rejected = folder / f"{recipe}.pte", folder / f"{recipe}.rejected.pte"
-        without_run = {name: value for name, value in provenance.items() if name != "run"}  # it decides nothing
-        digests = {**result.digests, "json": digest_json(without_run)}
+        digests = {**result.digests, "json": digest_json(provenance)}  # a run decides nothing
         with convert_os_errors(StoreUnusable, f"cannot write {path}", "choose another --out folder"):
             self._write_files(parts["file"], parts.get("data"), path)
             if "assets" in parts:
@@ -69,7 +69,7 @@ class ResultsFolder:
                 for name, blob in asset_blobs(parts["assets"], self._store.local).items():
                     if self.known_files.sha256(folder / name) != blob.digest:
                         replace_file(folder / name, self._store.local.read(blob), folder)
-            _write_provenance(path.with_suffix(".json"), provenance)
+            _write_provenance(path.with_suffix(".json"), provenance, run)
             self.known_files.note(path.with_suffix(".json"), digests["json"])
             found_path = folder / f"{recipe}{FOUND}"
             if search := result.get(FoundLayers):
@@ -160,17 +160,17 @@ def found_recipe(result: Delivered, search: FoundLayers) -> bytes:
     return f"# {comment}\n{yaml.safe_dump({'recipes': recipe}, sort_keys=False)}".encode()
 
 
-def _write_provenance(path: Path, provenance: Mapping[str, Any]) -> None:
+def _write_provenance(path: Path, provenance: _Json, run: _Json) -> None:
     try:
         with open_input(path) as file:
             written = json.loads(file.read())
-        same = written["run"].keys() == provenance["run"].keys()
-        same = same and written["run"].get("findings") == provenance["run"].get("findings")
-        same = same and written | {"run": provenance["run"]} == provenance
+        earlier = written.pop("run")
+        same = written == provenance and earlier.keys() == run.keys()
+        same = same and earlier.get("findings") == run.get("findings")
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # no file, or not what a run has written
         same = False
     if not same:
-        _write_json(path, provenance)
+        _write_json(path, {**provenance, "run": run})
 
 
 def _write_json(path: Path, value: Any) -> None:

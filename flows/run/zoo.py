@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from ...artifacts.ref import ArtifactRef
 from ...artifacts.runs import RunRecord, StageOutcome
@@ -239,14 +240,16 @@ def _publish(
     """Writes the files that a provenance describes, and the provenance with this run and its later findings."""
     session.store.fetch(report)
     provenance = json.loads(session.store.local.read_artifact(report))
-    origin = Origin.of(session.loaded, model, debug=session.request.debug)
-    provenance["run"] = {**session.identity, "id": session.part_of or session.id, "request": origin.to_json()}
-    if problems := unmended_in(session.store):
-        provenance["run"]["unmended"] = problems
-    if since := {role: value for role, value in to_json(findings).items() if role not in provenance["findings"]}:
-        provenance["run"]["findings"] = since
     delivered = Delivered.of_provenance(provenance)
-    delivered = session.results.publish(delivered, provenance)
+    origin = Origin.of(session.loaded, model, debug=session.request.debug).to_json()
+    run: dict[str, Any] = {**session.identity, "request": origin}
+    run["id"] = session.part_of or session.id
+    if problems := unmended_in(session.store):
+        run["unmended"] = problems
+    if since := [finding for finding in findings if not delivered.every(type(finding))]:
+        run["findings"] = to_json(since)
+    delivered = replace(delivered, findings=(*delivered.findings, *(new.brief() for new in since)))
+    delivered = session.results.publish(delivered, provenance, run)
     session.results.publish_debug_files(delivered, payloads)
     return replace(delivered, parts={**delivered.parts, "provenance": report})
 
