@@ -280,13 +280,15 @@ def _metadata_lines(metadata: Mapping[str, MetadataValue], limit: int | None = N
 
 def _origin(file: Path, digest: object) -> Any | None:
     """The provenance's `origin`, None without one or if it is another file's; InputError if it was changed."""
+    from ...tasks.results.delivered import NO_PROVENANCE, Delivered
+
     path = file.with_suffix(".json")
     try:
         provenance = json.loads(read_sidecar(path))
-        origin, sha256 = provenance["origin"], provenance["file"]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+        origin, delivered = provenance["origin"], Delivered.of_provenance(provenance)
+    except (OSError, *NO_PROVENANCE):
         return None
-    if digest_file(file) != sha256:
+    if digest_file(file) != delivered.sha256:
         return None
     if (changed := digest_json(origin)) != digest:
         raise InputError(f"{path} was changed: the SHA-256 of its `origin` is {changed}, and {file} says {digest}")

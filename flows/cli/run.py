@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ...artifacts.digest import parse_digest
 from ...artifacts.files import open_input, read_sidecar, replace_file
 from ...errors import InputError, ObjectMissing, PteforgeError, convert_os_errors, first_line, printable
 from ...tasks.results.tables import format_sqnr
@@ -509,28 +508,28 @@ def _read_verifiable(file: Path) -> _Verifiable:
     from ...artifacts.ref import ArtifactRef
     from ...configs.verification import VerifyBounds
     from ...formats.pte.reader import open_pte
-    from ...tasks.results.delivered import upgraded
+    from ...tasks.results.delivered import NO_PROVENANCE, Delivered, upgraded
 
     open_pte(file)  # raises if it is not a .pte
     path, data = file.with_suffix(".json"), file.with_suffix(".ptd")
     try:
         written = upgraded(json.loads(read_sidecar(path)))
+        delivered = Delivered.of_provenance(written)
         bounds = VerifyBounds.model_validate(written["bounds"])
-        if written["findings"].get("figures", {}).get("drawn"):  # they were measured, and not held to the bounds
+        if delivered.figures and delivered.figures.drawn:  # not held to the bounds
             bounds = bounds.model_copy(update={"drawn_inputs": 0})
         examples = {
             role.removeprefix("examples/"): ArtifactRef.from_json(value)
             for role, value in written["artifacts"].items()
             if role.startswith("examples/")
         }
-        digest = written["data"] and parse_digest(written["data"]["sha256"])
     except FileNotFoundError as error:
         raise InputError(f"there is no {path}: verify needs the provenance that `pteforge export` writes") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *NO_PROVENANCE) as error:
         raise InputError(f"{path} is not a provenance that `pteforge export` wrote: {error}") from error
-    if digest is not None:
+    if digest := delivered.digests.get("ptd"):
         check_digest(file, data, digest)
-    return _Verifiable(file, () if digest is None else (data,), bounds, examples)
+    return _Verifiable(file, (data,) if digest else (), bounds, examples)
 
 
 def _print_figures(figures: Figures, prefix: str = "", *, err: bool = False) -> None:

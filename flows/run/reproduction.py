@@ -106,7 +106,7 @@ class _Run(Record):
 
 def _recorded(released: ReleasedFile, what: str) -> _Run:
     try:
-        return _Run.from_json({name: released.provenance["run"][name] for name in ("version", "commit", "request")})
+        return _Run.from_json(released.provenance["run"])
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(
             f"{what} does not record what it was made from, so it cannot be reproduced: {error}; "
@@ -119,8 +119,8 @@ def _prepare(recorded: _Run, released: ReleasedFile, name: str, source: Path) ->
     source = source.absolute()
     inside = git_folder(source) if recorded.commit else None
     folder = root_of(source, inside or "") / recorded.request.folder
-    problems = [*_other_sources(recorded, folder), *_other_versions(recorded, released.provenance["toolchain"])]
-    if problems:
+    versions = _other_versions(recorded, released.result.toolchain)
+    if problems := [*_other_sources(recorded, folder), *versions]:
         raise InputError("\n  ".join((f"{name} was not made with what is here, and nothing was built:", *problems)))
     return recorded.request.load(folder)
 
