@@ -21,8 +21,7 @@ from ...configs.verification import VerifyBounds
 from ...errors import InputError, PteforgeError, VerificationFailed, printable
 from ..results.figures import Figures, summarize
 from .compare import worst_parts
-from .measure import Sample
-from .running import ExpectedCall, Loadable
+from .running import ExpectedCall, Loadable, Sample
 from .verification import run_cases
 
 _CHOSEN = re.compile(r"^(\S+): chosen: ", re.MULTILINE)

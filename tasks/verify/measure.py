@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from executorch.runtime import Verification
@@ -24,23 +24,15 @@ from ...formats.pte.tables import I32, U64, Flatbuffer, TableView
 from ..results.costs import MemoryUse, TimeShare, Timing, percentile
 from ..results.figures import WHOLE_FILE
 from ..upstream.compat import load_for_executorch
-from .running import Loadable, load_libraries, missing_backends, runnable_payloads
+from .device import DeviceProgram, device_program
+from .running import Loadable, Sample, load_libraries, missing_backends, runnable_payloads
 
 if TYPE_CHECKING:
-    from .device import DeviceProgram
     from .stages.prove import PlaceParams
 
 _TRIED, _LEAST, _MOST = 3, 10, 1000  # calls to find out how many to make, and those at least and at most
 _TRACED = 5
 _ROUNDS = 9
-
-
-class Sample(NamedTuple):
-    """Seconds of loading a method and of each call after that, and resident bytes at most."""
-
-    load: float
-    calls: Sequence[float]
-    peak_memory: int
 
 
 class Measurable(Protocol):
@@ -103,8 +95,6 @@ def programs_on(
     """
     pte = open_pte(path)
     if place and place.command:
-        from .device import device_program  # noqa: PLC0415 - which imports this module
-
         if reason := "has no times on an emulated core" if place.emulated else place.lacks(pte.backends):
             not_run[WHOLE_FILE] = reason
             return

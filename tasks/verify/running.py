@@ -48,6 +48,14 @@ class ExpectedCall(NamedTuple):
     exact: Sequence[Any] | None = None  # see `StoredCase`
 
 
+class Sample(NamedTuple):
+    """Seconds of loading a method and of each call after that, and resident bytes at most."""
+
+    load: float
+    calls: Sequence[float]
+    peak_memory: int
+
+
 class Runnable(Protocol):
     """A program that can be run, here or elsewhere."""
 
