@@ -20,24 +20,13 @@ from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
 from ...errors import StoreError, first_line
 from ..programs.binding import REFUSED, is_graph
-from ..programs.graphs import affine_calls, decompose_affine, find_operators
+from ..programs.graphs import affine_calls, decompose_affine
 from ..programs.program import load_graph, load_program, save_graph, save_program
 from ..upstream.absent_weights import WeightRead, no_weight_reads
 from ..upstream.compat import edge_manager_module, get_fake_program
 from ..upstream.exir import declared_bounds, exclude_from_partitions, no_idle_decompositions, take_numbers_as_tensors
-from .stages.edge import Edge
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir
-
-
-def edge_config(params: Edge.Params) -> EdgeCompileConfig:
-    """Exir's edge configuration for the params of `edge`; TargetError for an operator that is not registered."""
-    return EdgeCompileConfig(
-        _check_ir_validity=params.check_ir_validity,
-        _skip_dim_order=params.skip_dim_order,
-        _core_aten_ops_exception_list=find_operators(params.core_aten_exceptions),
-        preserve_ops=find_operators(params.preserve_operators),
-    )
 
 
 @declared_bounds()

@@ -117,11 +117,10 @@ def linked_manager(inputs: Compile.Inputs, params: Compile.Params, store: LocalS
     from ...upstream.exir import declared_bounds
     from ...usercode.recipe_functions import run_manager_passes
     from ..delegates import check_outputs, keep_inside, link_delegates, rename_clashing_weights
-    from ..exir import edge_config
 
     programs = {method: load_program(ref, store) for method, ref in inputs.program.items()}
     with declared_bounds():
-        config = edge_config(params.edge)
+        config = params.edge.config()
         if inputs.delegates:
             delegates = load_delegates(inputs.delegates, store)
             for method, program in programs.items():

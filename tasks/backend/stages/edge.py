@@ -11,6 +11,7 @@ from ...targets.find import target_classes
 from ...upstream import lean_lowering
 
 if TYPE_CHECKING:
+    from executorch.exir import EdgeCompileConfig
     from torch.export import ExportedProgram
 
 
@@ -43,6 +44,19 @@ class Edge(stage.Stage, name="edge"):
         def plugins(self) -> tuple[type[stage.Plugin], ...]:
             return target_classes(target.name for target in (self.preserve_for, self.passes_of) if target)
 
+        def config(self) -> EdgeCompileConfig:
+            """Exir's edge configuration; raises TargetError for an operator that is not registered."""
+            from executorch.exir import EdgeCompileConfig
+
+            from ...programs.graphs import find_operators
+
+            return EdgeCompileConfig(
+                _check_ir_validity=self.check_ir_validity,
+                _skip_dim_order=self.skip_dim_order,
+                _core_aten_ops_exception_list=find_operators(self.core_aten_exceptions),
+                preserve_ops=find_operators(self.preserve_operators),
+            )
+
     class Inputs(stage.Roles):
         program: kinds.ToLower
 
@@ -73,7 +87,7 @@ class Edge(stage.Stage, name="edge"):
         from ...programs.graphs import state_names
         from ...targets.find import find_target
         from ...usercode.recipe_functions import recipe_passes
-        from ..exir import apply_to_stored, decompose_left_affine, edge_config, to_edge_program
+        from ..exir import apply_to_stored, decompose_left_affine, to_edge_program
 
         def to_edge(program: ExportedProgram) -> ExportedProgram:
             keeper, transformer = params.preserve_for, params.passes_of
@@ -82,7 +96,7 @@ class Edge(stage.Stage, name="edge"):
                 program = decompose_left_affine(program, partitioners)
             passes = find_target(transformer.name, transformer.options).edge_passes() if transformer else ()
             passes = [*passes, *recipe_passes([(made, made.method) for made in params.passes], program)]
-            return to_edge_program(program, partitioners, edge_config(params), passes)
+            return to_edge_program(program, partitioners, params.config(), passes)
 
         edge, ref = apply_to_stored(inputs.program, to_edge, kind="program/edge", store=work.store)
         state = sorted(state_names(edge)) if edge else []

@@ -56,12 +56,7 @@ class Partition(stage.Stage, name="partition"):
         from ...programs.graphs import lowered_modules
         from ...targets.find import find_target
         from ...upstream.exir import reasons_of_partitioners
-        from ..exir import (
-            apply_to_stored,
-            check_preserved_operators_found_delegates,
-            edge_config,
-            to_partitioned_program,
-        )
+        from ..exir import apply_to_stored, check_preserved_operators_found_delegates, to_partitioned_program
         from ..work import work_of
 
         work_done: dict[str, Any] = {}
@@ -78,7 +73,7 @@ class Partition(stage.Stage, name="partition"):
                 partitioned = to_partitioned_program(program, partitioners, state)
             work_done.update(work_of(partitioned, reasons))
             parts = len([*lowered_modules(partitioned)])
-            check_preserved_operators_found_delegates(partitioned, partitioners, edge_config(params.edge))
+            check_preserved_operators_found_delegates(partitioned, partitioners, params.edge.config())
             return partitioned
 
         _, ref = apply_to_stored(inputs.program, partition, kind="program/partitioned", store=work.store)

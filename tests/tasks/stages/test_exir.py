@@ -77,7 +77,7 @@ def test_what_upstream_refuses_is_refused(zoo):
     from pteforge.tasks.backend.stages.edge import Edge
 
     module, inputs = Branches(), (torch.ones(2, 4),)
-    partitioners, config = [XnnpackPartitioner()], exir.edge_config(Edge.Params())
+    partitioners, config = [XnnpackPartitioner()], Edge.Params().config()
     with pytest.raises(RuntimeError, match="was not decomposed or delegated") as theirs:
         to_edge_transform_and_lower(torch.export.export(module, inputs), partitioner=partitioners)
     edge = exir.to_edge_program(torch.export.export(module, inputs), partitioners, config)
