@@ -145,9 +145,9 @@ class _Storage:
 
     def extents(self, payload: int) -> tuple[contents.MappedExtent, ...]:
         joined: list[contents.MappedExtent] = []
-        own = [stored for stored in self._plan.stored_extents if stored.payload == payload]
-        own.sort(key=lambda stored: stored.extent)
-        mapped = [extent for stored in own for extent in self._extents_of(stored)]
+        in_payload = [stored for stored in self._plan.stored_extents if stored.payload == payload]
+        in_payload.sort(key=lambda stored: stored.extent)
+        mapped = [extent for stored in in_payload for extent in self._extents_of(stored)]
         for extent in sorted([*mapped, *self._halves(payload)], key=lambda extent: extent.position):
             if joined and _continues(joined[-1], extent) and not self._transposed(payload, joined[-1], extent):
                 joined[-1] = replace(joined[-1], size=joined[-1].size + extent.size)
