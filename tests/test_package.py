@@ -279,3 +279,19 @@ def test_parts_of_a_session_are_small(part):
     methods = [name for name, value in vars(part).items() if isinstance(value, kinds) and not name.startswith("__")]
     assert len(fields(part)) <= 12
     assert len(methods) <= 12, methods
+
+
+def test_only_sessions_change_their_parts():
+    """Nothing outside of `flows/run/session.py` assigns to a part of a session, or changes a collection of it."""
+    session = {"session", "progress", "recording"}
+    wrong = []
+    for path in (path for name, path in MODULES.items() if name.startswith(("flows.", "api."))):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            changed = [getattr(node, "target", None), *getattr(node, "targets", ())]
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".append", ".setdefault", ".update")):
+                changed = [node.func.value]
+            for target in changed:
+                names = ast.unparse(target).partition("[")[0].split(".") if target else []
+                if session & {*names[:-1]} and path != MODULES["flows.run.session"]:
+                    wrong.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    assert wrong == []

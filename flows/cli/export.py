@@ -140,7 +140,8 @@ def _planned_stages(session: Session) -> tuple[int, list[Due], list[StageCall]]:
     from ...tasks.lowering.graph import lower_model
     from ...tasks.lowering.runs import ModelRun, run_without_loop
 
-    refresh, session.executor.refresh = bool(session.executor.refresh), ""  # cached stages are found, and run again
+    refresh = session.request.refresh
+    session.executor.stop_refreshing()  # cached stages are found, and run again
     runner = PlanRunner(session.executor)
     whole = set()  # keys of the stages of models whose stages are all cached
     for model in session.models:

@@ -142,7 +142,7 @@ def _summary(session: Session) -> Iterator[str]:
     recipes = dict.fromkeys(recipe.recipe for recipe in outcome.recipes)
     rows = []
     for name in (model.name for model in session.models):
-        done, run = session.progress.outcomes.get(name), session.progress.flow_runs.get(name)
+        done, run = session.progress.outcomes.get(name), session.prefect.flow_runs.get(name)
         files = compare(done.recipes if done else (), session.recording.previous)
         cells = {file.result.recipe: _cell(session, file) for file in files}
         worse = any(file.state == "failed" for file in files)

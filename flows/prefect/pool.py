@@ -119,7 +119,7 @@ async def lower_in_pool(session: Session) -> None:
     if not rest:
         return
     assert session.run_config.pool  # noqa: S101 - validated with the zoo
-    session.executor.refresh = ""  # the models' runs refresh; their results are found here
+    session.executor.stop_refreshing()  # the models' runs refresh; their results are found here
     pool = _Pool(session, session.run_config.pool)
     with session.prefect.optional():
         await pool.check()
@@ -257,7 +257,7 @@ class _Pool:
         if not (self.given_up or self.session.prefect.lost):
             with self.session.prefect.optional():
                 run = left or await self.start([model.name for model in models])
-                self.session.progress.flow_runs |= dict.fromkeys((model.name for model in models), str(run.id))
+                self.session.prefect.note_run(str(run.id), [model.name for model in models])
                 return await self.watch(run, () if left else models)
         return None
 

@@ -44,7 +44,8 @@ def run_flow(session: Session) -> ZooOutcome:
         check_names(session)
         if prefect:
             export_opened, server = prefect
-            session.prefect.embedded = server is not None
+            if server:
+                session.prefect.embed()
             with session.prefect.optional(), _connected(session, server):
                 asyncio.run(export_opened(session))
                 if session.progress.complete:  # both the workers and Prefect's server take a while to end

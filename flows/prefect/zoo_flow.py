@@ -181,8 +181,7 @@ async def _lower(fields: Mapping[str, Any], *, part: bool) -> Any:
         else:
             await take_turn(session, stack)
         if flow_run.run_count > 1:
-            with suppress(StoreError):
-                session.recording.attempted = await asyncio.to_thread(session.store.runs.find, session.id)
+            await asyncio.to_thread(session.recording.find_attempt)
         metrics = None if part else os.environ.get("PTEFORGE_METRICS")
         await asyncio.to_thread(stack.enter_context, session.recording.open(Path(metrics) if metrics else None))
         if not part:
@@ -334,7 +333,7 @@ async def _tag_run(session: Session) -> None:
     """Gives the flow run the tag of its zoo, and the session the flow run's URL."""
     tags = sorted({*flow_run.tags, printable(f"zoo:{session.zoo}")})
     with session.prefect.optional():
-        session.prefect.url = "" if session.prefect.embedded else url_for("flow-run", flow_run.id) or ""
+        session.prefect.show_at(url_for("flow-run", flow_run.id) or "")
         async with get_client() as client:
             await client.update_flow_run(UUID(flow_run.id), tags=tags)
 

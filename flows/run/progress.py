@@ -92,7 +92,7 @@ class Pace:
 
     def ask(self, models: Iterable[str]) -> None:
         """Notes the models that `expect` will be called for, which may take a while."""
-        self._due = frozenset(models)
+        self.asked, self._due = True, frozenset(models)
 
     def expect(self, model: str, stages: Mapping[str, ExpectedStage]) -> None:
         """Notes which stages a model will probably have, by slot."""
@@ -212,8 +212,7 @@ class Progress(Observer):
     outcomes: dict[str, ModelOutcome] = field(default_factory=dict)  # in order of completion
     unfinished: dict[str, dict[str, StageOutcome]] = field(default_factory=dict)  # by slot, of models without outcome
     # what came of recipes of other toolchains, by model
-    elsewhere: dict[str, tuple[list[Delivered], tuple[StageOutcome, ...]]] = field(default_factory=dict)
-    flow_runs: dict[str, str] = field(default_factory=dict)  # ids of flow runs that lower models elsewhere
+    elsewhere: dict[str, tuple[tuple[Delivered, ...], tuple[StageOutcome, ...]]] = field(default_factory=dict)
     start: float = field(default_factory=time.monotonic)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     aborted: bool = False
@@ -243,6 +242,17 @@ class Progress(Observer):
         for observer in self._listening():
             observer.completed(outcome)
 
+    def plan(self, model: str, runner: PlanRunner) -> None:
+        """Notes the stages of a model's plan; cached ones take no time."""
+        calls = (*runner.will_run.values(), *runner.may_run)
+        cached = {done.call.slot: ExpectedStage(done.call.stage.name, 0.0) for done in runner.found}
+        self.planned[model] = {call.slot: ExpectedStage(call.stage.name, None) for call in calls} | cached
+
+    def add_elsewhere(self, model: str, delivered: Sequence[Delivered], stages: Sequence[StageOutcome] = ()) -> None:
+        """Adds what came of a model's recipes of another toolchain, and the stages that ran there."""
+        before, ran = self.elsewhere.get(model, ((), ()))
+        self.elsewhere[model] = ((*before, *delivered), (*ran, *stages))
+
     def started(self, call: StageCall) -> None:
         self.pace.started(call)
         for observer in self._listening():
@@ -271,19 +281,12 @@ class Progress(Observer):
             self.unfinished.setdefault(model, {})[outcome.slot] = outcome
 
 
-def planned_stages(runner: PlanRunner) -> dict[str, ExpectedStage]:
-    """The stages of a plan by slot; cached ones take no time."""
-    calls = (*runner.will_run.values(), *runner.may_run)
-    cached = {done.call.slot: ExpectedStage(done.call.stage.name, 0.0) for done in runner.found}
-    return {call.slot: ExpectedStage(call.stage.name, None) for call in calls} | cached
-
-
 def expected_stages(
     models: Iterable[PlannedModel], runs: Iterable[RunRecord], planned: Mapping[str, Mapping[str, ExpectedStage]]
 ) -> Iterator[tuple[str, Mapping[str, ExpectedStage]]]:
     """Yields the name of each model and its stages by slot, from its last run or else from its plan.
 
-    `runs` are the zoo's, the newest first; `planned` has models' `planned_stages`. Reading runs may take seconds.
+    `runs` are the zoo's, the newest first; `planned` is that of `Progress`. Reading runs may take seconds.
     """
     due = {model.name: model for model in models}
     for run in islice(runs, _RUNS_READ if due else 0):

@@ -162,6 +162,11 @@ class Recording:
             part_of=session.part_of or "",
         )
 
+    def find_attempt(self) -> None:
+        """Reads the record of the run's last attempt, if the store has one."""
+        with suppress(StoreError):
+            self.attempted = self.session.store.runs.find(self.session.id)
+
     def cancelled(self, model: str, recipe: str) -> Delivered | None:
         """What the run's last attempt says of a recipe that was cancelled by hand: it waits for the next run."""
         there = Delivered.of_run(self.attempted, model, recipe) if self.attempted else None

@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -46,6 +46,7 @@ class PrefectState:
     lost: bool = False  # Prefect failed
     embedded: bool = False  # its server ends with the run
     url: str = ""  # of the run's page, if the server stays
+    flow_runs: dict[str, str] = field(default_factory=dict)  # ids of those that lower models elsewhere, by model
     quiet: bool = False  # its failures are not logged, since the run is aborted
 
     @contextmanager
@@ -67,6 +68,18 @@ class PrefectState:
                 first_line(error),
             )
         self.lost = True
+
+    def embed(self) -> None:
+        """Notes that its server ends with the run."""
+        self.embedded = True
+
+    def show_at(self, url: str) -> None:
+        """Notes the URL of the run's page, unless that ends with the run."""
+        self.url = "" if self.embedded else url
+
+    def note_run(self, run: str, models: Iterable[str]) -> None:
+        """Notes the id of a flow run that lowers these models elsewhere."""
+        self.flow_runs |= dict.fromkeys(models, run)
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,6 @@ class Session:
         with self._expecting, suppress(Exception):  # an estimate must not end a run
             if pace.asked:
                 return
-            pace.asked = True
             due = [model for model in self.models if model.name not in done]
             pace.ask(model.name for model in due)
             runs = self.store.runs.of_zoo("" if self.request.until else self.zoo)

@@ -49,7 +49,7 @@ def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[s
     for model in session.models:
         for recipe, toolchain in model.elsewhere.items():
             if there := session.recording.cancelled(model.name, recipe):
-                session.progress.elsewhere.setdefault(model.name, ([], ()))[0].append(there)
+                session.progress.add_elsewhere(model.name, [there])
                 continue
             lowered_by.setdefault(toolchain, {}).setdefault(model.name, []).append(recipe)
     for toolchain, recipes in lowered_by.items():
@@ -61,10 +61,9 @@ def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[s
         by = partial(by_pool, session, config.pool) if config.pool else partial(_by_python, session, config.python)
         record, failure = by(changes)
         for name, of_model in recipes.items():
-            before, stages = session.progress.elsewhere.get(name, ([], ()))
             delivered = [_delivered(session, record, name, recipe, failure) for recipe in of_model]
             ran = record.models.get(name, ()) if record else ()
-            session.progress.elsewhere[name] = ([*before, *delivered], (*stages, *ran))
+            session.progress.add_elsewhere(name, delivered, ran)
 
 
 def _delivered(session: Session, record: RunRecord | None, model: str, recipe: str, failure: Failure) -> Delivered:

@@ -31,7 +31,6 @@ from ...tasks.verify.stages.search_inputs import SearchInputs
 from ...tasks.verify.stages.verify import Verify
 from .origin import Origin
 from .outcome import KEPT_AS, ModelOutcome
-from .progress import planned_stages
 from .session import Session, unmended_in
 
 Results = dict[str, Report.Outputs | Exception]  # by recipe
@@ -65,7 +64,7 @@ def find_model(session: Session, model: PlannedModel, finder: ModuleSearch | Non
                 results = _all_failed(model, error)
             unread = [result for result in results.values() if isinstance(result, StoreError)]
             if runner.will_run or runner.may_run:
-                session.progress.planned[model.name] = planned_stages(runner)
+                session.progress.plan(model.name, runner)
             elif not unread:
                 conclude(session, run, results)
             elif isinstance(unread[0], ObjectMissing | ObjectDamaged):

@@ -78,6 +78,10 @@ class Executor:
         self._workers = workers
         self._toolchains: dict[tuple[Any, ...], tuple[Digest, Mapping[str, str]]] = {}
 
+    def stop_refreshing(self) -> None:
+        """Finds everything from now on."""
+        self.refresh = ""
+
     def key(self, call: StageCall) -> StageKey:
         stage, params = call.stage, call.params
         name = (stage.name, stage.versions_of(params), params.plugins())
