@@ -28,6 +28,16 @@ AREAS = (
 
 _TASKS = Path(__file__).parents[1]
 
+TAKEN = (
+    *("assets", "backends", "bad_input", "cancelled", "constants", "container", "contract", "data"),
+    *("external", "file", "findings", "initial_states", "kernels", "left_out", "log_tail"),
+    *("max_abs_error", "max_relative_error", "metadata", "methods", "named_data", "outside"),
+    *("problem", "program_size", "proven_on", "reason", "rejected", "seconds", "segment_base"),
+    *("segments", "sha256", "size", "sqnr_db", "status", "step", "user_code", "verified"),
+    *("version", "weights"),
+)
+"""Names that no finding can have: other keys of the JSON of ``pteforge export`` and ``pteforge inspect``."""
+
 FINDING = "finding"  # kind of artifacts that are findings: JSON of one, or of a list if a file may have several
 Value = str | int | float
 
@@ -74,6 +84,10 @@ class Finding(Record):
 
     role: ClassVar[str]  # its name
     of: ClassVar[str] = ""  # ``method`` or ``place``, each with the payload; empty if the file has one finding only
+
+    def __init_subclass__(cls) -> None:
+        if cls.role in TAKEN:
+            raise TypeError(f"{cls.__name__}: the role {cls.role!r} is another key of JSON about files")
 
     @classmethod
     def found(cls, values: Any, payload: str = "", subject: str = "") -> tuple[Self, ...]:

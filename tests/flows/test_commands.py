@@ -20,6 +20,8 @@ from pteforge.artifacts.runs import run_lease
 from pteforge.artifacts.store import open_store
 from pteforge.formats.pte.reader import open_pte
 from pteforge.runtime.quiet import quiet
+from pteforge.tasks.results.delivered import Delivered
+from pteforge.tasks.results.finding import TAKEN
 from pteforge.tasks.results.tables import format_size
 from pteforge.tests.flows.conftest import BATCH
 
@@ -181,6 +183,7 @@ def test_inspect(made, pteforge):
         assert part in several
     assert "kernels to link: portable_ops_lib\n" in several
     described = pteforge(made, "inspect", FILE, "--json").json
+    assert described.keys() - Delivered.next_to(made.folder / FILE).recorded().keys() <= set(TAKEN)
     assert described["size"] == (made.folder / FILE).stat().st_size
     assert described["backends"] == ["XnnpackBackend"]
     (method,) = described["methods"]
