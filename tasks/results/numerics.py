@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...artifacts.records import Record
 from ...configs.verification import VerifyBounds
 from .figures import Worst, violations
-from .finding import Finding
+from .finding import Fact, Finding
+from .tables import format_sqnr
+
+if TYPE_CHECKING:
+    from .delivered import Delivered
 
 RungName = Literal["exported", "transformed", "quantized", "edge", "payload"]
 
@@ -38,6 +42,28 @@ class Rung(Finding):
     @property
     def label(self) -> str:
         return rung_label(self.name, self.specializations)
+
+    @property
+    def where(self) -> str:
+        """The label, and the method if it is another one than `forward`."""
+        return self.label if self.method == "forward" else f"{self.label} {self.method}"
+
+    @classmethod
+    def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:  # noqa: ARG003 - the base's
+        """The SQNR of each rung, why others were not run, and the rung that loses most."""
+        ladder = Rungs(tuple(findings))
+        for rung in ladder.rungs:
+            if rung.figures:
+                noise = "exact" if rung.figures.sqnr_db is None else rung.figures.sqnr_db
+                name, words = f"{rung.where}: SQNR against eager", format_sqnr(rung.figures)
+                yield Fact("numerics", name, noise, "dB", words=words)
+            else:
+                yield Fact("numerics", note=f"{rung.where} was not run: {rung.problem}", listed=True)
+        if measured := [rung for rung in ladder.rungs if rung.figures]:
+            worst = max(measured, key=lambda rung: _drop(ladder, rung)[1])
+            before, drop = _drop(ladder, worst)
+            note = f"{worst.where} loses most: {drop:.1f} dB below {before.label if before else 'eager'}"
+            yield Fact("numerics", note=note if drop > DROP_DB else "", listed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +224,8 @@ def find_loss(ladder: Rungs, bounds: VerifyBounds, drop_db: float = DROP_DB) -> 
     for rung, figures in measured:
         if violated := list(violations(figures, bounds)):
             return Loss(rung, _before(ladder, rung), f"is outside of the recipe's bounds: {'; '.join(violated)}")
-    for rung, figures in measured:
-        before = _before(ladder, rung)
-        drop = clipped_db(before.figures if before else None) - clipped_db(figures)
+    for rung, _ in measured:
+        before, drop = _drop(ladder, rung)
         if drop > drop_db:
             than = before.label if before else "eager"
             return Loss(rung, before, f"is {drop:.1f} dB worse than {than} ({drop_db:g} dB are allowed)")
@@ -212,6 +237,12 @@ def _before(ladder: Rungs, rung: Rung) -> Rung | None:
     while before and not before.figures:
         before = ladder.before(before)
     return before
+
+
+def _drop(ladder: Rungs, rung: Rung) -> tuple[Rung | None, float]:
+    """The nearest earlier rung with figures, None for eager itself, and how many dB this one is below it."""
+    before = _before(ladder, rung)
+    return before, clipped_db(before.figures if before else None) - clipped_db(rung.figures)
 
 
 def clipped_db(figures: Worst | None) -> float:

@@ -147,6 +147,39 @@ def test_figures_are_those_of_what_was_run():
     assert replace(MADE, findings=(NOT_RUN, PROOF)).sqnr_db == 30.5
 
 
+def test_facts_of_a_ladder():
+    """Each rung has its SQNR, unless it was not run; the one that loses most is named. Every finding has facts."""
+    exact, quantized = replace(WORST, sqnr_db=None), replace(WORST, sqnr_db=30.5)
+    rungs = (
+        Rung("exported", (), "forward", exact),
+        Rung("quantized", (), "forward", quantized),
+        Rung("edge", (), "forward", replace(quantized, sqnr_db=29.0)),
+        Rung("payload", ("xnnpack",), "forward", None, "no backend"),
+        Rung("exported", (), "encode", exact),
+    )
+    made = Delivered("net", "int8", "made", findings=rungs)
+    assert [(fact.name, fact.value, fact.text) for fact in made.facts() if fact.name] == [
+        ("exported: SQNR against eager", "exact", "exact"),
+        ("quantized: SQNR against eager", 30.5, "30.5 dB"),
+        ("edge: SQNR against eager", 29.0, "29.0 dB"),
+        ("exported encode: SQNR against eager", "exact", "exact"),
+    ]
+    assert [fact.note for fact in made.notes if fact.listed] == [
+        "payload.xnnpack was not run: no backend",
+        "quantized loses most: 59.5 dB below exported",
+    ]
+    assert replace(made, findings=rungs[:1]).notes == ()
+    assert all("facts" in vars(type(found)) for found in (*MADE.findings, PROOF))
+
+
+def test_roles_that_are_taken():
+    """A finding cannot have the name of something else in the JSON that findings are shown in."""
+    for made in (MADE, FAILED):
+        assert made.described().keys() - {found.role for found in made.findings} <= set(finding.TAKEN)
+    with pytest.raises(TypeError, match="'kernels'"):
+        type("Kernels", (finding.Finding,), {"role": "kernels"})
+
+
 def test_shares():
     """A share is 0 or 100 % only if nothing is missing."""
     assert [format_share(share) for share in (0.0, 0.001, 0.5, 0.999, 1.0)] == [
