@@ -292,7 +292,7 @@ def rekey(*, store: STORE = None, as_json: AS_JSON = False) -> None:
         raise InputError(f"{url or 'the default store'} is not signed: only stores that several machines share are")
     from ...artifacts.records import NEW_KEY_VARIABLE, signing_key
     from ...artifacts.remote_files import RemoteFiles
-    from ...artifacts.remote_store import rekey
+    from ...artifacts.store import rekey
 
     files = RemoteFiles(url)
     done = rekey(files, signing_key(files.url), signing_key(files.url, NEW_KEY_VARIABLE))

@@ -12,7 +12,7 @@ from pteforge.artifacts import remote_files
 from pteforge.artifacts.records import Seal
 from pteforge.artifacts.ref import BlobRef
 from pteforge.artifacts.remote_files import RemoteFiles
-from pteforge.artifacts.remote_store import PublishingNotes
+from pteforge.artifacts.store import PublishingNotes
 from pteforge.errors import StoreAway, StoreUnusable
 from pteforge.tests.contract.conftest import s3_server as s3_server  # noqa: PLC0414 - a fixture
 from pteforge.tests.faulty_proxy import Proxy, run_proxy

@@ -15,9 +15,8 @@ from pteforge.artifacts.lease import LeaseTiming
 from pteforge.artifacts.ledger import FoundCase, StageRecord
 from pteforge.artifacts.local_store import VERIFIED_MTIME_NS
 from pteforge.artifacts.ref import ArtifactRef
-from pteforge.artifacts.remote_store import RemoteStore
 from pteforge.artifacts.runs import RunRecord, StageOutcome, run_lease
-from pteforge.artifacts.store import Store, open_store
+from pteforge.artifacts.store import RemoteStore, Store, open_store
 from pteforge.tests.contract.conftest import commit
 
 NOW = timedelta(0)

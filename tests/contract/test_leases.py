@@ -13,8 +13,7 @@ import pytest
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.lease import LeaseTiming, LocalLeases, RemoteLeases
 from pteforge.artifacts.remote_files import RemoteFiles
-from pteforge.artifacts.remote_store import RemoteStore
-from pteforge.artifacts.store import Store
+from pteforge.artifacts.store import RemoteStore, Store
 
 KEY = digest_bytes(b"a stage")
 

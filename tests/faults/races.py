@@ -22,8 +22,7 @@ from unittest import mock
 import psutil
 from pteforge.artifacts.gc import collect
 from pteforge.artifacts.lease import LeaseTiming
-from pteforge.artifacts.remote_store import RemoteStore
-from pteforge.artifacts.store import Store, open_store
+from pteforge.artifacts.store import RemoteStore, Store, open_store
 from pteforge.tasks.engine.workers import Workers
 from pteforge.tests.contract.conftest import SIGNING_KEY, run_s3_server
 from pteforge.tests.faults.campaign import Campaign, trying
