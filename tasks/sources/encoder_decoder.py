@@ -19,7 +19,8 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError, first_line
 from . import huggingface
-from .text_generation import KvCache, assets_of, cache_shapes, check_logits, constants
+from .kv_cache import KvCache, cache_shapes
+from .text_generation import assets_of, check_logits, constants
 
 _SECONDS = 30  # longest sound of a model that takes any length; Whisper's is as long
 

@@ -19,7 +19,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from ...errors import SourceError
 from ..upstream.compat import decomposed_operators  # noqa: F401 - those that quantize
 from .huggingface import in_dtype
-from .text_generation import START, KvCache, LayerShape, Shapes, StaticCacheLayer, WindowCacheLayer
+from .kv_cache import START, KvCache, LayerShape, Shapes, StaticCacheLayer, WindowCacheLayer
 
 NAME = "executorch"  # of the attention in transformers
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments that some models pass to their attention

@@ -29,7 +29,8 @@ from ...errors import SourceError, first_line
 from ...formats.media import PIECES
 from ..upstream.transformers import masks_of_indices
 from . import huggingface
-from .text_generation import CachedModel, KvCache, assets_of, cache_shapes, check_logits, constants, make_cache
+from .kv_cache import KvCache, cache_shapes
+from .text_generation import CachedModel, assets_of, check_logits, constants, make_cache
 
 _FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json", "generation_config.json")
 _TYPES = ("token_type_ids", "mm_token_type_ids")
