@@ -1,7 +1,8 @@
-"""Finds out which faults of the installed torch and ExecuTorch are still there, by the smallest case of each patch.
+"""Finds out which faults of the installed torch and ExecuTorch are still there, by smallest cases.
 
-`python -m pteforge.api.probes [PATCH ...]` lowers each case with its patch and without it, and prints what came of both
-as JSON. Each attempt has a process of its own, since some patches are applied when our modules are imported.
+`python -m pteforge.api.probes [NAME ...]` lowers the case of each patch or limit with it and without it, and prints
+what came of both as JSON. Cases of limits also run, on the driver of the library that `PTEFORGE_VULKAN_LIBRARY` names.
+Each attempt has a process of its own, since some patches are applied when our modules are imported.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from torch.export import Dim
 
 from ..configs.model import MethodDefinition, ModelDefinition
 from ..errors import PteforgeError, first_line
-from ..tasks.upstream.patches import OFF
+from ..tasks.upstream.patches import LIBRARY, NOT_TRIED, OFF
 
 PORTABLE = {"specializations": [{"target": "portable"}]}
 XNNPACK = {"specializations": [{"target": "xnnpack"}]}
 STATIC = {**XNNPACK, "quantize": {"quantizer": "xnnpack"}, "verify": {"min_sqnr_db": 20}}
 DYNAMIC = {**XNNPACK, "quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}}, "verify": {"min_sqnr_db": 20}}
+VULKAN = {"specializations": [{"target": "vulkan"}], "verify": {"drawn_inputs": 0}}
 CASES: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {}
-"""A builder of the smallest model that shows the fault that a patch mends, and a recipe, by the patch's name."""
+"""A builder of the smallest model that shows a fault, and a recipe, by the name of what is done about it."""
 
 
 def case(recipe: Mapping[str, Any]) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
@@ -190,8 +192,62 @@ def expand_tanh_gelu() -> Any:
     return nn.GELU("tanh"), (torch.randn(2, 16) * 3,)
 
 
+def _call(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+    return Function(lambda _, *given: function(*given)), inputs
+
+
+def _layer(build: Callable[..., nn.Module], *arguments: Any, shape: tuple[int, ...], **options: Any) -> Any:
+    return build(*arguments, **options), (torch.randn(shape),)
+
+
+_IMAGE = (1, 8, 9, 9)
+_INTS = torch.tensor([-4, 1, 2, 3], dtype=torch.int32)
+_LIMITS: dict[str, Callable[[], Any]] = {
+    "contiguous_values": lambda: _call(
+        lambda x: x.relu().to(memory_format=torch.channels_last), torch.randn(2, 6, 5, 3)
+    ),
+    "integers_of_32_bits": lambda: _call(lambda x: x * 3, torch.tensor([1 << 40])),
+    "results_of_dynamic_sizes": lambda: _dynamic(lambda _, x: x.chunk(2, 1)[1] * 2, torch.randn(2, 4), _BATCH),
+    "squeezed_tensors": lambda: _dynamic(lambda _, x: x.relu(), torch.randn(2, 1, 8), _BATCH),
+    "rounded_quotients": lambda: _call(lambda x: x // 0.3, torch.tensor([3.0])),
+    "nan_of_odd_dimensions": lambda: _call(torch.relu, torch.tensor(torch.nan)),
+    "equality": lambda: _call(torch.eq, torch.zeros(2), torch.tensor([0, 1e-6])),
+    "general_powers": lambda: _call(torch.pow, torch.tensor([-2.0, 3]), torch.tensor([3.0, 2])),
+    "masked_logarithms": lambda: _call(lambda x: x.log_softmax(-1), torch.tensor([[1, 2, -torch.inf]])),
+    "negative_indices": lambda: _call(lambda x, at: x[at], torch.randn(3, 4), torch.tensor([0, -1]).int()),
+    "absent_operators": lambda: _call(torch.logical_not, torch.tensor([True, False])),
+    "norms_of_several_dimensions": lambda: _layer(nn.LayerNorm, (6, 8), shape=(2, 6, 8)),
+    "hardswish_of_odd_dimensions": lambda: _layer(nn.Hardswish, shape=(1, 2, 2, 3, 8)),
+    "convolutions_in_groups": lambda: _layer(nn.Conv2d, 8, 12, 3, groups=2, shape=_IMAGE),
+    "depthwise_convolutions": lambda: _layer(nn.Conv2d, 8, 8, 7, padding=3, groups=8, shape=_IMAGE),
+    "integers_of_24_bits": lambda: _call(lambda x: x + 1, _INTS + (1 << 24)),
+    "results_without_dimensions": lambda: _call(lambda x: x[0] * x[1], torch.randn(3)),
+    "bounds_of_integers": lambda: _call(lambda x: x.int().clamp(0.5, 2.5), torch.tensor([True, False])),
+    "convolutions_of_lines": lambda: _layer(nn.Conv1d, 3, 7, 1, 2, shape=(1, 3, 8)),
+    "norms_of_no_images": lambda: _layer(nn.BatchNorm1d, 6, shape=(2, 6, 5)),
+    "upsampling": lambda: _layer(nn.Upsample, (7, 8), shape=(1, 6, 5, 3)),
+    "broadcast_conditions": lambda: _dynamic(lambda _, x: x.masked_fill(x[:1] > 0, 0), torch.randn(2, 4), _BATCH),
+    "conversions_to_bool": lambda: _call(lambda x: x.bool(), _INTS),
+    "totals_over_outer_dimensions": lambda: _layer(nn.Softmax, 1, shape=(2, 6, 5, 3)),
+    "positions_of_nan": lambda: _call(lambda x: x.argmax(-1), torch.tensor([[1, torch.nan, 2]])),
+    "positions_that_keep_dimensions": lambda: _call(lambda x: x.mm(x).argmax(-1, keepdim=True), torch.randn(3, 3)),
+    "transposed_dilations": lambda: _layer(nn.ConvTranspose2d, 8, 7, 3, dilation=2, shape=_IMAGE),
+    "norms_without_weights": lambda: _layer(nn.LayerNorm, 7, bias=False, shape=(2, 7)),
+    "wide_tables": lambda: (nn.Embedding(16385, 4), (torch.tensor([[1, 16384]]),)),
+    "infinite_texels": lambda: (
+        Function(lambda net, x: net.conv(torch.rsqrt(x)), conv=nn.Conv2d(5, 4, 3)),
+        (torch.rand(1, 5, 4, 3) + 1,),
+    ),
+    "given_tables": lambda: _call(nn.functional.embedding, torch.tensor([[0, 8]]), torch.randn(9, 8)),
+    "given_weights": lambda: _call(nn.functional.conv2d, torch.randn(1, 6, 5, 3), torch.randn(4, 6, 2, 2)),
+    "computed_layers": lambda: _call(nn.functional.linear, torch.randn(2, 8), torch.randn(3, 8)),
+}
+CASES |= {name: (builder, VULKAN) for name, builder in _LIMITS.items()}
+
+
 def lower(name: str) -> str:
-    """``made`` and the digest of the file, or the error."""
+    """``made`` and, but for limits, the digest of the file; or the error."""
+    from ..tasks.verify.running import load_libraries  # noqa: PLC0415 - as below
     from .export import export  # noqa: PLC0415 - imports modules that apply patches
 
     builder, recipe = CASES[name]
@@ -200,7 +256,10 @@ def lower(name: str) -> str:
     arguments = (model,) if isinstance(model, ModelDefinition) else model
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return f"made {export(*arguments, recipe=dict(recipe), store=folder).sha256}"
+            if name in _LIMITS:
+                load_libraries([os.environ[LIBRARY]], {})
+            made = export(*arguments, recipe=dict(recipe), store=folder)
+            return "made" if name in _LIMITS else f"made {made.sha256}"
     except PteforgeError as error:
         return f"refused: {first_line(error)}"
     except Exception as error:  # noqa: BLE001 - torch's and ExecuTorch's
@@ -229,9 +288,13 @@ def main(*names: str) -> None:
     torch.set_num_threads(1)
     results = {}
     for name in CASES:
-        if name in names or not names:
+        if names and name not in names:
+            continue
+        if name in _LIMITS and not os.environ.get(LIBRARY):
+            results[name] = [NOT_TRIED, ""]
+        else:
             results[name] = [in_fork({OFF: off}, partial(lower, name)) or "died" for off in ("", name)]
-            sys.stderr.write(f"{name}: {results[name][0]}; without the patch: {results[name][1]}\n")
+            sys.stderr.write(f"{name}: {results[name][0]}; without it: {results[name][1]}\n")
     sys.stdout.write(json.dumps(results) + "\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import pkgutil
 import re
 import subprocess
@@ -26,7 +27,7 @@ from .. import upstream
 from ..engine.keys.search import toolchain_versions
 from ..upstream import TESTED, compat
 from ..upstream.compat import PATHS, WITHOUT, find, is_missing
-from ..upstream.patches import OFF, PATCHES
+from ..upstream.patches import LIBRARY, NOT_TRIED, OFF, PATCHES, holds
 
 _PACKAGES = ("torch", "executorch", "torchao", "transformers")
 _SECONDS = 1800.0  # of importing everything, or lowering the smallest cases, on a busy machine
@@ -35,17 +36,18 @@ _PROBES = "pteforge.api.probes"
 
 @dataclass(frozen=True, slots=True)
 class PatchState:
-    """Whether a patch of torch or ExecuTorch can be applied."""
+    """Whether a patch of torch or ExecuTorch, or a limit of what GPU runtimes are given, can be applied."""
 
-    name: str  # of the function that applies it; docs/internals/upstream.md has more about each
+    name: str  # of the function that applies it, or the limit; docs/internals/upstream.md has more about each
     fault: str  # what happens without it
     lacks: tuple[str, ...] = ()  # what it needs, and the installed release lacks, as dotted names
-    probe: str = ""  # if its smallest case was tried: "needed", "needless", or how that fails with the patch
+    # if its smallest case was to be tried: "needed", "needless", `NOT_TRIED`, or how that fails with the patch
+    probe: str = ""
 
     @property
     def fails(self) -> bool:
         """Whether the smallest case fails with the patch."""
-        return self.probe not in ("", "needed", "needless")
+        return self.probe not in ("", "needed", "needless", NOT_TRIED)
 
     @property
     def why(self) -> str:
@@ -61,10 +63,11 @@ class Toolchain(Record):
     patches: tuple[PatchState, ...]  # those that are for its release of ExecuTorch, of packages that it has
     # what else pteforge uses and the installed release lacks, as dotted names, and the modules that need it
     lacks: dict[str, tuple[str, ...]]
+    limits: tuple[PatchState, ...] = ()  # of Vulkan, some of which are WebGPU's, too
 
     @property
     def well(self) -> bool:
-        return not self.lacks and not any(patch.lacks or patch.fails for patch in self.patches)
+        return not self.lacks and not any(each.lacks or each.fails for each in (*self.patches, *self.limits))
 
     @property
     def title(self) -> str:
@@ -82,10 +85,10 @@ class Toolchain(Record):
 
     @property
     def probed(self) -> Iterator[str]:
-        """A line for each patch whose smallest case shows that it is not needed, or does not help."""
-        for patch in self.patches:
+        """A line for each patch or limit whose smallest case shows that it is not needed, or does not help."""
+        for patch in (*self.patches, *self.limits):
             if patch.probe == "needless":
-                yield f"not needed any more: {patch.name}, which mends this: {patch.fault}"
+                yield f"not needed any more: {patch.name}, which avoids this: {patch.fault}"
             elif patch.fails:
                 yield f"not mended by {patch.name}: {patch.fault}; {patch.probe}"
 
@@ -98,7 +101,9 @@ class Toolchain(Record):
     def __str__(self) -> str:
         applied = f"{len(self.patches) - len(self.unmended)} of {len(self.patches)} patches apply"
         missing = [f"{path} is missing, which these use: {', '.join(modules)}" for path, modules in self.lacks.items()]
-        return "\n".join([self.title, applied, *self.unmended, *missing, *self.probed])
+        untried = sum(limit.probe == NOT_TRIED for limit in self.limits)
+        limits = f"{len(self.limits)} limits of Vulkan apply" + (f", {untried} {NOT_TRIED}" if untried else "")
+        return "\n".join([self.title, applied, *[limits] * bool(self.limits), *self.unmended, *missing, *self.probed])
 
 
 def toolchain_of(python: Path = Path(sys.executable)) -> Toolchain:
@@ -134,21 +139,24 @@ def unmended(folder: Path) -> list[str]:
 
 
 def probe(toolchain: Toolchain, python: Path, folder: Path) -> Toolchain:
-    """Lowers the smallest case of each patch in the environment of a Python, once: its results stay in a folder.
+    """Lowers each patch's and limit's smallest case in the environment of a Python, once: results stay in a folder.
 
     Raises InputError if that cannot be done there.
     """
 
     def run() -> Toolchain:
-        patches = []
-        cases = dict(_asked(python, _PROBES, *(patch.name for patch in toolchain.patches if not patch.lacks)))
-        for patch in toolchain.patches:
-            patched, plain = cases.get(patch.name, ("", ""))
-            verdict = "needless" if patched == plain else "needed"
-            patches.append(replace(patch, probe=patched and (verdict if patched.startswith("made") else patched)))
-        return replace(toolchain, patches=tuple(patches))
+        states = (*toolchain.patches, *toolchain.limits)
+        cases = dict(_asked(python, _PROBES, *(state.name for state in states if not state.lacks)))
 
-    return _remembered(folder, [toolchain.to_json(), _PROBES], run)
+        def probed(state: PatchState) -> PatchState:
+            patched, plain = cases.get(state.name, ("", ""))
+            verdict = "needless" if patched == plain else "needed"
+            return replace(state, probe=patched and (verdict if patched.startswith("made") else patched))
+
+        patches, limits = (tuple(map(probed, each)) for each in (toolchain.patches, toolchain.limits))
+        return replace(toolchain, patches=patches, limits=limits)
+
+    return _remembered(folder, [toolchain.to_json(), _PROBES, os.environ.get(LIBRARY)], run)
 
 
 def _remembered(folder: Path, versions: Any, ask: Callable[[], Toolchain]) -> Toolchain:
@@ -158,7 +166,9 @@ def _remembered(folder: Path, versions: Any, ask: Callable[[], Toolchain]) -> To
     with suppress(OSError, ValueError, LookupError, TypeError):
         return Toolchain.decode(remembered.read_bytes())
     toolchain = ask()
-    if any(patch.fails for patch in toolchain.patches):  # maybe for want of memory, or of room on the disk
+    if any(
+        state.fails for state in (*toolchain.patches, *toolchain.limits)
+    ):  # maybe for want of memory, or of room on the disk
         return toolchain
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +186,7 @@ def describe() -> Toolchain:
             importlib.import_module(module.name)
     patches = []
     for patch in PATCHES.values():
-        if patch.holds():
+        if holds(patch.releases):
             with suppress(ImportError):
                 patches.append(PatchState(patch.name, patch.fault, patch.missing()))
     of_patches = {path for patch in patches for path in patch.lacks}
@@ -185,7 +195,12 @@ def describe() -> Toolchain:
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    return Toolchain(versions, tuple(patches), lacks)
+    limits: list[PatchState] = []
+    with suppress(ImportError):
+        from ..upstream.vulkan import LIMITS  # noqa: PLC0415 - has torch
+
+        limits += (PatchState(name, limit.why) for name, limit in LIMITS["vulkan"].items() if holds(limit.releases))
+    return Toolchain(versions, tuple(patches), lacks, tuple(limits))
 
 
 def _lacks() -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -33,19 +33,29 @@ class Patch:
         """What it replaces or uses, and upstream lacks, as dotted names."""
         return _missing(self)
 
-    def holds(self) -> bool:
-        """Whether it is for the installed release of ExecuTorch."""
-        if not self.releases:
-            return True
-        from packaging.specifiers import SpecifierSet  # noqa: PLC0415 - users' modules may have that name
 
-        try:
-            return version("executorch") in SpecifierSet(self.releases, prereleases=True)
-        except PackageNotFoundError:
-            return False
+@cache
+def holds(releases: str) -> bool:
+    """Whether the installed release of ExecuTorch is one of those of a patch or a limit; empty for all."""
+    if not releases:
+        return True
+    from packaging.specifiers import SpecifierSet  # noqa: PLC0415 - users' modules may have that name
+
+    try:
+        return version("executorch") in SpecifierSet(releases, prereleases=True)
+    except PackageNotFoundError:
+        return False
 
 
-OFF = "PTEFORGE_UPSTREAM_OFF"  # environment variable: names of patches, joined by commas, that are not applied
+OFF = "PTEFORGE_UPSTREAM_OFF"  # environment variable: names, joined by commas, of what is not applied
+LIBRARY = "PTEFORGE_VULKAN_LIBRARY"  # environment variable: a library that registers `VulkanBackend`, to run cases on
+NOT_TRIED = "not tried: needs a Vulkan driver"
+
+
+def is_off(name: str) -> bool:
+    """Whether a patch or a limit is turned off."""
+    return name in os.environ.get(OFF, "").split(",")
+
 
 PATCHES: dict[str, Patch] = {}
 """Those of the modules that have been imported, by name."""
@@ -65,7 +75,7 @@ def mends(
 
         @wraps(function)
         def apply(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
-            if not patch.holds() or patch.missing() or patch.name in os.environ.get(OFF, "").split(","):
+            if not holds(patch.releases) or patch.missing() or is_off(patch.name):
                 return cast("_Result", _Nothing())
             return function(*args, **options)
 

@@ -24,7 +24,7 @@ from torch.fx import Node
 
 from . import compat
 from .exir import KEPT, exclude_from_partitions
-from .patches import mends
+from .patches import holds, is_off, mends
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Limit:
     operators: Collection[str]  # names in the edge dialect, without `aten.`; empty for all
     is_beyond: Callable[[Node, Facts], bool]
     why: str  # with the smallest case
+    releases: str = ">=1.4"  # of ExecuTorch, that it applies to; bound them once its probe finds it needless
 
 
 def _name(node: Node) -> str:
@@ -191,42 +192,46 @@ def _loses_nan(node: Node, _: Facts) -> bool:
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor"
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor"
 
-_OF_BOTH = (
-    Limit(
+_OF_BOTH = {
+    "contiguous_values": Limit(
         [],
         lambda node, _: any(list(tensor.dim_order()) != sorted(tensor.dim_order()) for tensor in _tensors(node)),
         "channels-last values are misread: `relu(x).to(channels_last)` -1.9 dB",
     ),
-    Limit([], _holds_int64, "64-bit integers are computed in 32 bits: `x + 1` at 2 ** 40"),
-    Limit(
+    "integers_of_32_bits": Limit([], _holds_int64, "64-bit integers are computed in 32 bits: `x + 1` at 2 ** 40"),
+    "results_of_dynamic_sizes": Limit(
         ["split_with_sizes_copy", "squeeze_copy.dims", "index_select"],
         _is_dynamic,
         "results keep the largest of dynamic sizes: a Llama block 23.9 dB, 138 without it; `x.squeeze(0)`",
     ),
-    Limit(
+    "squeezed_tensors": Limit(
         ["relu", "gelu"],
         _is_squeezed,
         "upstream cannot write dynamic sizes of tensors that it squeezes: `relu(x)` of [batch, 1, 8]",
     ),
-    Limit(
+    "rounded_quotients": Limit(
         ["div.Tensor_mode"],
         lambda node, _: node.kwargs.get("rounding_mode") != "trunc" or _value(node).is_floating_point(),
         "`x // 3` of negative integers rounds up: 20 dB; the rounded quotient of numbers rounds down: 3.0 // 0.3 is 10",
     ),
-    Limit(_LOSES_NAN, _loses_nan, "NaN is lost: `relu(x)` of no dimensions, `minimum(x, y)` of five"),
-    Limit(["eq.Tensor"], _always, "numbers within 1e-5 are taken for equal; for integers the runtime throws: `x == y`"),
-    Limit(
+    "nan_of_odd_dimensions": Limit(
+        _LOSES_NAN, _loses_nan, "NaN is lost: `relu(x)` of no dimensions, `minimum(x, y)` of five"
+    ),
+    "equality": Limit(
+        ["eq.Tensor"], _always, "numbers within 1e-5 are taken for equal; for integers the runtime throws: `x == y`"
+    ),
+    "general_powers": Limit(
         ["pow.Tensor_Tensor", "pow.Tensor_Scalar"],
         lambda node, _: node.args[1] not in _EXPONENTS or (node.args[1] not in (2, 3) and _value(node).dim() > 4),
         "`x ** y` of negative numbers is NaN, `x ** -1` of 0 is 0, and roots of 5 dimensions make the runtime throw",
     ),
-    Limit(
+    "masked_logarithms": Limit(
         ["_log_softmax"],
         lambda node, facts: _may_be_masked(node.args[0], facts.is_finite),
         "of masked values, the logarithm is 0 in place of -inf: `log_softmax(x)` with -inf in it",
     ),
-    Limit(["index.Tensor"], _always, "negative indices are misread: 3.5 dB"),
-    Limit(
+    "negative_indices": Limit(["index.Tensor"], _always, "negative indices are misread: 3.5 dB"),
+    "absent_operators": Limit(
         [
             *("logical_not", "t_copy"),
             *("torchao.choose_qparams_affine", "torchao.quantize_affine", "torchao.dequantize_affine"),
@@ -239,37 +244,37 @@ _OF_BOTH = (
         _always,
         "the runtime has no such operator, and aborts, as in attention with a mask",
     ),
-    Limit(
+    "norms_of_several_dimensions": Limit(
         ["native_layer_norm"],
         lambda node, _: len(node.args[1]) > 1,
         "over several dimensions, as `LayerNorm((6, 8))`, Vulkan's runtime throws, and WebGPU's reaches 5.9 dB",
     ),
-    Limit(
+    "hardswish_of_odd_dimensions": Limit(
         ["hardswish"],
         lambda node, _: not 1 <= _value(node).dim() <= 4,
         "upstream keeps it whole for 5 dimensions, which it does not take, and then refuses to lower it; of none, "
         "what keeps NaN throws",
     ),
-)
+}
 
-_OF_VULKAN = (
-    Limit(
+_OF_VULKAN = {
+    "convolutions_in_groups": Limit(
         ["convolution"],
         _is_in_groups,
         "groups are ignored: `Conv2d(8, 12, 3, groups=2)` 1.4 dB, `ConvTranspose2d(8, 4, 2, 2, groups=2)` -0.6 dB; "
         "`Conv1d(8, 8, 1, groups=8)` throws",
     ),
-    Limit(
+    "depthwise_convolutions": Limit(
         ["convolution"],
         _is_odd_depthwise,
         "`Conv2d(8, 8, 7, padding=3, groups=8)` 8 dB; `Conv2d(8, 8, 7, 2, groups=8)` throws",
     ),
-    Limit(
+    "integers_of_24_bits": Limit(
         ["add.Tensor", "sub.Tensor", "clamp", "div.Tensor_mode", "full", "arange.start_step"],
         lambda node, facts: any(facts.largest.get(value, 0) > 1 << 24 for value in (node, *node.all_input_nodes)),
         "integers are computed as floating point numbers: `x + 1` at 2 ** 24",
     ),
-    Limit(
+    "results_without_dimensions": Limit(
         [
             *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode", "pow.Tensor_Tensor"),
             *("minimum", "eq.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor"),
@@ -277,88 +282,88 @@ _OF_VULKAN = (
         lambda node, _: _value(node).dim() == 0,
         "the runtime throws if the result has no dimensions: `x[0] * 2` of a vector",
     ),
-    Limit(
+    "bounds_of_integers": Limit(
         ["clamp"],
         lambda node, _: _value(node).dtype != _value(node.args[0]).dtype,
         "bounds of integers are rounded to integers: `x.clamp(0.5, 2.5)` 2.3 dB",
     ),
-    Limit(
+    "convolutions_of_lines": Limit(
         ["convolution"],
         _is_odd_line,
         "`Conv1d(3, 7, 1, 2)` -0.2 dB; `Conv1d(3, 7, 3)` along lines of dynamic length -1.7 dB",
     ),
-    Limit(
+    "norms_of_no_images": Limit(
         ["native_group_norm", "_native_batch_norm_legit_no_training"],
         _is_of_no_images,
         "`GroupNorm(2, 6)` of [2, 6, 5] 18 dB, of a dynamic number of images 11 dB; `BatchNorm1d(6)` throws",
     ),
-    Limit(
+    "upsampling": Limit(
         ["upsample_nearest2d.vec", "upsample_bilinear2d.vec"],
         _is_odd_resize,
         "`Upsample((7, 8))` of [1, 6, 5, 3] 0.8 dB, with dynamic sizes -1.4 dB; `Upsample(scale_factor=1.5)` throws",
     ),
-    Limit(
+    "broadcast_conditions": Limit(
         ["where.self"],
         lambda node, _: _is_dynamic(node) and _value(node.args[0]).shape != _value(node).shape,
         "the runtime throws or aborts if a condition is broadcast to dynamic sizes: `x.masked_fill(mask, 0)`",
     ),
-    Limit(
+    "conversions_to_bool": Limit(
         ["_to_copy", "dim_order_ops._to_dim_order_copy"],
         lambda node, _: _value(node).dtype == torch.bool != _value(node.args[0]).dtype,
         "the runtime has no conversion to bool, and throws: `x.bool()`",
     ),
-    Limit(
+    "totals_over_outer_dimensions": Limit(
         ["_softmax", "_log_softmax", "mean.dim", "sum.dim_IntList", "amax", "amin"],
         _is_over_outer_dims,
         "the runtime throws: `softmax(x, 1)` of several images, `x.mean(1, keepdim=True)`, `x.mean(0, keepdim=True)`",
     ),
-    Limit(
+    "positions_of_nan": Limit(
         ["argmax", "argmin"],
         lambda node, facts: _is_given(node.args[0], facts.constants),
         "NaN is not found, and inputs of a program may have it: `x.argmax(-1)`",
     ),
-    Limit(
+    "positions_that_keep_dimensions": Limit(
         ["argmax", "argmin"],
         lambda node, _: len(node.args) > 2 and bool(node.args[2]),
         "the runtime throws: `x.argmax(-1, keepdim=True)`",
     ),
-    Limit(
+    "transposed_dilations": Limit(
         ["convolution"],
         lambda node, _: bool(node.args[6]) and any(step > 1 for step in compat.pytree.tree_leaves(node.args[5])),
         "the runtime throws for dilations of transposed ones: `ConvTranspose2d(3, 7, 3, dilation=2)`",
     ),
-    Limit(
+    "norms_without_weights": Limit(
         ["native_layer_norm", "native_group_norm", "_native_batch_norm_legit_no_training"],
         lambda node, _: None in (node.args[position] for position in _WEIGHTS[_name(node)]),
         "the runtime throws without weight or bias: `LayerNorm(7, bias=False)`",
     ),
-    Limit(
+    "wide_tables": Limit(
         ["embedding"],
         lambda node, _: _WIDEST < _value(node.args[0]).shape[0] <= 4 * _WIDEST,
         "rows of tables that are wider than an image are mixed up: `Embedding(20000, 4)` -1.2 dB",
     ),
-    Limit(
+    "infinite_texels": Limit(
         ["rsqrt", "log10", "pow.Tensor_Scalar"],
         lambda node, _: node.args[1:] in ((), (-0.5,)) and _value(node).dim() == 4 and _value(node).shape[1] % 4 != 0,
         "what fills texels becomes infinite, and NaN in a convolution: `Conv2d(5, 4, 3)` of `rsqrt(x)`",
     ),
-    Limit(
+    "given_tables": Limit(
         ["embedding"],
         lambda node, facts: node.args[0] not in facts.constants,
         "a table that is no constant of the file makes the runtime throw: `embedding(x, table)`",
     ),
-    Limit(
+    "given_weights": Limit(
         _WEIGHTS, _computes_weights, "weights that are no constants of the file make the runtime throw: `conv2d(x, w)`"
     ),
-    Limit(
+    "computed_layers": Limit(
         ["permute_copy", "t_copy"],
         _becomes_computed_weight,
         "products with weights that are computed, as in `MultiheadAttention(q, k, v)`, make the runtime throw",
     ),
-)
+}
 
-LIMITS = {"vulkan": (*_OF_BOTH, *_OF_VULKAN), "webgpu": _OF_BOTH}
-"""What calls are left to the CPU, and why, by target."""
+LIMITS = {"vulkan": _OF_BOTH | _OF_VULKAN, "webgpu": _OF_BOTH}
+"""What calls are left to the CPU, and why, by target and name. `OFF` turns them off as it does patches."""
 
 
 _SIZES = "the runtime takes no dynamic sizes: of 14 cases 2 were right, and one differed between runs"
@@ -371,7 +376,10 @@ def _why_not(node: Node, facts: Facts, target: str) -> str:
     """Why a call is left to the CPU; empty if it is not."""
     if not (hasattr(node.target, "_schema") and any(map(torch.is_tensor, compat.pytree.tree_leaves(_value(node))))):
         return ""  # it takes a result apart, or computes a size
-    limits = (limit for limit in LIMITS[target] if not limit.operators or _name(node) in limit.operators)
+    named = {
+        name: limit for name, limit in LIMITS[target].items() if not limit.operators or _name(node) in limit.operators
+    }
+    limits = (limit for name, limit in named.items() if holds(limit.releases) and not is_off(name))
     return next((limit.why for limit in limits if limit.is_beyond(node, facts)), "")
 
 

@@ -8,6 +8,7 @@ from pteforge.errors import InputError
 from pteforge.tasks.lowering import toolchain
 from pteforge.tasks.lowering.toolchain import PatchState, Toolchain, toolchain_of, unmended
 from pteforge.tasks.upstream.compat import WITHOUT
+from pteforge.tasks.upstream.patches import NOT_TRIED
 
 LACKING = Toolchain({"executorch": "1"}, (PatchState("first", "a fault", ("torch.a",)),), {})
 
@@ -23,6 +24,8 @@ def test_without_a_name(monkeypatch):
     lines = str(lacking).splitlines()
     assert lines[0].startswith("torch 2.")
     assert any("not mended: the code of graphs" in line for line in lines)
+    assert f"{len(lacking.limits)} limits of Vulkan apply" in lines
+    assert {limit.name: limit.fault for limit in lacking.limits}["negative_indices"].startswith("negative indices are")
 
 
 def test_what_is_unmended_is_remembered(monkeypatch, tmp_path):
@@ -70,9 +73,23 @@ def test_probes():
     assert Toolchain({}, (PatchState("c", "a fault", probe="needed"), needless), {}).well
     toolchain = Toolchain({}, (needless, failing), {})
     assert not toolchain.well
-    lines = ["not needed any more: a, which mends this: a fault", "not mended by b: a fault; died"]
+    lines = ["not needed any more: a, which avoids this: a fault", "not mended by b: a fault; died"]
     assert list(toolchain.changes_since(toolchain)) == lines
     assert str(toolchain).splitlines()[-2:] == lines
+
+
+def test_probes_of_limits():
+    """What could not be tried is counted; limits are named like patches where they are not needed or do not help."""
+    untried, needless, failing = (
+        PatchState(name, "a fault", probe=probe) for name, probe in (("a", NOT_TRIED), ("b", "needless"), ("c", "died"))
+    )
+    limited = Toolchain({}, (), {}, (untried, needless))
+    assert limited.well
+    assert str(limited).splitlines()[2:] == [
+        f"2 limits of Vulkan apply, 1 {NOT_TRIED}",
+        "not needed any more: b, which avoids this: a fault",
+    ]
+    assert not Toolchain({}, (), {}, (failing,)).well
 
 
 @pytest.mark.parametrize("content", ["#!/bin/sh\nexit 3\n", "#!/bin/sh\necho Python 3.14\n"])

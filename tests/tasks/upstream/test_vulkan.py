@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from pteforge.api.probes import CASES, VULKAN
+from pteforge.configs.model import MethodDefinition, ModelDefinition
 from pteforge.tasks.targets import TargetParams
 from pteforge.tasks.upstream.exir_emission import floor_remainders
+from pteforge.tasks.upstream.patches import OFF, PATCHES
 from pteforge.tests.zoo.networks import Function
 from torch import nn
 from torch.export import Dim
@@ -250,6 +253,39 @@ def test_calls_beyond_limits_are_left_to_the_cpu(module, inputs, sizes, expected
 def test_calls_within_limits_are_taken(module, inputs, sizes):
     """What is right on GPUs stays there."""
     assert not left("vulkan", edge_program(module, inputs, sizes))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, recipe) in CASES.items() if recipe is VULKAN])
+def test_smallest_cases_of_limits(name, monkeypatch):
+    """Each limit has one, of which it leaves calls to the CPU that no other limit leaves there."""
+    if name == "hardswish_of_odd_dimensions":
+        pytest.skip("upstream lowers it otherwise, which the next test shows")
+    from executorch.exir import to_edge
+
+    case = CASES[name][0]()
+    method = case.methods["forward"] if isinstance(case, ModelDefinition) else MethodDefinition(case[0], [case[1]])
+    inputs, shapes = method.example_inputs[0], method.dynamic_shapes
+    program = to_edge(torch.export.export(method.module.eval(), inputs, dynamic_shapes=shapes)).exported_program()
+    kept = left("vulkan", program)
+    monkeypatch.setenv(OFF, name)
+    assert left("vulkan", program) < kept
+
+
+def test_hardswish_that_upstream_keeps_whole(monkeypatch):
+    """It keeps one of five dimensions, which it does not take, and then refuses to lower it."""
+    name = "hardswish_of_odd_dimensions"
+    assert parts_of(lowered(*CASES[name][0]()))
+    monkeypatch.setenv(OFF, name)
+    with pytest.raises(RuntimeError, match="hardswish"):
+        lowered(*CASES[name][0]())
+
+
+def test_each_limit_has_a_smallest_case():
+    """Limits and patches have names of their own."""
+    from pteforge.tasks.upstream.vulkan import LIMITS
+
+    assert [name for name, (_, recipe) in CASES.items() if recipe is VULKAN] == [*LIMITS["vulkan"]]
+    assert not LIMITS["vulkan"].keys() & PATCHES.keys()
 
 
 def layer_of_torchao(config: str, outputs: int, **fields: Any) -> nn.Module:
