@@ -1,6 +1,7 @@
 """The smallest cases of faults of torch and ExecuTorch."""
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def test_limits_are_not_tried_without_a_driver(monkeypatch, capsys):
     """They are told as such: nothing is lowered that could not run."""
     monkeypatch.delenv(LIBRARY, raising=False)
     monkeypatch.setattr(probes, "in_fork", None)  # which cannot be called
+    monkeypatch.setattr(logging, "disable", lambda: None)  # here, for all other tests
     monkeypatch.setattr(probes, "CASES", {"upsampling": CASES["upsampling"]})
     probes.main("upsampling")
     assert json.loads(capsys.readouterr().out) == {"upsampling": [NOT_TRIED, ""]}
