@@ -32,7 +32,7 @@ def test_a_floor(net, example, store):
     assert report(result).eager is None
     assert not result.rejected
     assert Path.cwd() == folder
-    with pytest.raises(AccuracyMissed, match=r"evaluators:largest: the file scores .* below the floor of 100"):
+    with pytest.raises(AccuracyMissed, match=r"evaluators:largest: the file .*floor of 100"):
         pteforge.export(net, example, recipe=gated(floor=100.0), store=store)
 
 
@@ -56,7 +56,7 @@ def test_a_rejected_file(net, example, store, tmp_path):
     """The error of a missed gate has the rejected result: its file can be saved and run, and has no provenance."""
     gate = {"evaluator": "evaluators:likeness", "max_drop": 0.0}
     quantized = checked_recipe("xnnpack", quantize={}, verify={"min_sqnr_db": None}, accuracy=gate)
-    with pytest.raises(AccuracyMissed, match=r"below eager's 0; that is .* more than the 0 allowed") as caught:
+    with pytest.raises(AccuracyMissed, match=r"below eager's 0; .*the 0 allowed") as caught:
         pteforge.export(net, example, recipe=quantized, store=store)
     rejected = caught.value.rejected
     assert isinstance(rejected, pteforge.Exported)
@@ -65,7 +65,7 @@ def test_a_rejected_file(net, example, store, tmp_path):
     assert rejected.run_method()[0].shape == (2, 3)
     assert rejected.figures.overall.sqnr_db > 10
     assert isinstance(caught.value.__cause__, StageFailed)
-    with pytest.raises(InputError, match="there is no stage 'report' in this run"):
+    with pytest.raises(InputError, match="stage 'report' in this run"):
         _ = rejected.provenance
 
 

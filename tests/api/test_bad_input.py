@@ -65,7 +65,7 @@ def test_bad_input(net, example, tmp_path, arguments, problem):
 
 def test_inputs_that_do_not_fit(net, tmp_path):
     """Example inputs of a wrong shape are the caller's mistake, and the message has their shapes."""
-    with pytest.raises(SourceError, match=r"does not take its own example inputs of method 'forward': \[\(2, 5\)\]"):
+    with pytest.raises(SourceError, match=r"its own example inputs .*'forward': \[\(2, 5\)\]"):
         pteforge.export(net, (torch.ones(2, 5),), recipe="portable-fp32", store=tmp_path / "store")
 
 
@@ -94,7 +94,7 @@ class Undecided(torch.nn.Module):
 def test_a_model_that_cannot_be_exported(store):
     """An error of torch.export is a failed stage with the method's name; the model stays unchanged."""
     module = Undecided()
-    with pytest.raises(StageFailed, match="method 'forward' cannot be exported: GuardOnDataDependentSymNode") as caught:
+    with pytest.raises(StageFailed, match="'forward' cannot be exported: GuardOnDataDependentSymNode") as caught:
         pteforge.export(module, (torch.ones(3),), recipe="portable-fp32", store=store)
     assert caught.value.__cause__ is not None
     assert module.training

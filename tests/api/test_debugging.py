@@ -110,5 +110,5 @@ def test_external_data(net, example, store, tmp_path):
 
 def test_without_debug_mode(exported, tmp_path):
     """A usual file has no record; the error names the artifacts that it has."""
-    with pytest.raises(InputError, match="stage 'compile' returns payload; name one of them"):
+    with pytest.raises(InputError, match="'compile' returns payload; name one"):
         exported.etrecord(tmp_path / "net.etrecord")

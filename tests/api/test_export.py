@@ -121,7 +121,7 @@ def test_a_definition(nets, store):
     result = pteforge.export(definition, recipe="portable-fp32", store=store)
     close(result.run_method("predict"), [copy.deepcopy(method.module).eval()(torch.ones(2, 4))])
     assert result.load().run("classes") == [3]
-    with pytest.raises(SourceError, match="example_inputs is part of the ModelDefinition"):
+    with pytest.raises(SourceError, match=r"example_inputs .*ModelDefinition"):
         pteforge.export(definition, (torch.ones(2, 4),), recipe="portable-fp32", store=store)
 
 
@@ -142,7 +142,7 @@ def test_a_fat_file(net, example, store):
     assert result.load(exclude=["xnnpack"]).payload == "portable"
     sizes = [len(result.artifact("compile", specialization=name)) for name in ("xnnpack", "portable")]
     assert all(0 < size < len(result.pte) for size in sizes)
-    with pytest.raises(InputError, match="say which; there are specialization='xnnpack', specialization='portable'"):
+    with pytest.raises(InputError, match="there are specialization='xnnpack', specialization='portable'"):
         result.artifact("compile")
     (delegation,) = result.delegation("xnnpack")
     assert delegation.partitions > 0
@@ -157,11 +157,11 @@ def test_places(net, example, store, tmp_path):
     with pytest.raises(StageFailed, match="no phone"):
         pteforge.export(net, example, recipe=FAT, store=store, places=[f"command:{host}"])
     host.write_text("#!/bin/sh\necho no phone >&2\nexit 1\n")
-    with pytest.raises(VerificationFailed, match=r"place 'host' is required, and cannot be reached: .*: no phone"):
+    with pytest.raises(VerificationFailed, match=r"'host' .*cannot be reached: .*: no phone"):
         pteforge.export(net, example, recipe=FAT, store=store, places=[f"command:{host}"])
     with pytest.raises(InputError, match="libraries are loaded by"):
         pteforge.export(net, example, recipe=FAT, store=store, places=["library:gpu.so"])
-    with pytest.raises(InputError, match=r"recipe.verify.on: 'gpu' is a place of a zoo"):
+    with pytest.raises(InputError, match=r"recipe.verify.on: 'gpu' is a place"):
         pteforge.export(net, example, recipe=FAT.model_copy(update={"verify": Verification(on=("gpu",))}), store=store)
 
 
@@ -192,7 +192,7 @@ def test_a_recipe_file(net, example, store, tmp_path):
 def test_failures_are_chained(nets, tmp_path):
     """A stage that raises is a StageFailed whose cause is the exception itself; the store stays usable."""
     recipe = checked_recipe("xnnpack", verify={"min_sqnr_db": 400.0})
-    with pytest.raises(StageFailed, match="does not compute what eager computes") as caught:
+    with pytest.raises(StageFailed, match="not compute what eager computes") as caught:
         pteforge.export(nets.Normed(), (torch.randn(2, 4),), recipe=recipe, name="net", store=tmp_path)
     assert isinstance(caught.value.__cause__, pteforge.PteforgeError)
     again = pteforge.export(nets.Normed(), (torch.randn(2, 4),), recipe="xnnpack-fp32", name="net", store=tmp_path)
@@ -222,7 +222,7 @@ def test_methods_to_quantize(builders, store):
     assert [stage.step for stage in result.stages if stage.stage == "quantize"] == ["quantize/decode/xnnpack-own"]
     assert "quantize" in str(result.artifact("edge", method="decode").graph)
     assert result.figures.methods["encode"].max_abs_error == 0
-    with pytest.raises(SourceError, match=r"`quantize.methods` of recipe 'xnnpack-own' names the methods \['decod'\]"):
+    with pytest.raises(SourceError, match=r"`quantize.methods` of .*'xnnpack-own' .*\['decod'\]"):
         quantized(methods=["decod"])
     result = quantized(options={"dynamic": True})
     assert "quantize" in str(result.artifact("edge", method="decode").graph)

@@ -67,7 +67,7 @@ def test_what_is_printed(exported):
 
 def test_warnings(net, example, store):
     """Without calibration samples, Python warns at the caller's line of what the command line prints."""
-    with pytest.warns(FileWarning, match=r"^told/xnnpack-int8-static: .*random inputs reach .*`calibration`") as caught:
+    with pytest.warns(FileWarning, match=r"^told/xnnpack-int8-static: .*random inputs .*`calibration`") as caught:
         made = pteforge.export(net, example, recipe="xnnpack-int8-static", name="told", store=store)
     assert [warning.filename for warning in caught] == [__file__] * len(made.warnings)
     assert all(warning in str(made) for warning in made.warnings)
@@ -236,19 +236,19 @@ def test_cut_short(net, example, exported, store):
     assert [stage.stage for stage in result.stages] == ["export", "fold_batch_norms", "edge", "partition"]
     assert {stage.status for stage in result.stages[1:]} == {"cached"}
     assert result.delegation() == exported.delegation()
-    with pytest.raises(InputError, match="there is no stage 'report' in this run; it has export, fold_batch_norms"):
+    with pytest.raises(InputError, match=r"stage 'report' .*it has export, fold_batch_norms"):
         _ = result.pte
 
 
 def test_inputs_that_do_not_fit(exported, example):
     """The error for wrong inputs has what the method takes; a tensor alone is no tuple of arguments."""
-    with pytest.raises(InputError, match=r"it takes 1 input \(float32 \[2, 4\]\), and was given 2"):
+    with pytest.raises(InputError, match=r"1 input \(float32 \[2, 4\]\), .*given 2"):
         exported.run_method("forward", (*example, *example))
-    with pytest.raises(InputError, match=r"input 0 is of int64, the method takes float32 \[2, 4\]"):
+    with pytest.raises(InputError, match=r"input 0 .*int64, .*float32 \[2, 4\]"):
         exported.run_method("forward", (example[0].long(),))
-    with pytest.raises(InputError, match=r"inputs are a Tensor; give a tuple of positional arguments"):
+    with pytest.raises(InputError, match=r"inputs are a Tensor; .*tuple"):
         exported.run_method("forward", example[0])
-    with pytest.raises(InputError, match="no method 'encode'; it has 'forward'"):
+    with pytest.raises(InputError, match="method 'encode'; it has 'forward'"):
         exported.run_method("encode")
 
 

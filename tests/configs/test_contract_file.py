@@ -57,7 +57,7 @@ def test_what_is_no_contract(tmp_path, text, problem):
 
 def test_missing_files(tmp_path):
     """A file that cannot be read is named."""
-    with pytest.raises(ConfigError, match=r"cannot read .*app\.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"app\.yaml: No such file"):
         read_contract(tmp_path / "app.yaml")
 
 

@@ -64,7 +64,7 @@ def test_quantities(field, written, quantity):
 )
 def test_what_is_no_quantity(read, written):
     """Anything else is refused, with examples of what to write."""
-    with pytest.raises(ValueError, match=r"is not a (duration|size in bytes); write .*, or text such as"):
+    with pytest.raises(ValueError, match=r"not a (duration|size in bytes); write"):
         read(written)
 
 
@@ -100,7 +100,7 @@ def test_multiples():
     rows, others = DimRange(**shape), DimRange(**{**shape, "multiple_of": 2})
     assert rows.model_dump() == shape
     assert "multiple_of" not in DimRange(min=1, max=2).model_dump()
-    with pytest.raises(ValidationError, match=r"max \(30\) is no multiple of 4"):
+    with pytest.raises(ValidationError, match=r"max \(30\) .*multiple of 4"):
         DimRange(**{**shape, "max": 30})
     with pytest.raises(ValidationError, match="'n' of a has different bounds"):
         ModelConfig(source="m:f", dynamic_shapes={"a": [{0: rows}, {0: others}]})
@@ -155,6 +155,6 @@ def test_buckets_that_are_none(buckets, problem):
 
 def test_buckets_of_a_program():
     """What is exported already has the sizes that it has."""
-    with pytest.raises(ValidationError, match=r"a \.pt2 file is exported already.*give a builder"):
+    with pytest.raises(ValidationError, match=r"exported already.*give a builder"):
         ModelConfig(source="net.pt2", methods={"forward": {"buckets": {"batch": [1]}}})
     assert ModelConfig(source="net.pt2", methods={"forward": {}}).methods["forward"].buckets == {}

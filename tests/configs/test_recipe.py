@@ -82,7 +82,7 @@ def test_patterns_of_external_weights():
     assert Output(external_data=("*.lora_*",)).split_weights == ("*.lora_*",)
     assert Output(external_data=True).split_weights is True
     assert Output(external_data=True, form="fat").split_weights is False
-    with pytest.raises(ValueError, match="takes patterns with `form: plain` only"):
+    with pytest.raises(ValueError, match="patterns with `form: plain` only"):
         Output(external_data=("*.lora_*",), form="fat")
     with pytest.raises(ValueError, match="at least 1 item"):
         Output(external_data=())
@@ -141,11 +141,11 @@ def test_layers_are_short_for_transforms():
     }
     table, rounded = LayerQuantization(linear="8da4w", embedding="int4", rounding="gptq").transforms
     assert (table.rounding, rounded.rounding) == ("nearest", "gptq")
-    with pytest.raises(ValueError, match="`rounding` is for weights of linear layers, and none are quantized"):
+    with pytest.raises(ValueError, match=r"`rounding` is for .*none are quantized"):
         LayerQuantization(embedding="int4", rounding="gptq")
     written = recipe.model_copy(update={"source_transforms": (EMBEDDING,)})
     assert written.with_layers(fields).transforms == (EMBEDDING,)
-    with pytest.raises(ValueError, match="`group_size` is for int4 weights of linear layers, and there are none"):
+    with pytest.raises(ValueError, match="`group_size` is for int4 weights"):
         load_preset("xnnpack-llm-8da8w").recipe.with_layers(fields.model_copy(update={"encoder": None}))
     with pytest.raises(ValueError, match="`embedding_group_size` needs `embedding`"):
         LayerQuantization(linear="8da4w", embedding_group_size=64)

@@ -68,9 +68,7 @@ def test_names(place):
             assert store.runs.named(name)[1] == record
         assert store.runs.named(nights[1])[1] == store.runs.named("01a220c0b1d27b")[1] == named["01a220c0b1d27b@2"]
         assert store.runs.named("") is store.runs.named("02") is None
-        with pytest.raises(
-            InputError, match=r"'01a2' begins the ids of 3 runs: 01a220c0b1d27b \(2026-01-02 03:04 UTC\)"
-        ):
+        with pytest.raises(InputError, match=r"'01a2' .*3 runs: 01a220c0b1d27b \(2026-01-02 03:04 UTC\)"):
             store.runs.named("01a2")
         for wrong in ("@0", "@3", "@x", "@²"):
             with pytest.raises(InputError, match="had attempts 1 to 2"):

@@ -99,7 +99,7 @@ def test_quantizer_options(name):
     assert options.model_config["extra"] == "forbid"
     assert kind.model_validate(json.loads(json.dumps(options.model_dump(mode="json")))) == options
     assert all(f" {field}: " in kind.__doc__ for field in kind.model_fields)
-    with pytest.raises(TargetError, match=rf"quantizer options of target '{name}': bitz: .*\(its options: \w+"):
+    with pytest.raises(TargetError, match=rf"quantizer options .*'{name}': bitz: .*\(its options: \w+"):
         find_quantizer_options(name, {"bitz": 4})
 
 
@@ -107,7 +107,7 @@ def test_quantizer_options(name):
 def test_unavailable_quantizers(name):
     """A quantizer whose packages are not installed is an error before any work, with what to do."""
     reason = find_target_class(name).available()
-    with pytest.raises(TargetError, match=f"the quantizer of target '{name}' is not available here: ") as raised:
+    with pytest.raises(TargetError, match=f"quantizer of .*'{name}' is not available") as raised:
         find_quantizer_options(name)
     assert str(raised.value).endswith(reason)
 

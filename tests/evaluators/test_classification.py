@@ -45,7 +45,7 @@ def test_folders_of_classes(tmp_path):
     assert top_k(echo, folder=str(tmp_path), classes=["cat", "dog", "cow"]) == pytest.approx(2 / 3)
     assert top_k(echo, folder=str(tmp_path), classes=["dog", "cat", "cow"]) == 0
     assert top_k(echo, folder=str(tmp_path), samples=1) == 1
-    with pytest.raises(SourceError, match=r"folders \['cow'\], which are not among `classes`"):
+    with pytest.raises(SourceError, match=r"folders \['cow'\], .*not among `classes`"):
         top_k(echo, folder=str(tmp_path), classes=["cat", "dog"])
 
 
@@ -69,13 +69,13 @@ def test_no_classification(dataset, arguments, message, code):
 
 def test_names_and_files_that_are_not_there(tmp_path):
     """A missing module, name, folder or reader is named."""
-    with pytest.raises(SourceError, match="argument 'nowhere:data' cannot be imported: No module named 'nowhere'"):
+    with pytest.raises(SourceError, match=r"argument 'nowhere:data' .*: No module named"):
         top_k(echo, dataset="nowhere:data")
     with pytest.raises(SourceError, match="there is no folder"):
         top_k(echo, folder=str(tmp_path / "gone"))
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "one.jpg").touch()
-    with pytest.raises(SourceError, match=r"one.jpg is not a .npy, .pt or .wav file; name a function"):
+    with pytest.raises(SourceError, match=r"one.jpg is not .*name a function"):
         top_k(echo, folder=str(tmp_path))
     (tmp_path / "cat" / "one.jpg").rename(tmp_path / "cat" / "one.npy")
     with pytest.raises(SourceError, match=r"one.npy cannot be read"):

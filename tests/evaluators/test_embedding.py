@@ -32,10 +32,10 @@ def test_texts_in_a_file(code, tmp_path):
     assert embedding_similarity(echo, file=str(pairs), read=f"{module}:read") == pytest.approx(1)
     assert triplet_accuracy(echo, file=str(triplets), read=f"{module}:read") == 0.5
     assert triplet_accuracy(echo, file=str(triplets), read=f"{module}:read", samples=1) == 1
-    with pytest.raises(SourceError, match=r"`file` has texts: name the function"):
+    with pytest.raises(SourceError, match=r"`file` has texts"):
         triplet_accuracy(echo, file=str(triplets))
     pairs.write_text("1\t2\tmuch\n", encoding="utf-8")
-    with pytest.raises(SourceError, match=r"pair of '1' has the score 'much'"):
+    with pytest.raises(SourceError, match=r"'1' has the score 'much'"):
         embedding_similarity(echo, file=str(pairs), read=f"{module}:read")
     pairs.write_text("1\t2\t1\n1 2 3\n", encoding="utf-8")
     with pytest.raises(SourceError, match=r"pairs.tsv, line 2: 1 columns"):
@@ -64,7 +64,7 @@ def test_vectors_of_tokens(code):
     )
     assert triplet_accuracy(echo, dataset=f"{module}:triplets", pooling="mean") == 0.5
     assert triplet_accuracy(echo, dataset=f"{module}:triplets", pooling="first", samples=1) == 0
-    with pytest.raises(SourceError, match="`pooling` is mean or first, not 'max'"):
+    with pytest.raises(SourceError, match=r"`pooling` .*not 'max'"):
         triplet_accuracy(echo, dataset=f"{module}:triplets", pooling="max")
 
 

@@ -127,7 +127,7 @@ def test_greedy_calls(folder):
     assert model.calls[0] == ([6, 1], [0])
     full = TextOptions(**options, prompt="on " * 9 + "{source}")
     assert [text for text, _ in said(model, full)] == ["cat sat on"]  # 10 tokens, and 2 more; the third is not read
-    with pytest.raises(SourceError, match=r"samples.jsonl, line 1: the prompt has 13 tokens, .* context of 12"):
+    with pytest.raises(SourceError, match=r"samples.jsonl, line 1: .*13 tokens, .*context of 12"):
         next(said(model, TextOptions(**options, prompt="on " * 12 + "{source}")))
 
 
@@ -201,7 +201,7 @@ def test_models_that_do_not_fit(folder):
     options = write(folder, SAMPLES[0])
     classifier = Parrot()
     classifier.methods = {"forward": (1, 4)}
-    with pytest.raises(SourceError, match=r"generates no text.*it has forward"):
+    with pytest.raises(SourceError, match=r"no text.*it has forward"):
         evaluators.bleu(classifier, **options)
     with pytest.raises(SourceError, match=r"no processor or tokenizer 'nowhere'"):
         evaluators.bleu(Parrot(), **{**options, "processor": "nowhere"})
@@ -238,7 +238,7 @@ def test_sounds_at_other_rates(tmp_path):
     heard = read_sound(tmp_path / "a.flac", 16000)
     assert heard == pytest.approx(0.5 * np.sin(2 * np.pi * 440 * np.arange(16000) / 16000), abs=1e-3)
     (tmp_path / "b.wav").write_text("no sound")
-    with pytest.raises(SourceError, match=r"b.wav cannot be read as a sound"):
+    with pytest.raises(SourceError, match=r"b.wav .*as a sound"):
         read_sound(tmp_path / "b.wav", 16000)
 
 
@@ -284,10 +284,10 @@ def test_images(folder, size):
     model = Seeing()
     assert evaluators.exact_match(model, **options) == 1.0
     assert model.calls[:4] == [([1.0], [0]), ([0.0] * 4, [1]), ([1.0], [5]), ([1.0], [6])]
-    with pytest.raises(SourceError, match=r"0 <image> tokens and 1 images.*; `chat: true` or a `prompt`"):
+    with pytest.raises(SourceError, match=r"0 <image> tokens .*1 images.*`chat: true`"):
         evaluators.exact_match(model, **{**options, "chat": False})
     model.tokens = 3
-    with pytest.raises(SourceError, match=r"returns \(1, 3, 10\), and the prompt has 4 image tokens"):
+    with pytest.raises(SourceError, match=r"returns \(1, 3, 10\), .*4 image tokens"):
         evaluators.exact_match(model, **options)
 
 

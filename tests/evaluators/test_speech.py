@@ -43,7 +43,7 @@ def test_tokens_in_a_file(kind, code, tmp_path):
 def test_what_no_recognizer_returns(code, tmp_path):
     """Outputs that do not fit the tokens, missing tokens and empty transcripts are named."""
     module = code("data = [(torch.tensor([2]), 'a')]\nsilent = [(torch.tensor([2]), '')]\n")
-    with pytest.raises(SourceError, match=r"output is \(1, 1, 5\); character_accuracy takes \[1, frames, 2\]"):
+    with pytest.raises(SourceError, match=r"\(1, 1, 5\); .*takes \[1, frames, 2\]"):
         character_accuracy(frames, tokens=["a", "b"], dataset=f"{module}:data")
     with pytest.raises(SourceError, match="has no tokens: FileNotFoundError"):
         character_accuracy(frames, tokens=str(tmp_path / "gone.txt"), dataset=f"{module}:data")
@@ -62,7 +62,7 @@ def test_recorded_sound(tmp_path):
             file.setframerate(16000)
             file.writeframes(np.array([0, 2**14, -(2**15), 2**15 - 1], dtype="<i2").tobytes())
     assert read_tensor(tmp_path / "mono.wav").tolist() == [[0, 0.5, -1, 1 - 2**-15]]
-    with pytest.raises(SourceError, match="it is not mono with 16 bits"):
+    with pytest.raises(SourceError, match="not mono with 16 bits"):
         read_tensor(tmp_path / "stereo.wav")
 
 
@@ -75,5 +75,5 @@ def test_spectral_distance(code):
 
     assert neg_log_spectral_distance(louder(1.0), dataset=f"{module}:data") == 0
     assert neg_log_spectral_distance(louder(0.5), dataset=f"{module}:data") == pytest.approx(-6.02, abs=0.01)
-    with pytest.raises(SourceError, match="has 3999 samples and the reference 4000"):
+    with pytest.raises(SourceError, match=r"3999 samples .*reference 4000"):
         neg_log_spectral_distance(lambda sound, method: sound[:, 1:], dataset=f"{module}:data")  # noqa: ARG005 - the protocol's

@@ -82,5 +82,5 @@ def test_inputs_larger_than_memory():
     huge = Mock(spec=TensorSpec, dtype="float32", shape=(2**40, 2**10))
     method = Mock(spec=Method, inputs=(huge,))
     method.name = "forward"
-    with pytest.raises(InputError, match="random inputs for 'forward' cannot be made"):
+    with pytest.raises(InputError, match="random inputs for 'forward'"):
         _random_inputs(method, 0)

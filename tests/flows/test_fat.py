@@ -111,7 +111,7 @@ def test_what_stays_on_the_cpu(project, lower, pteforge):
 def test_the_last_one_must_run_everywhere(project, lower):
     """A fat file without a fallback is an error before any work, with what to add."""
     project.write_zoo({"net": "nets:linear"}, ("fat",), recipe("portable", "xnnpack"))
-    with pytest.raises(InputError, match="the last specialization of a fat file is what every device falls back to"):
+    with pytest.raises(InputError, match=r"last specialization .*every device falls back"):
         lower(project)
 
 

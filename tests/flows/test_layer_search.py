@@ -137,9 +137,9 @@ def test_a_search_needs_a_score(made):
     """Without an evaluator, or without a bound, the zoo is refused before any work."""
     made.write_zoo({"net": "fragile:net"}, *zoo()[1:])
     loaded = load_zoo(made.folder / "zoo.yaml")
-    with pytest.raises(InputError, match=r"neither the recipe nor the model names an `evaluator`"):
+    with pytest.raises(InputError, match=r"neither .*names an `evaluator`"):
         select_models(loaded, "*", "*")
     made.write_zoo(*zoo(drop=None))
     loaded = load_zoo(made.folder / "zoo.yaml")
-    with pytest.raises(InputError, match=r"recipes.int8.quantize.search: needs a score to go by"):
+    with pytest.raises(InputError, match=r"recipes.int8.quantize.search: needs a score"):
         select_models(loaded, "*", "*")

@@ -118,7 +118,7 @@ def test_damaged_payloads(payloads, packed, tmp_path):
     path, data = tmp_path / "fat.pte", tmp_path / "fat.ptd"
     write_fat(packed, memoryview(payloads[-1][1]), path, data_path=data)
     assert len(read_needs(path, [data])) == 3
-    with pytest.raises(FileFormatError, match=r"fat\.pte: payload \w+ needs the blob"):
+    with pytest.raises(FileFormatError, match=r"fat\.pte: .*needs the blob"):
         read_needs(path)
 
 

@@ -114,7 +114,7 @@ def test_state_inside(zoo):
     """A partition that changes a buffer is refused, even if another partitioner tagged it."""
     program = to_edge(torch.export.export(zoo.counter(), (torch.ones(3, 4),))).exported_program()
     specs = NativePartitioner().delegation_spec.compile_specs
-    with pytest.raises(PteforgeError, match="changes total: state has to stay outside"):
+    with pytest.raises(PteforgeError, match=r"changes total: .*stay outside"):
         to_backend(NfatBackend.__name__, program, specs)
 
 

@@ -68,7 +68,7 @@ def test_specializations_that_cannot_be(specializations, problem):
     given = [each if isinstance(each, str) else Specialization(**each) for each in specializations]
     with pytest.raises(TargetError, match=problem):
         NativePartitioner(given)
-    with pytest.raises(TypeError, match="'xnnpack' has to be in a list"):
+    with pytest.raises(TypeError, match=r"'xnnpack' .*in a list"):
         NativePartitioner("xnnpack")
 
 
@@ -89,7 +89,7 @@ def test_operators_that_cannot_be_preserved(operator, problem):
 def test_two_backends_of_one_name():
     """ExecuTorch looks backends up by class name, so a second NfatBackend is an error."""
     other = type("NfatBackend", (BackendDetails,), {})
-    with pytest.raises(TargetError, match=r"classes of that name: pteforge.native.backend, .*there must be one"):
+    with pytest.raises(TargetError, match=r"classes .*: pteforge.native.backend, .*must be one"):
         NativePartitioner()
     del other
     gc.collect()

@@ -75,7 +75,7 @@ def test_both_run(name, pairs, pteforge, tmp_path):
 @pytest.mark.parametrize("name", ["portable", "xnnpack"])
 def test_without_its_data(name, pairs, pteforge, payloads, tmp_path):
     """A file with external weights is not loaded without them, whether kernels or XNNPACK use them."""
-    with pytest.raises(InputError, match=r"keeps 4 weights in a \.ptd file \('.*\), .*, as model\.ptd, or name it"):
+    with pytest.raises(InputError, match=r"keeps 4 weights .*\.ptd file \('.*\), .*as model\.ptd"):
         load(pairs[name].file)
     alone = shutil.copy(pairs[name].file, tmp_path / "alone.pte")
     pteforge("run", alone).refused("alone.pte keeps 4 weights in a .ptd file", "as alone.ptd")
@@ -88,11 +88,11 @@ def test_with_anothers_data(pairs, pteforge, payloads, tmp_path):
     file = pairs["xnnpack"].copy(tmp_path)
     shutil.copy(payloads["xnnpack"], file)
     assert pteforge("run", file, "--json").code == 0
-    with pytest.raises(InputError, match=r"does not belong to .*: its '0\.bias' has 64 bytes, and not 32"):
+    with pytest.raises(InputError, match=r"not belong to .*'0\.bias' has 64 bytes, .*32"):
         load(pairs["portable"].file, data_files=[pairs["wide portable"].data])
-    with pytest.raises(InputError, match=r"does not belong to .*: it has no '0\.bias'"):
+    with pytest.raises(InputError, match=r"not belong to .*has no '0\.bias'"):
         load(pairs["portable"].file, data_files=[pairs["xnnpack"].data])
-    with pytest.raises(InputError, match=r"does not belong to .*: it has no '[0-9a-f]{64}'"):
+    with pytest.raises(InputError, match=r"not belong to .*has no '[0-9a-f]{64}'"):
         load(pairs["xnnpack"].file, data_files=[pairs["wide xnnpack"].data])
 
 

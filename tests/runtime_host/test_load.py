@@ -53,12 +53,12 @@ def test_prefer(fat, make):
 def test_invalid_wishes(fat):
     """Unknown names are refused with a list of the known ones; so are contradictions and lists that are strings."""
     for wish in ({"prefer": ["xnnpak"]}, {"exclude": ["portable", "xnnpak"]}):
-        with pytest.raises(InputError, match=r"model\.pte has no payload 'xnnpak'; it has vulkan, xnnpack, portable"):
+        with pytest.raises(InputError, match=r"model\.pte .*payload 'xnnpak'; .*vulkan, xnnpack, portable"):
             load(fat, **wish)
-    with pytest.raises(InputError, match="'portable' cannot be preferred and excluded"):
+    with pytest.raises(InputError, match=r"'portable' .*preferred and excluded"):
         load(fat, prefer=["portable"], exclude=["portable"])
     for single in ({"prefer": "portable"}, {"exclude": "xnnpack"}, {"data_files": fat.with_suffix(".ptd")}):
-        with pytest.raises(TypeError, match="has to be in a list"):
+        with pytest.raises(TypeError, match="to be in a list"):
             load(fat, **single)
 
 
@@ -101,9 +101,9 @@ def test_plain(payloads, inputs, plainly, tmp_path):
     x = [inputs(5)]
     assert equal(program.run("forward", x), plainly(payloads["xnnpack"], "forward", x))
     for wish in ({"prefer": ["portable"]}, {"exclude": ["portable"]}):
-        with pytest.raises(InputError, match=r"xnnpack\.pte is not a fat file"):
+        with pytest.raises(InputError, match=r"xnnpack\.pte .*not a fat file"):
             load(payloads["xnnpack"], **wish)
-    with pytest.raises(InputError, match=r"vulkan\.pte cannot run here: it needs VulkanBackend"):
+    with pytest.raises(InputError, match=r"vulkan\.pte cannot run .*needs VulkanBackend"):
         load(payloads["vulkan"])
     with pytest.raises(InputError, match=r"takes one \.ptd file"):
         load(payloads["portable"], data_files=[tmp_path / "a.ptd", tmp_path / "b.ptd"])
@@ -113,7 +113,7 @@ def test_plain(payloads, inputs, plainly, tmp_path):
 def test_calls_that_do_not_fit(kind, fat, payloads, inputs):
     """Unknown methods are refused with a list of the known ones, wrong inputs with what the method takes."""
     program = load(fat if kind == "fat" else payloads["portable"])
-    with pytest.raises(InputError, match=r"no method 'decode'; it has 'forward', 'hidden', 'rate', 'label'"):
+    with pytest.raises(InputError, match=r"method 'decode'; .*'forward', 'hidden', 'rate', 'label'"):
         program.run("decode", [])
     wrong = {
         r"input 0 has the shape \[9, 64\], the method takes at most \[8, 64\]": [inputs(9)],
@@ -138,5 +138,5 @@ def test_more_memory_than_there_is(payloads, monkeypatch):
         raise MemoryError("std::bad_alloc")
 
     monkeypatch.setattr(Runtime, "load_program", ask)
-    with pytest.raises(PteforgeError, match=r"cannot load .*more memory than there is"):
+    with pytest.raises(PteforgeError, match=r"cannot load .*more memory"):
         load(payloads["portable"])

@@ -64,14 +64,14 @@ def test_blobs_missing_or_short(make):
         load(make.write(replace(packed, blobs={})))
     assert all(": passed over: it needs the blob " in line for line in missing.value.report)
     short = {key: blob[:-16] for key, blob in packed.blobs.items()}
-    with pytest.raises(NoPayloadFits, match=r"portable: passed over: it needs the blob .* bytes; it has"):
+    with pytest.raises(NoPayloadFits, match=r"portable: passed over: .*blob .* bytes; "):
         load(make.write(replace(packed, blobs=short)))
 
 
 def test_name_with_a_nul(make):
     """A method with a NUL in its name cannot be loaded, which passes the payload over."""
     content = make.entry("portable")[1].replace(b"hidden", b"hid\0en")
-    with pytest.raises(NoPayloadFits, match=r"first: passed over: its method 'hid.x00en' does not load"):
+    with pytest.raises(NoPayloadFits, match=r"first: passed over: .*'hid.x00en' does not load"):
         load(make.write(make.pack((Description("first"), content)), content))
 
 
@@ -127,5 +127,5 @@ def test_shared_data_of_version_1(make, payloads, inputs, plainly):
     x = [inputs(7)]
     (expected,) = plainly(payloads["xnnpack"], "forward", x)
     assert program.run("forward", x)[0].equal(expected)
-    with pytest.raises(NoPayloadFits, match="its method 'forward' does not load"):
+    with pytest.raises(NoPayloadFits, match="method 'forward' does not load"):
         load(make.version_1(("XnnpackBackend", bare)))

@@ -164,7 +164,7 @@ def test_recipe_types_by_name(kind, tmp_path):
 
 def test_an_unknown_type():
     """A type without a shipped recipe is an error with the known types."""
-    with pytest.raises(ConfigError, match="there is no recipe for the type 'nowhere_fp8'; known: xnnpack_fp32, "):
+    with pytest.raises(ConfigError, match="type 'nowhere_fp8'; known: xnnpack_fp32, "):
         pteforge.recipe_from_executorch(Unknown.FP8)
     with pytest.raises(ConfigError, match="recipe: is a dict"):
         pteforge.recipe_from_executorch({})
@@ -186,7 +186,7 @@ def test_combined():
     again = lowering(partitioners=[VulkanPartitioner(), XnnpackPartitioner(), VulkanPartitioner()])
     assert pteforge.recipe_from_executorch(again).specializations == recipe.specializations
     differing = lowering(partitioners=[XnnpackPartitioner(), XnnpackPartitioner(per_op_mode=True)])
-    with pytest.raises(ConfigError, match="another partitioner of target 'xnnpack' has other options"):
+    with pytest.raises(ConfigError, match="another partitioner of target 'xnnpack'"):
         pteforge.recipe_from_executorch(differing)
 
 
@@ -384,7 +384,7 @@ def test_core_ml_codebooks(options, layers):
     kind = CoreMLRecipeType.CODEBOOK_WEIGHT_ONLY
     given = ExportRecipe.get_recipe(kind, bits=3, block_size=[1, 16], skip_ops_for_coreml_delegation=["add"], **options)
     if layers is None:
-        with pytest.raises(ConfigError, match="cannot be imported by its name"):
+        with pytest.raises(ConfigError, match="imported by its name"):
             pteforge.recipe_from_executorch(given)
         return
     recipe = pteforge.recipe_from_executorch(given)
@@ -432,7 +432,7 @@ def test_core_ml_partitioners(partitioner, options):
 def test_other_core_ml_partitioners():
     """A compile spec that no option makes is an error."""
     specs = CoreMLBackend.generate_compile_specs(pass_names=["common::const_elimination"])
-    with pytest.raises(ConfigError, match="no option for the compile spec 'pass_pipeline'"):
+    with pytest.raises(ConfigError, match=r"no option .*'pass_pipeline'"):
         pteforge.recipe_from_executorch(lowering(partitioners=[CoreMLPartitioner(compile_specs=specs)]))
 
 
@@ -470,7 +470,7 @@ def test_what_cannot_be_said(field):
 def test_training():
     """For a recipe that trains, the message says what to pass instead: the prepared and trained module."""
     given = quantizing(is_qat=True, train_fn=lambda _module: None)
-    with pytest.raises(ConfigError, match="give the module that prepare_qat_pt2e made once you have trained it"):
+    with pytest.raises(ConfigError, match="the module that prepare_qat_pt2e made"):
         pteforge.recipe_from_executorch(given)
 
 

@@ -424,7 +424,7 @@ def test_damage_is_noticed(contents, releases, stored, tmp_path):
     assert not releases.publish(contents[0]).new
     assert file.read_bytes() == intact
     manifest.write_bytes(manifest.read_bytes().replace(b"portable", b"portably"))
-    with pytest.raises(ReleaseDamaged, match="was changed after it was published"):
+    with pytest.raises(ReleaseDamaged, match="changed after it was published"):
         releases.fetch(release, "*", tmp_path / "got")
     (stored / "channels" / "latest.json").write_text('{"release": "../../etc"}')
     with pytest.raises(ReleaseDamaged, match="cannot be understood"):

@@ -74,13 +74,13 @@ def test_what_makes_no_sense():
     """Unknown fields and stages, no stage at once, results at a URL, and releases of no files are errors."""
     with pytest.raises(ValidationError, match="model\n"):
         ExportRequest(zoo="zoo.yaml", model="a")
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+    with pytest.raises(ValidationError, match=r"jobs\n.*equal to 1"):
         ExportRequest(zoo="zoo.yaml", jobs=0)
     with pytest.raises(InputError, match="s3://models/out is a URL"):
         ExportRequest(zoo="zoo.yaml", out="s3://models/out")
-    with pytest.raises(InputError, match="there is no stage 'egde'; did you mean 'edge'"):
+    with pytest.raises(InputError, match="stage 'egde'; did you mean 'edge'"):
         ExportRequest(zoo="zoo.yaml", until="egde")
-    with pytest.raises(InputError, match="--until stops before they are made"):
+    with pytest.raises(InputError, match="--until stops before"):
         ExportRequest(zoo="zoo.yaml", publish="shared", until="edge")
 
 

@@ -139,7 +139,7 @@ def test_files_that_are_not_fat(path):
 def test_no_nesting(calls):
     """A fat file, or one that delegates parts of methods to a container, is refused as payload."""
     nested = _outer({"forward": _container()}, _WEIGHTS, calls=calls)
-    with pytest.raises(InputError, match="payload inner is a fat file itself, and those do not nest"):
+    with pytest.raises(InputError, match="payload inner is a fat file"):
         pack_v2([(Description("inner"), nested)])
 
 

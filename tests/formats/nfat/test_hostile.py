@@ -140,7 +140,7 @@ def test_many_parents_of_one_vector(monkeypatch):
     others = (replace(first, description=Description(f"p{index}"), extents=()) for index in range(1, 64))
     content = assemble(write_manifest(Manifest((first, *others))), b"")
     start = time.process_time()
-    with pytest.raises(FileFormatError, match="more extents than fit into the manifest"):
+    with pytest.raises(FileFormatError, match="more extents than fit"):
         read_container(content)
     assert time.process_time() - start < 5
 
@@ -169,7 +169,7 @@ def test_huge_payload_of_a_missing_blob(allocates_less_than):
     claimed = Blob(digest_bytes(b"nowhere"), 2**40)
     payload = Payload(Description("portable"), 2**40, digest_bytes(b""), (MappedExtent(0, 2**40, Source.BLOB),))
     container = read_container(write_v2(Manifest((payload,), (claimed,)), b""))
-    with allocates_less_than(1 << 20), pytest.raises(FileFormatError, match="is not in the file's named data"):
+    with allocates_less_than(1 << 20), pytest.raises(FileFormatError, match=r"not in .*named data"):
         b"".join(container.verified(container.payloads[0]))
 
 

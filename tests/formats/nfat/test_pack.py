@@ -30,7 +30,7 @@ def test_payloads_come_back(payloads, packed, tmp_path):
         assert destination.read_bytes() == content
         assert [path.name for path in destination.parent.iterdir() if path.suffix == ".part"] == []
     assert container.payload("portable") is container.payloads[-1]
-    with pytest.raises(FileFormatError, match=r"no payload vulkan; there are: xnnpack, portable"):
+    with pytest.raises(FileFormatError, match=r"payload vulkan; .*xnnpack, portable"):
         container.payload("vulkan")
 
 
@@ -96,7 +96,7 @@ def test_payloads_that_are_refused(payloads):
     """A payload that is not a `.pte`, or says that it needs the delegate of fat files, is refused by name."""
     with pytest.raises(FileFormatError, match=r"payload broken: not a \.pte"):
         pack_v2([(Description("broken", ("X",)), b"not a program"), payloads[-1]])
-    with pytest.raises(InputError, match="payload nested is a fat file itself"):
+    with pytest.raises(InputError, match="payload nested is a fat file"):
         pack_v2([(Description("nested", ("NfatBackend",)), payloads[0][1]), payloads[-1]])
 
 
@@ -146,7 +146,7 @@ def test_wrong_blob(apart):
     digest = only_xnnpack.pop()
     short = read_container(apart.container, {**apart.blobs, digest: apart.blobs[digest][:-1]})
     assert b"".join(short.verified(portable))
-    with pytest.raises(FileFormatError, match=f"payload xnnpack needs the blob {digest} of"):
+    with pytest.raises(FileFormatError, match=f"xnnpack needs the blob {digest} of"):
         short.verify(xnnpack)
 
 
@@ -160,7 +160,7 @@ def test_damage_is_found_and_named(packed, tmp_path):
     damaged = read_container(packed.container, {**packed.blobs, digest: changed})
     destination = tmp_path / "portable.pte"
     for use in (damaged.verify, lambda payload: damaged.write(payload, destination)):
-        with pytest.raises(FileFormatError, match=f"payload portable is damaged: the blob {digest} has other bytes"):
+        with pytest.raises(FileFormatError, match=f"portable is damaged: .*{digest} has other bytes"):
             use(portable)
     assert list(tmp_path.iterdir()) == []
 
@@ -202,9 +202,9 @@ def test_damaged_descriptions_are_found(apart):
         write_v2(replace(container.manifest, payloads=(wrong, last)), bytes(container.inline)), apart.blobs
     )
     damaged.verify(damaged.payload(last.name))
-    with pytest.raises(FileFormatError, match="its parts do not have SHA-256 abab"):
+    with pytest.raises(FileFormatError, match=r"parts .*SHA-256 abab"):
         damaged.verify(damaged.payload(first.name))
     assert len(container.manifest.blobs) > 1
     turned = replace(container, manifest=replace(container.manifest, blobs=container.manifest.blobs[::-1]))
-    with pytest.raises(FileFormatError, match="its parts do not have SHA-256"):
+    with pytest.raises(FileFormatError, match="its parts do not have"):
         next(turned.chunks(first))

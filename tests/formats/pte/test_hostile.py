@@ -80,7 +80,7 @@ def test_every_truncation_is_refused(samples):
 def test_other_formats_are_named(samples, identifier):
     """A file of another kind or schema version is refused; the message has its identifier."""
     content = samples.files["portable"]
-    with pytest.raises(FileFormatError, match=r"not a \.pte file of a known version") as caught:
+    with pytest.raises(FileFormatError, match=r"\.pte file .*known version") as caught:
         read_pte(content[:4] + identifier + content[8:])
     assert repr(identifier) in str(caught.value)
 
@@ -173,7 +173,7 @@ def test_headers_and_names(samples):
 def test_unknown_segments_are_refused():
     """Named data and constants in missing segments are refused."""
     for content in (_program([(0, 8)], bytes(8), named=1), _program([(0, 8)], bytes(8), constants=7)):
-        with pytest.raises(FileFormatError, match=r"segment \d is named and there are 1"):
+        with pytest.raises(FileFormatError, match=r"segment \d .*there are 1"):
             read_pte(content)
 
 

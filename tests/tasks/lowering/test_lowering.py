@@ -229,7 +229,7 @@ def test_quantized_programs(lower, tmp_path: Path):
     assert set(made.calls["quantize/forward/q"].inputs) == {"program", "transformed", "examples"}
     made = lower(q=asked, model={"calibration": {"forward": {"dataset": "planned_data:samples"}}})
     assert set(made.calls["quantize/forward/q"].inputs) == {"program", "transformed", "examples", "samples"}
-    with pytest.raises(SourceError, match=r"calibration names the methods \['backward'\]; the model has"):
+    with pytest.raises(SourceError, match=r"calibration names .*\['backward'\]"):
         lower(q=asked, model={"calibration": {"backward": {"dataset": "planned_data:samples"}}})
 
 

@@ -83,7 +83,7 @@ def test_refused(change, what, store):
 
 def test_other_formats(store):
     """A manifest of something else is refused."""
-    with pytest.raises(StoreError, match="holds no delegates of format 1"):
+    with pytest.raises(StoreError, match="no delegates of format 1"):
         load_delegates(store.put_manifest(ArtifactManifest("delegates", (), {"format": 2})), store)
 
 
@@ -94,7 +94,7 @@ def test_named_data_is_stored_when_it_is_added(store):
         named = NamedDataStore()
         for key, content in {"one": large, "same": large, "small": b"s", "apart": large + b"l"}.items():
             named.add_named_data(key, content, alignment=16)
-        with pytest.raises(ValueError, match="Duplicate key one with different data"):
+        with pytest.raises(ValueError, match="Duplicate key one"):
             named.add_named_data("one", b"o" * len(large))
     first, small, apart = named.buffers
     assert small == b"s"

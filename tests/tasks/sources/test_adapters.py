@@ -167,7 +167,7 @@ def test_an_adapter_of_a_deeper_model(tmp_path):
     """Layers that the model does not have are not dropped without a word."""
     written(tmp_path, "deep llama", CAUSAL, LoraConfig(target_modules=PAIRS))
     MODELS["llama"]().save_pretrained(tmp_path / "other")
-    with pytest.raises(SourceError, match=r"4 tensors have no counterpart, such as .*layers\.2"):
+    with pytest.raises(SourceError, match=r"4 tensors .*no counterpart.*layers\.2"):
         loaded(tmp_path, base="other")
 
 
@@ -208,5 +208,5 @@ def test_adapters_apart(tmp_path, kind, options):
 def test_adapters_that_cannot_be_apart(tmp_path, kind, adapter):
     """Those that change more than linear layers would need another program, and are refused."""
     written(tmp_path, kind, CAUSAL, adapter)
-    with pytest.raises(SourceError, match=r"changes more than weights of linear layers .*leave `merge: false` out"):
+    with pytest.raises(SourceError, match=r"changes more than .*leave `merge: false` out"):
         loaded(tmp_path, "text-generation", merge=False)

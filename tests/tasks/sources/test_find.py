@@ -191,7 +191,7 @@ def test_parts_of_older_checkpoints(tmp_path):
     (folder / "parts").mkdir()
     (folder / "parts" / "a.bin").write_bytes(archive(5000)[:4000])
     (folder / "b.bin").touch()
-    with pytest.raises(SourceError, match=r"b\.bin is cut, or not a file of weights; a\.bin is cut"):
+    with pytest.raises(SourceError, match=r"b\.bin is cut, .*; a\.bin is cut"):
         find_source(source, tmp_path)
     (folder / "parts" / "a.bin").write_bytes(archive(5000))
     (folder / "b.bin").write_bytes(b"\x80\x02 a pickle")
@@ -213,7 +213,7 @@ def test_an_adapter_that_is_cut(tmp_path):
     write_adapter(tmp_path / "tuned", None)
     (tmp_path / "tuned" / "adapter_model.safetensors").write_bytes(safetensors(40)[:-4])
     source = HuggingFaceSource(huggingface=str(tmp_path / "small"), adapter=str(tmp_path / "tuned"))
-    with pytest.raises(SourceError, match=r"tuned are not complete: adapter_model\.safetensors has"):
+    with pytest.raises(SourceError, match=r"tuned are not complete: adapter_model\.safetensors"):
         find_source(source, tmp_path)
 
 
@@ -342,7 +342,7 @@ def test_adapters_that_cannot_be_used(hub, monkeypatch):
         with pytest.raises(SourceError, match=problem):
             find_source(HuggingFaceSource(**fields), hub)
     for field in ("adapter", "gguf"):
-        with pytest.raises(ValueError, match="the weights of its model are random: leave `gguf` and `adapter` out"):
+        with pytest.raises(ValueError, match="random: leave `gguf` and `adapter`"):
             HuggingFaceSource(huggingface="llama", config={}, **{field: "./small"})
 
 

@@ -30,7 +30,7 @@ def test_outputs_by_name():
     made = huggingface.Model("bert", config=config, outputs=["pooler_output"])
     assert [output.shape for output in made.get_eager_model()(*made.get_example_inputs())] == [(2, 16)]
     unknown = huggingface.Model("bert", config=config, outputs=["logits"])
-    with pytest.raises(SourceError, match="does not return logits; it returns last_hidden_state, pooler_output"):
+    with pytest.raises(SourceError, match=r"not return logits; .*last_hidden_state, pooler_output"):
         unknown.get_eager_model()(*unknown.get_example_inputs())
 
 
@@ -125,9 +125,9 @@ def test_padded_texts(tmp_path):
         assert not ids[mask == 0].any()
         assert not any(made.get_dynamic_shapes().values())
     _with_tokenizer(tmp_path / "without", "unk")
-    with pytest.raises(SourceError, match="leave `padding` out: the model's tokenizer has no token for it"):
+    with pytest.raises(SourceError, match=r"`padding` out: .*tokenizer has no token"):
         huggingface.Model(str(tmp_path / "without"), padding="max_length")
-    with pytest.raises(SourceError, match="leave `padding` out: ViTModel takes no `input_ids`"):
+    with pytest.raises(SourceError, match=r"`padding` out: ViTModel .*no `input_ids`"):
         huggingface.Model("vit", config=SMALL, padding="max_length")
 
 
@@ -159,9 +159,9 @@ def test_images_of_another_size(kind, config):
 
 def test_images_of_a_size_that_is_refused():
     """By the model, or because it takes none."""
-    with pytest.raises(SourceError, match=r"image_size: ViTModel takes no images of 4x4: "):
+    with pytest.raises(SourceError, match=r"image_size: ViTModel .*images of 4x4: "):
         huggingface.Model("vit", config=PATCHES, image_size=4)
-    with pytest.raises(SourceError, match="leave `image_size` out: BertModel takes no `pixel_values`"):
+    with pytest.raises(SourceError, match=r"`image_size` out: BertModel .*no `pixel_values`"):
         huggingface.Model("bert", config=SMALL, image_size=32)
 
 

@@ -119,7 +119,7 @@ def test_failures_say_what_was_observed(lower):
     def refused(least):
         return recipe("xnnpack", quantize={"quantizer": "xnnpack"}, verify={"min_sqnr_db": least, "drawn_inputs": 2})
 
-    with pytest.raises(VerificationFailed, match=r"quantizers of 'forward' observed the example inputs only.*give the"):
+    with pytest.raises(VerificationFailed, match=r"'forward' observed .*example inputs only.*give"):
         lower("builders:mlp", refused(45))
     samples = {"forward": {"dataset": "callables:BATCHES", "samples": 1}}
     dynamic = recipe(

@@ -55,9 +55,9 @@ def test_serialize(stages, lowered):
         return stages.run(Serialize, params, lowered.outputs["compile"])
 
     assert serialize() == {"file": lowered.outputs["compile"]["payload"]}
-    with pytest.raises(PteforgeError, match=r"lacks the methods \['decode'\]; it has \['encode', 'forward', '"):
+    with pytest.raises(PteforgeError, match=r"lacks .*\['decode'\]; .*\['encode', 'forward', '"):
         serialize(methods=("forward", "decode"))
-    with pytest.raises(PteforgeError, match=r"needs the backends \['XnnpackBackend'\], which its target does not name"):
+    with pytest.raises(PteforgeError, match=r"needs .*\['XnnpackBackend'\], .*target does not name"):
         serialize(backends=())
     serialize(backends=("XnnpackBackend", "OtherBackend"))
 

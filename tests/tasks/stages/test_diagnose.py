@@ -222,9 +222,9 @@ def test_bad_input(diagnose):
     """Builders that fail, inputs that do not fit, and shapes that are none are the user's, as in `export`."""
     with pytest.raises(SourceError, match="no checkpoint"):
         diagnose("faulty:raises")
-    with pytest.raises(SourceError, match="does not take its own example inputs of method 'forward'"):
+    with pytest.raises(SourceError, match=r"its own example inputs .*'forward'"):
         diagnose("faulty:wrong_shape")
-    with pytest.raises(SourceError, match="'forward' has 2 entries, and there are 1 inputs"):
+    with pytest.raises(SourceError, match=r"'forward' has 2 entries, .*1 inputs"):
         diagnose("builders:pair", dynamic_shapes={"forward": [None, None]})
 
 

@@ -117,7 +117,7 @@ def test_sizes_that_are_not_kept(stages, tmp_path, kind, sizes, said):
         least, most, step = sizes
         program.run("forward", [rows[:1].expand(least, 8).contiguous()])
         for size in {least - 1, most + 1, least + 1 if step > 1 else most + 1}:
-            with pytest.raises(InputError, match=f"has size {size} in dimension 0, the method takes {least} to {most}"):
+            with pytest.raises(InputError, match=f"size {size} .*the method takes {least} to {most}"):
                 program.run("forward", [rows[:1].expand(size, 8).contiguous()])
 
 
@@ -157,7 +157,7 @@ def test_branches_on_sizes_that_turn_out_equal(stages):
 
 def test_declared_sizes_that_eager_refuses(stages):
     """A size that a `Dim` asks for and eager refuses is an error, also where other sizes are left to torch.export."""
-    with pytest.raises(SourceError, match=r"does not take inputs drawn for method 'forward' .*: ValueError: 1 rows"):
+    with pytest.raises(SourceError, match=r"inputs drawn for .*'forward' .*: ValueError: 1 rows"):
         stages.export("builders:hinted_batches", kwargs={"kind": "declared"})
 
 

@@ -118,7 +118,7 @@ def test_unlinked_partitions_keep_backend_and_specs(lower):
     assert len(modules) == 2
     assert all(module.backend_id == UNLINKED and not module.processed_bytes for module in modules)
     assert [split_compile_specs(module.compile_specs) for module in modules] == [("XnnpackBackend", [])] * 2
-    with pytest.raises(ValueError, match="not an unlinked partition: its first compile spec is 'fast'"):
+    with pytest.raises(ValueError, match=r"unlinked partition: .*spec is 'fast'"):
         split_compile_specs([CompileSpec("fast", b"1")])
 
 

@@ -54,7 +54,7 @@ def test_methods(stages):
     assert identities(first) == identities(named)
     assert identities(other)["program"] != identities(first)["program"]
     assert (other["methods"], other["constants"]) == (first["methods"], first["constants"])
-    with pytest.raises(SourceError, match=r"the model has no method 'decode'; it has \['forward', 'encode'\]"):
+    with pytest.raises(SourceError, match=r"no method 'decode'; .*\['forward', 'encode'\]"):
         stages.export("builders:definition", method="decode")
 
 
@@ -130,7 +130,7 @@ def test_wrong_dynamic_shapes(builder, shapes, message, stages):
     """Shapes that do not belong to the model are the user's to mend, and the message says which."""
     with pytest.raises(SourceError, match=message):
         stages.export(builder, dynamic_shapes={"forward": shapes})
-    with pytest.raises(SourceError, match=r"the methods \['decode'\]; the model has \['forward'\]"):
+    with pytest.raises(SourceError, match=r"methods \['decode'\]; .*\['forward'\]"):
         stages.export(PAIR, dynamic_shapes={"decode": [None]})
 
 

@@ -177,9 +177,7 @@ def test_tolerance_of_self_checks(check, verify, tolerance, lower, tmp_path):
 
 def test_self_checks_that_cannot_be(lower):
     """A method without one answer, and one that fails its check here, are errors that name what to change."""
-    with pytest.raises(
-        PteforgeError, match=r"`output.self_check`: method 'forward' .* draws random numbers \(aten.rand"
-    ):
+    with pytest.raises(PteforgeError, match=r"`output.self_check`: .*'forward' .*random numbers \(aten.rand"):
         lower("builders:noisy", checked({}, verify={"min_sqnr_db": None}))
-    with pytest.raises(VerificationFailed, match=r"payload 'xnnpack': it fails its own check: output 0 .*`tolerance`"):
+    with pytest.raises(VerificationFailed, match=r"'xnnpack': .*its own check: output 0 .*`tolerance`"):
         lower("builders:conv_net", checked({"tolerance": 1e-12}))

@@ -72,7 +72,7 @@ def test_keyword_inputs_of_two_methods(recipe, strict, lower):
 
 def test_dynamic_shapes_of_unknown_names(lower):
     """The error names the inputs that there are."""
-    with pytest.raises(SourceError, match=r"names 'mask'; the inputs of the first example are \['memory', 'hidden'\]"):
+    with pytest.raises(SourceError, match=r"names 'mask'; .*\['memory', 'hidden'\]"):
         lower("builders:only_keywords", PORTABLE, dynamic_shapes={"forward": {"mask": {0: {"min": 1, "max": 2}}}})
 
 
@@ -162,7 +162,7 @@ def test_partitions_inside_of_branches(lower):
 
 def test_loops_are_refused(lower):
     """ExecuTorch emits no `while_loop`; the error says so and what to do instead. When it does, this fails."""
-    with pytest.raises(SourceError, match="method 'forward' has a while_loop, which executorch does not emit"):
+    with pytest.raises(SourceError, match="'forward' has a while_loop"):
         lower("faulty:loop", PORTABLE)
     import faulty
     from executorch.exir import to_edge_transform_and_lower

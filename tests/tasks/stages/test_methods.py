@@ -32,7 +32,7 @@ def methods(lower):
 
 def test_methods_of_different_models(lower):
     """Methods are exported from a build each; where the builder makes another model each time, no file is made."""
-    with pytest.raises(SourceError, match=r"parameter '0\.bias' of method 'encode' had other values when 'encode' was"):
+    with pytest.raises(SourceError, match=r"'0\.bias' of .*'encode' had other values .*'encode' was"):
         lower("builders:unseeded", PORTABLE)
 
 
@@ -113,7 +113,7 @@ def test_state_of_one_method(lower, tmp_path, made):
 @pytest.mark.parametrize("output", [{}, {"external_data": True}], ids=["plain", "external data"])
 def test_buffers_that_cannot_be_one(output, lower):
     """Buffers of one name that hold different values are two states, and sharing them is refused."""
-    with pytest.raises(SourceError, match=r"the buffer 'cache\.rows' of 'peek' is not that of 'prefill'"):
+    with pytest.raises(SourceError, match=r"'cache\.rows' of 'peek' .*'prefill'"):
         lower({"builder": CACHED, "kwargs": {"one_cache": False}}, recipe() | {"output": output})
 
 
@@ -143,7 +143,7 @@ def test_constants_of_every_type(lower, tmp_path):
     for name, other in wrong.items():
         with pytest.raises(VerificationFailed, match=f"the constant method '{name}' returns"):
             check_constants(path, {name: other})
-    with pytest.raises(VerificationFailed, match="cannot run the constant method 'width'"):
+    with pytest.raises(VerificationFailed, match="run the constant method 'width'"):
         check_constants(path, {"width": 3})
 
 

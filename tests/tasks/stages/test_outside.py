@@ -62,7 +62,7 @@ def test_weights_by_name(lower):
     assert {tensor.name for tensor in read_pte(lowered.file).external} == {"0.weight", "2.weight"}
     assert len(read_pte(lowered.file).constants) == 2  # biases
     for target, pattern in (("portable", "*.scale"), ("xnnpack", "*.weight")):
-        with pytest.raises(TargetError, match=rf"no weight outside of delegates is called \{pattern}"):
+        with pytest.raises(TargetError, match=rf"no weight .*is called \{pattern}"):
             lower("builders:mlp", recipe(target, output={"external_data": [pattern]}))
 
 
@@ -80,7 +80,7 @@ def test_equal_names_stay_apart(target, lower):
 def test_constants_that_passes_make(lower):
     """Where a pass of `to_executorch` gives different constants one name, the recipe fails and names them."""
     asked = external(compile={"do_quant_fusion_and_const_prop": True})
-    with pytest.raises(TargetError, match=r"'encode' and 'forward' have different constants .* called '_prop_tensor"):
+    with pytest.raises(TargetError, match=r"'encode' and 'forward' .*constants .*'_prop_tensor"):
         lower("builders:folded", asked)
 
 

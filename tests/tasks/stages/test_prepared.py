@@ -85,9 +85,9 @@ def test_calibrated_by_the_builder(stages):
 @pytest.mark.slow
 def test_refused(stages):
     """A prepared module that was neither trained nor calibrated has no scales, and is refused in words."""
-    with pytest.raises(SourceError, match=r"method 'forward' .* prepared .* has observed nothing; train it"):
+    with pytest.raises(SourceError, match=r"'forward' .*prepared .*observed nothing; train it"):
         stages.export("prepared:untrained")
     callable_ = CallableParams(source={"builder": "prepared:network", "kwargs": {}})
     params = SourceTransform.Params(source={"builder": TRAINED, "kwargs": {}}, transforms=(callable_,))
-    with pytest.raises(SourceError, match="PT2E has prepared; source_transforms cannot change"):
+    with pytest.raises(SourceError, match="PT2E has prepared; source_transforms"):
         stages.run(SourceTransform, params)

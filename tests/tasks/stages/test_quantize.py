@@ -135,7 +135,7 @@ def test_calibrated_on_the_example_only(stages):
     assert figures["drawn"]["sqnr_db"] < 25 < figures["overall"]["sqnr_db"]
     assert figures["overall"]["cases"] == 1
     assert figures["calibration"] == {"forward": "1 example"}
-    with pytest.raises(VerificationFailed, match=r"drawn .* give the model `calibration` samples"):
+    with pytest.raises(VerificationFailed, match=r"drawn .* give .*`calibration` samples"):
         stages.lower(builder, asked | {"verify": {"min_sqnr_db": 25, "drawn_inputs": 2}})
 
 
@@ -169,7 +169,7 @@ def test_random_inputs_of_a_file_calibrated_on_its_example(stages, tmp_path):
     bounds = VerifyBounds(min_sqnr_db=20)
     assert verify_file(path, {"forward": stored}, bounds, on_examples={"forward": like}).drawn.cases == 3
     like["outputs"][1][0].neg_()
-    with pytest.raises(VerificationFailed, match=r"on random inputs.*not compute what its quantized program computes"):
+    with pytest.raises(VerificationFailed, match=r"on random inputs.*its quantized program computes"):
         verify_file(path, {"forward": stored}, bounds, on_examples={"forward": like})
 
 
@@ -191,7 +191,7 @@ def test_nothing_to_quantize(quantizers, names, stages):
     exported = stages.export("builders:inverse", drawn_inputs=0)
     inputs = {role: exported[role] for role in ("program", "examples")}
     params = Quantize.Params(quantizers=check_quantizers(Quantization.model_validate({"quantizers": quantizers})))
-    with pytest.raises(TargetError, match=f"the quantizer of {names} finds no operator in the program"):
+    with pytest.raises(TargetError, match=f"quantizer of {names} finds no operator"):
         stages.run(Quantize, params, inputs)
 
 
@@ -250,7 +250,7 @@ def test_where_half_of_the_layers_is_not_enough(stages):
     with pytest.raises(VerificationFailed, match=advice):
         stages.lower("builders:loud_and_quiet", int8())
     assert stages.lower("builders:loud_and_quiet", int8(dynamic=True)).file
-    with pytest.raises(VerificationFailed, match=r"does not pass with half of [^;]*\Z"):
+    with pytest.raises(VerificationFailed, match=r"not pass with half of [^;]*\Z"):
         stages.lower("builders:loud_and_quiet", int8(dynamic=True) | {"verify": {"min_sqnr_db": 70}})
 
 
@@ -263,7 +263,7 @@ def test_where_random_inputs_alone_miss(stages):
     from pteforge.errors import VerificationFailed
 
     asked = int8(dynamic=True) | {"verify": {"min_sqnr_db": 20}}
-    with pytest.raises(VerificationFailed, match=r"drawn .*; its examples pass with [34]\d\.\d dB \(") as caught:
+    with pytest.raises(VerificationFailed, match=r"drawn .*examples pass with [34]\d\.\d dB \(") as caught:
         stages.lower("builders:loud_in_one_place", asked)
     message = str(caught.value)
     assert not any(words in message for words in ("example 0", "loses most", "calibration"))
@@ -271,7 +271,7 @@ def test_where_random_inputs_alone_miss(stages):
     assert "passes on its examples with" in finding.problem
     assert "`verify: {drawn_inputs: 0}`" in finding.remedies[0]
     assert stages.lower("builders:loud_in_one_place", asked | {"verify": {"min_sqnr_db": 20, "drawn_inputs": 0}}).file
-    with pytest.raises(VerificationFailed, match=r"its examples pass .*loses most in '(first|second)'"):
+    with pytest.raises(VerificationFailed, match=r"examples pass .*loses most in '(first|second)'"):
         stages.lower("builders:loud_in_one_place", asked | {"verify": {"min_sqnr_db": 20, "drawn_inputs": 2}})
 
 
@@ -292,7 +292,7 @@ def test_excluded_layers(stages):
     assert quantized("blocks.*") == [False, False, True]
     assert quantized("blocks") == [False, False, True]
     assert quantized("blocks.1", "nothing") == [True, False, True]
-    with pytest.raises(TargetError, match=r"finds no operator in the program.*`quantize.exclude` may leave out all"):
+    with pytest.raises(TargetError, match=r"finds no operator .*`quantize.exclude` may"):
         quantized("blocks", "head")
     recipe = int8()
     lowered = stages.lower("builders:nested_layers", {**recipe, "quantize": {"exclude": "head"}})
@@ -371,6 +371,6 @@ def test_quantization_must_reach_at_least(lower):
     """A recipe may say how much; where less is reached, no file is made, and the layers are named."""
     asked = int8(dynamic=True)
     asked["quantize"]["at_least"] = 0.8
-    with pytest.raises(TargetError, match=r"asks for 80%.* 3% of the weights are integers; .*table\.weight"):
+    with pytest.raises(TargetError, match=r"asks for 80%.* 3% of the weights.*table\.weight"):
         lower("builders:linear_and_embedding", asked)
     lower("builders:conv_net", {**asked, "quantize": {"quantizer": "xnnpack", "at_least": 1.0}}, until="quantize")

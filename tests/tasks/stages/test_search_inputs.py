@@ -37,13 +37,13 @@ def planted(lower, fault, *, search=None, **kwargs):
 )
 def test_faults_are_found(lower_apart, fault, kwargs, said):
     """In 20 seconds, where the examples pass; the message says for which sizes and values."""
-    with pytest.raises(VerificationFailed, match=f"on inputs that a search has found, .*{said}"):
+    with pytest.raises(VerificationFailed, match=f"a search has found, .*{said}"):
         planted(lower_apart, fault, search=SEARCH, **kwargs)
 
 
 def test_answers_that_do_not_come_again(lower_apart):
     """A file that was wrong once is refused although it is right when it is run again; the message says so."""
-    with pytest.raises(VerificationFailed, match=r"^not every time, .*searched \[\d+, 4\].*--refresh searches again"):
+    with pytest.raises(VerificationFailed, match=r"^not every time, .*searched \[\d+, 4\].*--refresh"):
         planted(lower_apart, "call 40", search=SEARCH)
 
 
@@ -82,7 +82,7 @@ def test_payloads_of_fat_files(lower_apart):
     """All that can run here are searched, and the message names the one that is wrong."""
     passes = [{"callable": "edge_passes:plant", "kwargs": {"fault": "one size"}}]
     fat = recipe("vulkan", "xnnpack", "portable", aten_passes=passes, verify={"drawn_inputs": 0, **SEARCH})
-    with pytest.raises(VerificationFailed, match=r"^payload 'xnnpack': on inputs .* searched \[37, 4\]"):
+    with pytest.raises(VerificationFailed, match=r"^payload 'xnnpack': .*searched \[37, 4\]"):
         lower_apart("builders:planted", fat)
 
 

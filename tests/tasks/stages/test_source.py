@@ -106,7 +106,7 @@ def test_damaged_program_files(tmp_path):
 
     damaged = tmp_path / "damaged.pt2"
     damaged.write_bytes(b"not a zip file")
-    with pytest.raises(SourceError, match=r"^damaged\.pt2 is not a program that torch .* can load"):
+    with pytest.raises(SourceError, match=r"^damaged\.pt2 is not a program"):
         load_program_file(damaged)
 
     program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))

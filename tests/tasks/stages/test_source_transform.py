@@ -205,7 +205,7 @@ def test_what_transforms_reach(lower):
     made = lower("builders:linear_and_embedding", transforming(embeddings)).findings["quantization"][0]
     assert made["sizes"] == {"float32": 4 * 16 * 16, "int8": 512 * 16}
     assert [weight["why"] for weight in made["left"]] == ["no transform has `layers: [linear]`"]
-    with pytest.raises(TargetError, match=r"asks for 99% \(`source_transforms.at_least`\), and 97% of the weights"):
+    with pytest.raises(TargetError, match=r"99% \(`source_transforms.at_least`\), .*97% of"):
         lower("builders:linear_and_embedding", transforming({**embeddings, "at_least": 0.99}))
     asked = transforming({**embeddings, "at_least": 0.9}) | {
         "quantize": {"quantizer": "xnnpack", "options": {"dynamic": True}, "at_least": 1.0}

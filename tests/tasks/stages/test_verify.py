@@ -144,7 +144,7 @@ def test_what_need_not_be_run(lower):
     assert verification["overall"]["cases"] > 2
     assert list(verification["not_run"]) == ["the file"]
     assert "needs VulkanBackend" in verification["not_run"]["the file"]
-    with pytest.raises(VerificationFailed, match="the edge program does not compute what eager computes"):
+    with pytest.raises(VerificationFailed, match=r"edge program .*what eager computes"):
         lower("builders:mlp", recipe("vulkan", **made, quantize={"quantizer": "xnnpack"}))
     run = lower("builders:two_methods", recipe("xnnpack", verify={"required": False}))
     assert run.provenance["findings"]["figures"]["not_run"] == {}
@@ -152,9 +152,9 @@ def test_what_need_not_be_run(lower):
 
 def test_what_this_machine_cannot_run(made, lower):
     """The message says which operator no kernel runs, or which backend is not here, and what can be done."""
-    with pytest.raises(VerificationFailed, match=r"'forward': it has no kernel for aten::hardswish\.out; write"):
+    with pytest.raises(VerificationFailed, match=r"'forward': .*no kernel for aten::hardswish\.out; "):
         verify(made("hardswish", edge={"preserve_operators": ["aten.hardswish.default"]}))
-    with pytest.raises(VerificationFailed, match=r"needs VulkanBackend, which .* `output: {form: fat}`"):
+    with pytest.raises(VerificationFailed, match=r"needs VulkanBackend, .*`output: {form: fat}`"):
         lower("builders:mlp", recipe("vulkan"))
 
 
@@ -210,7 +210,7 @@ def test_indices_agree_or_not(lower, made):
     path, examples = made("indices")
     for flat in examples["forward"]["outputs"]:
         flat[2] = (flat[2] + 1) % 9
-    with pytest.raises(VerificationFailed, match=r"output 2: 0\.0 % equal eager's < 99 %"):
+    with pytest.raises(VerificationFailed, match=r"output 2: 0\.0 % .*< 99 %"):
         verify((path, examples))
 
 

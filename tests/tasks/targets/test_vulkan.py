@@ -34,7 +34,7 @@ def test_operators_to_skip_and_to_claim():
     (made,) = find_target("vulkan", options).partitioners()
     assert made.operator_blocklist == {ops.edge.aten.add.Tensor}
     assert made.operator_allowlist == {ops.edge.aten.mm.default}
-    with pytest.raises(TargetError, match=r"to skip or claim: unknown operator 'aten\.adds'"):
+    with pytest.raises(TargetError, match=r"skip or claim: .*'aten\.adds'"):
         find_target("vulkan", {"skip_operators": ["aten.adds"]}).partitioners()
 
 
