@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,12 @@ from pteforge.tasks.results.numerics import Rung, Rungs
 from pteforge.tasks.results.quantization import LeftWeight, Quantization
 from pteforge.tasks.results.tables import rungs_of
 from rich.console import Console
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    """Without ``--verbose``, whatever level other tests have left."""
+    caplog.set_level(logging.WARNING, "pteforge")
 
 
 def call():
