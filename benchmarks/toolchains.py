@@ -56,11 +56,12 @@ def row(name: str, result: Mapping[str, Any]) -> list[str]:
 
 
 def reasons(result: Mapping[str, Any], versions: Sequence[str]) -> dict[str, list[str]]:
-    """Why files are not made any more, or do not run on the other runtime, and which."""
+    """Why files are made with one toolchain only, or do not run on the other runtime, and which."""
     found: dict[str, list[str]] = {}
+    without = {"added": versions[0], "removed": versions[1]}
     for file in result["files"]:
-        if file["status"] == "removed":
-            found.setdefault(f"not made with {versions[1]}: {'; '.join(file['notes'])}", []).append(file["name"])
+        if version := without.get(file["status"]):
+            found.setdefault(f"not made with {version}: {'; '.join(file['notes'])}", []).append(file["name"])
     for side, (made, other) in {"now": versions, "next": versions[::-1]}.items():
         for path, problem in result["on_the_other_runtime"][side]["failed"].items():
             why = f"{made}'s is not run by {other}: {problem.partition(chr(10))[0]}"
