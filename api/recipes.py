@@ -113,6 +113,6 @@ def _planned(name: str, recipe: Recipe, error_at: ErrorAt) -> PlannedRecipe:
     if others := [place for place in recipe.verify.on if place != HOST]:
         raise error_at(f"{others[0]!r} is a place of a zoo; give `places` to pteforge.export", ("verify", "on"))
     with errors_at(error_at, ("accuracy",)):
-        gate = resolve_gate(recipe.accuracy, None, recipe.allowed_drop)
+        gate = resolve_gate(recipe.accuracy, None, recipe.bounds_of_search)
     bounded = bool(recipe.verify.model_fields_set.intersection(ERROR_BOUNDS))
     return plan_recipe(name, recipe, recipe.verify, ModuleSearch(), error_at, gate, bounded=bounded)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, Tag, model_validator
 
-from .base import FrozenModel, MethodName, ObjectReference, by_key
+from .base import FrozenModel, MethodName, ObjectReference, Seconds, by_key
 from .sources import ROUNDING, LayerFields, LinearScheme, NamedFunction, Rounding
 
 _QUANTIZER = "Name of the target whose quantizer annotates the program."
@@ -47,10 +47,22 @@ _RUN_AGAIN = "They run again when their code changes."
 
 
 class QuantizationSearch(FrozenModel):
-    """Finds the fewest layers that have to stay in floating point for a file to pass its accuracy gate."""
+    """Finds options of the quantizer, and the fewest layers in floating point, with which a file passes its gate."""
 
     drop: float | None = Field(None, ge=0, description="Largest drop of the score below eager's; null: the gate's.")
-    budget: int = Field(20, ge=1, description="How many files may be made and scored.")
+    keep: float | None = Field(None, gt=0, le=1, description="Least share of eager's score, in place of `drop`.")
+    options: tuple[dict[str, JsonValue], ...] = Field(
+        (), description="Options of the quantizer to try besides the recipe's, such as [{ranges: percentile}]."
+    )
+    budget: Annotated[int, Field(ge=1)] | Seconds = Field(
+        20, description="How many files may be made and scored; or how long their stages may take, such as 30m."
+    )
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Self:
+        if self.keep is not None and self.drop is not None:
+            raise ValueError("has `keep` as well as `drop`; both say how far the score may be below eager's")
+        return self
 
 
 class Quantize(FrozenModel):
@@ -95,6 +107,8 @@ class Quantize(FrozenModel):
     def _one_or_several(self) -> Self:
         if self.quantizers and self.model_fields_set & {"quantizer", "options"}:
             raise ValueError("has `quantizers` as well as `quantizer` or `options`; write every quantizer in the list")
+        if self.quantizers and self.search and self.search.options:
+            raise ValueError("has `quantizers` as well as `search.options`, which are those of one `quantizer`")
         return self
 
     @property

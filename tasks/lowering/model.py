@@ -27,7 +27,7 @@ from ...formats.pte.buckets import Bucket
 from ..engine.keys.builder import find_builder, find_signature
 from ..engine.keys.search import ModuleSearch, distribution_versions
 from ..quantize.torchao_configs import check_transform, class_name
-from ..results.accuracy import FoundLayers
+from ..results.accuracy import FoundQuantization
 from ..targets import Target, TargetParams
 from ..targets.find import check_quantizers, find_target, find_target_class
 from ..targets.portable import Portable
@@ -86,7 +86,7 @@ class PlannedRecipe:
     places: tuple[PlannedPlace, ...] = ()  # where payloads are run besides this machine's runtime
     until: str | None = None  # name of the last stage to run; None to make the file
     runtime: Runtime | None = None  # that has to be able to load the file
-    found: FoundLayers | None = None  # layers to leave in floating point, after a search for them
+    found: FoundQuantization | None = None  # how to quantize, after a search for it
 
     @property
     def payloads(self) -> list[str]:
@@ -122,6 +122,16 @@ class PlannedRecipe:
         assert quantize  # noqa: S101 - of a recipe with a search
         quantize = quantize.model_copy(update={"exclude": (*quantize.exclude, *map(escape, layers))})
         return replace(self, recipe=self.recipe.model_copy(update={"quantize": quantize}))
+
+    @property
+    def variants(self) -> Iterator[tuple[dict[str, JsonValue], PlannedRecipe]]:
+        """The recipe with what its search tries of the quantizer's options, none first, and these options."""
+        quantize = self.recipe.quantize
+        for options in ({}, *(self.search.options if self.search else ())):
+            assert quantize  # noqa: S101 - of a recipe with a search
+            changed = quantize.model_copy(update={"options": quantize.options | options})
+            recipe = self.recipe.model_copy(update={"quantize": changed})
+            yield options, replace(self, recipe=recipe, quantizers=check_quantizers(changed))
 
     def with_computed_scales(self) -> PlannedRecipe | None:
         """The recipe with scales of activations that the file computes; None if its quantizer has no option for it."""
@@ -334,9 +344,13 @@ def plan_recipe(
     if recipe.quantize and recipe.quantize.search and gate is None:
         raise error_at(
             "needs a score to go by: name an `evaluator` under `accuracy`, of the recipe or of the model, and how far "
-            "scores may drop: `drop` here, or `max_drop` or `floor` there",
+            "scores may drop: `drop` or `keep` here, or `max_drop`, `keep` or `floor` there",
             ("quantize", "search"),
         )
+    if recipe.quantize and recipe.quantize.search:
+        for position, options in enumerate(recipe.quantize.search.options):
+            with errors_at(error_at, ("quantize", "search", "options", position)):
+                check_quantizers(recipe.quantize.model_copy(update={"options": recipe.quantize.options | options}))
     if gate and not bounded and (recipe.quantize or recipe.transforms):
         bounds = bounds.model_copy(update=dict.fromkeys(ERROR_BOUNDS))
     try:

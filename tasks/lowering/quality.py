@@ -295,10 +295,11 @@ async def make_scores(
     scoring: dict[str, Awaitable[Evaluate.Outputs | Baseline.Outputs]] = {
         "scores": run(Evaluate, Evaluate.Params(**scorer), inputs)
     }
-    if gate.max_drop is not None:
+    if gate.max_drop is not None or gate.keep is not None:
         scoring["baseline"] = run(Baseline, Baseline.Params(source=exports.source, **scorer))
     scores = {role: outputs.scores for role, outputs in (await together(scoring)).items()}
-    return Gate.Params(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop), scores
+    bounds = {name: getattr(gate, name) for name in ("floor", "max_drop", "keep")}
+    return Gate.Params(evaluator=gate.evaluator.builder, **bounds), scores
 
 
 async def compare_programs(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> ArtifactRef | None:

@@ -271,6 +271,21 @@ FAT = "output: {form: fat}, specializations"
         ("extends: xnnpack-fp32, verify: {search: {seed: -1}}", "mine.verify.search.seed", "equal to 0 (found -1)"),
         ("extends: xnnpack-fp32, verify: {search: 20}", "mine.verify.search", "(found 20)"),
         ("extends: xnnpack-fp32, verify: {search: {cases: 9}}", "mine.verify.search.cases", ""),
+        (
+            "extends: xnnpack-int8-static, quantize: {search: {drop: 0.1, keep: 0.9}}",
+            "mine.quantize.search",
+            "has `keep` as well as `drop`",
+        ),
+        (
+            "extends: xnnpack-int8-static, quantize: {search: {budget: soon}}",
+            "mine.quantize.search.budget",
+            "'soon'",
+        ),
+        (
+            "extends: xnnpack-fp32, quantize: {quantizers: [{quantizer: xnnpack}], search: {options: [{}]}}",
+            "mine.quantize",
+            "those of one `quantizer`",
+        ),
         ("extends: xnnpack-fp32, edge: {passe: []}", "mine.edge.passe", "unknown key 'passe'; did you mean 'passes'?"),
     ],
 )

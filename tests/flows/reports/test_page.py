@@ -13,7 +13,7 @@ import pytest
 from pteforge.artifacts.runs import ReleaseOutcome
 from pteforge.artifacts.store import open_store
 from pteforge.flows.reports.page import NAME, render, runs_before, with_the_rest, write_page
-from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.accuracy import AccuracyReport, FoundQuantization, Score, ScoredFile, Scores
 from pteforge.tasks.results.delegation import MethodWork, OutsideCalls
 from pteforge.tasks.results.delivered import Delivered, Failure, delivered_by
 from pteforge.tasks.results.diagnosis import Cause
@@ -235,6 +235,25 @@ def test_work_and_scores(made, record):
     page = Page(render(changed(record, accuracy), [], made.out))
     assert "score" in page.of_class("columns").split()
     assert "0.75 (-0.25)" in page.text
+
+
+def test_files_of_a_search(made, record):
+    """Each file that a search scored is a dot with its options; those with no better file are filled."""
+    trials = (
+        ScoredFile(0, 0.5, size=100),
+        ScoredFile(0, 0.8, size=100, options={"ranges": "percentile"}),
+        ScoredFile(2, 0.9, passes=True, size=160, options={"ranges": "percentile"}),
+        ScoredFile(4, 0.85, passes=True, size=200, options={"ranges": "percentile"}),
+    )
+    page = Page(render(changed(record, FoundQuantization(("head",), ("head",), 9, trials, 400)), [], made.out))
+    dots = [attributes for tag, attributes in page.elements if tag == "circle" and ("r", "3") in attributes]
+    dots += [attributes for tag, attributes in page.elements if tag == "circle" and ("r", "5") in attributes]
+    filled = [dict(attributes)["class"] for attributes in dots]
+    assert filled == ["", "front", "front", ""]
+    assert [dict(attributes)["cx"] for attributes in dots] == ["0.0", "0.0", "216.0", "360.0"]
+    assert "0.8, 100 B, 0 layers in floating point, ranges: percentile; does not pass" in page.text
+    alone = Page(render(changed(record, FoundQuantization((), (), 0, trials[:1], 400)), [], made.out))
+    assert "Files that were scored" not in alone.text
 
 
 def test_what_quantization_reached(made, record):
