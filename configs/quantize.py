@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, Tag, model_validator
 
-from .base import FrozenModel, MethodName, ObjectReference, Seconds, by_key
+from .base import CountOrSeconds, FrozenModel, MethodName, ObjectReference, by_key
 from .sources import ROUNDING, LayerFields, LinearScheme, NamedFunction, Rounding
 
 _QUANTIZER = "Name of the target whose quantizer annotates the program."
@@ -54,7 +54,7 @@ class QuantizationSearch(FrozenModel):
     options: tuple[dict[str, JsonValue], ...] = Field(
         (), description="Options of the quantizer to try besides the recipe's, such as [{ranges: percentile}]."
     )
-    budget: Annotated[int, Field(ge=1)] | Seconds = Field(
+    budget: CountOrSeconds = Field(
         20, description="How many files may be made and scored; or how long their stages may take, such as 30m."
     )
 
