@@ -21,7 +21,7 @@ from ...artifacts.store import Store
 from ...configs.zoo import PublishConfig
 from ...errors import InputError, StoreUnusable, convert_os_errors
 from ...tasks.programs.payload import asset_blobs, payload_sha256, write_payload
-from ...tasks.results.accuracy import FOUND, FoundQuantization
+from ...tasks.results.accuracy import FOUND, AccuracyReport, FoundQuantization
 from ...tasks.results.delivered import Delivered
 
 if TYPE_CHECKING:  # these import fsspec and readers of files, which runs without a release do without
@@ -157,7 +157,10 @@ def found_recipe(result: Delivered, search: FoundQuantization) -> bytes:
     comment = f"Found for {result.model!r}: {len(search.attempts)} files were scored, {passes} of them passed."
     quantize = {"search": None, "exclude": list(search.exclude)}
     quantize |= {"options": dict(search.options)} if search.options else {}
-    recipe = {f"{result.recipe}-found": {"extends": result.recipe, "quantize": quantize}}
+    report = result.get(AccuracyReport)
+    bounds = {"max_drop": report.max_drop, "keep": report.keep} if report else {}
+    accuracy = {name: bound for name, bound in bounds.items() if bound is not None}  # the search's may be the only ones
+    recipe = {f"{result.recipe}-found": {"extends": result.recipe, "accuracy": accuracy, "quantize": quantize}}
     return f"# {comment}\n{yaml.safe_dump({'recipes': recipe}, sort_keys=False)}".encode()
 
 

@@ -159,7 +159,7 @@ class _Trial:
     @property
     def seconds(self) -> float:
         """How long its stages took when they ran, now or before."""
-        return sum(done.seconds for step, done in self.run.done.items() if step.number == self.run.number)
+        return sum(done.seconds for step, done in self.run.done.items() if step.attempt == self.run.number)
 
 
 async def search_quantization(run: RecipeRun, exports: Exports) -> PlannedRecipe:

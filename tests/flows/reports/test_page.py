@@ -246,11 +246,10 @@ def test_files_of_a_search(made, record):
         ScoredFile(4, 0.85, passes=True, size=200, options={"ranges": "percentile"}),
     )
     page = Page(render(changed(record, FoundQuantization(("head",), ("head",), 9, trials, 400)), [], made.out))
-    dots = [attributes for tag, attributes in page.elements if tag == "circle" and ("r", "3") in attributes]
-    dots += [attributes for tag, attributes in page.elements if tag == "circle" and ("r", "5") in attributes]
-    filled = [dict(attributes)["class"] for attributes in dots]
-    assert filled == ["", "front", "front", ""]
-    assert [dict(attributes)["cx"] for attributes in dots] == ["0.0", "0.0", "216.0", "360.0"]
+    assert page.values("r") == ["3", "3", "5", "5"]
+    assert page.values("cx") == ["0.0", "0.0", "216.0", "360.0"]
+    circles = [value for tag, name, value in page.attributes if (tag, name) == ("circle", "class")]
+    assert circles == ["", "front", "front", ""]
     assert "0.8, 100 B, 0 layers in floating point, ranges: percentile; does not pass" in page.text
     alone = Page(render(changed(record, FoundQuantization((), (), 0, trials[:1], 400)), [], made.out))
     assert "Files that were scored" not in alone.text
