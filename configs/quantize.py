@@ -137,6 +137,11 @@ class TorchaoTransform(FrozenModel):
         description="Fields of the config. Data types by name (int4), enums by member, granularities as mappings such "
         "as {per_group: 32} and {per_axis: 0}, or by name (per_row).",
     )
+    otherwise: dict[str, JsonValue] | None = Field(
+        None,
+        description="Fields of the config for layers whose input features are no multiple of the size of groups; null: "
+        "an error that names the layer.",
+    )
     filter: Annotated[Patterns, AfterValidator(_not_empty)] = Field(
         ("*",), description="Layers to quantize: patterns of their names in the method's module, such as encoder.*."
     )
@@ -204,13 +209,13 @@ class LayerQuantization(LayerFields):
     def _of_linear(self, scheme: LinearScheme, **chosen: Patterns) -> TorchaoTransform:
         four = scheme.endswith("4w")
         of_activations = "da" in scheme
-        granularity = _granularity(self.group_size or _GROUP if four else None)
+        shared = "weight_granularity" if of_activations else "granularity"
+        in_int8: dict[str, JsonValue] = {"weight_dtype": "int8", shared: _granularity(None)}
+        in_int4: dict[str, JsonValue] = {"weight_dtype": "int4", shared: _granularity(self.group_size or _GROUP)}
         return TorchaoTransform(
             torchao="int8_dynamic_activation_intx_weight" if of_activations else "intx_weight_only",
-            params={
-                "weight_dtype": "int4" if four else "int8",
-                "weight_granularity" if of_activations else "granularity": granularity,
-            },
+            params=in_int4 if four else in_int8,
+            otherwise=in_int8 if four else None,
             rounding=self.rounding,
             **chosen,
         )

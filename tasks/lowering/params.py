@@ -76,6 +76,7 @@ def _transform_params(run: RecipeRun, transform: Transform) -> TorchaoParams | C
             layers=transform.layers,
             at_least=transform.at_least,
             filter_fn=called,
+            otherwise=transform.otherwise,
             rounding=transform.rounding,
         )
     assert called  # noqa: S101 - the other kind of transform is a function
