@@ -24,6 +24,7 @@ from ..export.batch_norms import WITH_WEIGHTS
 from ..export.eager import buffers_written_in
 from ..export.method import Shapes, export_method
 from ..export.sizes import dynamic_sizes, export_again, sizes_collection
+from ..results.quantization import WidenedRange
 from ..targets import TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from ..upstream.compat import pytree
@@ -32,6 +33,8 @@ from ..upstream.torchao import RANGES
 from ..usercode.recipe_functions import node_filter, run_graph_passes
 from .linear_layers import unroll_recurrent_layers, write_as_linear
 
+_FEW = 8  # samples, below which a quarter of them says nothing
+_WIDENED = 1.25
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"
 
@@ -111,8 +114,12 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     exclude: Sequence[str] = (),
     shaped: ExportedProgram | None = None,
     state: Collection[str] = (),
-) -> ExportedProgram:
+    count: int = 0,
+) -> tuple[ExportedProgram, tuple[WidenedRange, ...]]:
     """Quantizes a program; returns one that is quantized already, as by QAT, as it is.
+
+    Also returns the activations whose range the last quarter of the samples has widened by more than a quarter, if
+    there are at least eight samples.
 
     Args:
         program: takes the samples.
@@ -124,13 +131,14 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
         exclude: patterns of the modules to leave in floating point.
         shaped: the program whose dynamic sizes the result has; by default those of `program`.
         state: names of buffers that other methods change.
+        count: the number of samples; 0 if it does not matter.
 
     Raises:
         TargetError: there is nothing to quantize.
         SourceError: a function cannot be imported, raises, or does not return a module.
     """
     if any(str(node.target).rpartition(".")[0] in _QUANTIZING for node in program.graph.nodes):
-        return program
+        return program, ()
     module = run_graph_passes(passes, "pre_prepare_passes", program.module(check_guards=False))
     hide_integer_scalars(module)
     if knows_linear_only(quantizers):
@@ -156,17 +164,39 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
             + ("; `quantize.exclude` may leave out all" if exclude else "")
         )
     prepared = run_graph_passes(passes, "post_prepare_passes", prepared)
+    before: Mapping[str, float] = {}
     with torch.no_grad():
-        for sample in itertools.chain([first], samples):
+        for number, sample in enumerate(itertools.chain([first], samples)):
+            if count >= _FEW and number == count - count // 4:
+                before = _widths(prepared)
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
             prepared(*args, **kwargs)
+        after = _widths(prepared)
         prepared = run_graph_passes(passes, "pre_convert_passes", prepared)
         with whole_dynamic_quantization():
             converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
         _set_buffers(converted, initial)  # samples have changed them, and so has folding, which runs operators
     restore_integer_scalars(converted)
     converted = run_graph_passes(passes, "post_convert_passes", converted)
-    return export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
+    factors = {name: after[name] / width for name, width in before.items() if width and name in after}
+    widened = [WidenedRange(name, factor) for name, factor in factors.items() if factor > _WIDENED]
+    widened.sort(key=lambda each: -each.factor)
+    again = export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
+    return again, tuple(widened)
+
+
+def _widths(prepared: GraphModule) -> dict[str, float]:
+    """The widths of the ranges that observers have seen, of activations with one scale, by module or operator."""
+    widths: dict[str, float] = {}
+    for node in prepared.graph.nodes:
+        observer = prepared.get_submodule(node.target) if node.op == "call_module" else None
+        bounds = [getattr(observer, name, None) for name in ("min_val", "max_val")]
+        if all(isinstance(bound, torch.Tensor) and bound.numel() == 1 and bound.isfinite() for bound in bounds):
+            modules = node.args[0].meta.get("nn_module_stack") or {}
+            path = next((str(path) for path, _ in reversed(modules.values()) if path), "")
+            name = path or node.args[0].name
+            widths[name] = max(widths.get(name, 0.0), float(bounds[1] - bounds[0]))
+    return widths
 
 
 def _set_buffers(module: GraphModule, values: Mapping[str, torch.Tensor]) -> None:

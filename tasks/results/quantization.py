@@ -29,6 +29,14 @@ class LeftWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class WidenedRange:
+    """An activation whose range the last quarter of the calibration samples has widened."""
+
+    name: str  # of the module that computes it, or of the operator
+    factor: float  # the width that all samples need, as a multiple of what the others need
+
+
+@dataclass(frozen=True, slots=True)
 class Quantization(Finding):
     """Weights of one method after quantization: matrices and kernels, and not biases, scales and state."""
 
@@ -40,6 +48,7 @@ class Quantization(Finding):
     quantized: int  # how many of them are integers
     left: tuple[LeftWeight, ...]  # weights in floating point, the largest first
     method: str = ""
+    widened: tuple[WidenedRange, ...] = ()  # the widest first
 
     @property
     def share(self) -> float:
@@ -70,6 +79,13 @@ class Quantization(Finding):
             where = f"method {reached.method}: " if len(findings) > 1 else ""
             share, note = round(100 * reached.share, 1), f"{where}{reached}"
             yield Fact("quantization", f"{where}integers", share, "%", note=note, telling=reached.share < _LITTLE)
+            if reached.widened:
+                names = ", ".join(f"{each.name} ({each.factor:.1f} times)" for each in reached.widened[:_NAMED])
+                count = f"{len(reached.widened)} activations" if len(reached.widened) > 1 else "an activation"
+                note = f"{where}the last quarter of the calibration samples widened the range of {count}: {names}"
+                yield Fact(
+                    "quantization", note=f"{note}; more samples are needed to cover what they take", telling=True
+                )
 
     def __str__(self) -> str:
         text = f"{self.share:.0%} of the weights are integers"

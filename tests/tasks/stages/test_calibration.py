@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from pteforge.errors import SourceError, VerificationFailed
 from pteforge.tasks.engine.stage import Workspace
 from pteforge.tasks.programs.values import load_values
@@ -73,6 +74,30 @@ def test_quantizers_see_the_samples(stages):
     datasets = [{"dataset": "callables:batches", "kwargs": {"scale": scale}} for scale in (1.0, 50.0)]
     one, other = (stages.lower("builders:mlp", RECIPE, calibration={"forward": dataset}) for dataset in datasets)
     assert one.file != other.file
+
+
+@pytest.mark.parametrize(
+    ("scales", "names"),
+    [
+        ([1.0] * 8, []),
+        ([1.0] * 6 + [1.0, 3.0], ["linear", "0"]),
+        ([3.0] + [1.0] * 7, []),
+        ([1.0] * 6 + [3.0], []),  # too few to say
+    ],
+)
+def test_ranges_that_the_last_samples_widen(scales, names):
+    """Ranges that the last quarter of the samples widens are told, the widest first, if there are eight samples."""
+    from pteforge.tasks.quantize.pt2e import quantize
+    from pteforge.tasks.targets import TargetParams
+
+    torch.manual_seed(0)
+    inputs = torch.rand(4, 8)
+    program = torch.export.export(torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False)).eval(), (inputs,))
+    quantizers = (TargetParams(name="xnnpack", options={}),)
+    samples = [(inputs * scale,) for scale in scales]
+    _, widened = quantize(program, (inputs,), samples, quantizers, count=len(samples))
+    assert len(widened) == len(names)
+    assert all(each.factor == pytest.approx(3, rel=0.1) for each in widened)
 
 
 _PROGRAM = """
