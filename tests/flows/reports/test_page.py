@@ -17,7 +17,7 @@ from pteforge.tasks.results.accuracy import AccuracyReport, FoundQuantization, S
 from pteforge.tasks.results.delegation import MethodWork, OutsideCalls
 from pteforge.tasks.results.delivered import Delivered, Failure, delivered_by
 from pteforge.tasks.results.diagnosis import Cause
-from pteforge.tasks.results.quantization import LeftWeight, Quantization
+from pteforge.tasks.results.quantization import LeftWeight, Quantization, WidenedRange
 from pteforge.tests.flows.conftest import FAT
 
 RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
@@ -262,6 +262,9 @@ def test_what_quantization_reached(made, record):
     text = "10% of the weights are integers; in floating point: table (quantizers leave tables)"
     page = Page(render(changed(record, reached), [], made.out))
     assert text in page.of_class("bad")
+    widened = (WidenedRange("head", 3.0), WidenedRange("stem", 1.5))
+    page = Page(render(changed(record, replace(reached, widened=widened)), [], made.out))
+    assert "widened the range of 2 activations: head (3.0 times), stem (1.5 times)" in page.of_class("bad")
     page = Page(render(changed(record, replace(reached, quantized=90)), [], made.out))
     assert text.replace("10%", "90%") in page.of_class("dim")
 
