@@ -93,6 +93,11 @@ class Quantize(FrozenModel):
     post_convert_passes: tuple[GraphPass, ...] = Field(
         (), description=f"Functions to run over the quantized module, before it is exported. {_RUN_AGAIN}"
     )
+    smooth: StrictBool = Field(
+        False,
+        description="Move scales between the inputs and the weights of linear layers and convolutions, where that "
+        "makes their outputs on samples more exact (SmoothQuant).",
+    )
     exclude: Patterns = Field(
         (), description="Patterns of modules to leave in floating point, with all they contain, such as encoder.*"
     )

@@ -126,6 +126,7 @@ def quantize_params(run: RecipeRun, *, one_of_several: bool) -> Quantize.Params:
         quantizers=run.plan.quantizers,
         filters=filters,
         exclude=run.plan.excluded,
+        smooth=bool(run.plan.recipe.quantize and run.plan.recipe.quantize.smooth),
         at_least=quantization and quantization.at_least,
         one_of_several=one_of_several,
         **passes,

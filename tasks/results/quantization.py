@@ -37,6 +37,14 @@ class WidenedRange:
 
 
 @dataclass(frozen=True, slots=True)
+class SmoothedLayer:
+    """A layer with scales moved between its inputs and its weights."""
+
+    name: str
+    left: float  # share of the squared error of its outputs on samples
+
+
+@dataclass(frozen=True, slots=True)
 class Quantization(Finding):
     """Weights of one method after quantization: matrices and kernels, and not biases, scales and state."""
 
@@ -49,6 +57,7 @@ class Quantization(Finding):
     left: tuple[LeftWeight, ...]  # weights in floating point, the largest first
     method: str = ""
     widened: tuple[WidenedRange, ...] = ()  # the widest first
+    smoothed: tuple[SmoothedLayer, ...] = ()
 
     @property
     def share(self) -> float:
@@ -79,6 +88,12 @@ class Quantization(Finding):
             where = f"method {reached.method}: " if len(findings) > 1 else ""
             share, note = round(100 * reached.share, 1), f"{where}{reached}"
             yield Fact("quantization", f"{where}integers", share, "%", note=note, telling=reached.share < _LITTLE)
+            if reached.smoothed:
+                left = [layer.left for layer in reached.smoothed]
+                many = f"{len(left)} layers" if len(left) > 1 else "a layer"
+                note = f"{where}scales are moved to the weights of {many}, with {min(left):.2f}"
+                note += f" to {max(left):.2f} of the error" if len(left) > 1 else " of the error"
+                yield Fact("quantization", note=note)
             if reached.widened:
                 names = ", ".join(f"{each.name} ({each.factor:.1f} times)" for each in reached.widened[:_NAMED])
                 count = f"{len(reached.widened)} activations" if len(reached.widened) > 1 else "an activation"

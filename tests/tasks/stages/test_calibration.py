@@ -95,9 +95,23 @@ def test_ranges_that_the_last_samples_widen(scales, names):
     program = torch.export.export(torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False)).eval(), (inputs,))
     quantizers = (TargetParams(name="xnnpack", options={}),)
     samples = [(inputs * scale,) for scale in scales]
-    _, widened = quantize(program, (inputs,), samples, quantizers, count=len(samples))
+    _, widened, _ = quantize(program, (inputs,), samples, quantizers, count=len(samples))
     assert len(widened) == len(names)
     assert all(each.factor == pytest.approx(3, rel=0.1) for each in widened)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_smooth_layers(lower, dynamic):
+    """A norm with two large channels costs a file over ten decibels, which moved scales win back."""
+    options = {"quantizer": "xnnpack", "options": {"dynamic": dynamic}}
+    reached = []
+    for smooth in (False, True):
+        quantize = {**options, "smooth": smooth}
+        verify = {"min_sqnr_db": 3}
+        lowered = lower("builders:uneven_norm", recipe("xnnpack", quantize=quantize, verify=verify))
+        reached.append(lowered.figures["overall"]["sqnr_db"])
+    assert reached[1] > reached[0] + 6
 
 
 _PROGRAM = """
