@@ -229,8 +229,13 @@ def _weights_before(value: Node, users: Collection[Node], layer: object) -> list
         weights = [*value.args[1:3]]
     elif value.target is _ATEN.layer_norm.default and layer is _LINEAR:
         weights = [*value.args[2:4]] if len(value.args[1]) == 1 else []
-    elif value.target is _ATEN.mul.Tensor and layer is _LINEAR:  # the end of a norm without a mean
-        given = (node for node in value.args if isinstance(node, Node) and node.op == "get_attr")
-        weights = [node for node in given if node.meta["val"].dim() == 1]
+    elif value.target is _ATEN.mul.Tensor:
+        factors = [node for node in value.args if isinstance(node, Node)]
+        of_norm = [node for node in factors if node.op == "get_attr"]  # the end of a norm without a mean
+        if of_norm and layer is _LINEAR:
+            weights = [node for node in of_norm if node.meta["val"].dim() == 1]
+        elif not of_norm:
+            whole = (node for node in factors if node.meta["val"].shape == value.meta["val"].shape)
+            weights = next(filter(None, (_weights_before(node, [value], layer) for node in whole)), [])
     weights = [weight for weight in weights if weight is not None]
     return weights if all(weight.op == "get_attr" for weight in weights) else []
