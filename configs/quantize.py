@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, Tag, model_validator
 
@@ -46,13 +46,26 @@ PASS_FIELDS = ("pre_prepare_passes", "post_prepare_passes", "pre_convert_passes"
 _RUN_AGAIN = "They run again when their code changes."
 
 
+class QuantizationVariant(FrozenModel):
+    """What a search tries besides the recipe's own quantization; fields that are left out are the recipe's."""
+
+    options: dict[str, JsonValue] = Field({}, description=f"Over the recipe's. {_OPTIONS}")
+    smooth: StrictBool | None = Field(None, description="Whether scales are moved; null: as the recipe says.")
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The fields that differ, as JSON."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
 class QuantizationSearch(FrozenModel):
-    """Finds options of the quantizer, and the fewest layers in floating point, with which a file passes its gate."""
+    """Finds a variant, and the fewest layers in floating point, with which a file passes its gate."""
 
     drop: float | None = Field(None, ge=0, description="Largest drop of the score below eager's; null: the gate's.")
     keep: float | None = Field(None, gt=0, le=1, description="Least share of eager's score, in place of `drop`.")
-    options: tuple[dict[str, JsonValue], ...] = Field(
-        (), description="Options of the quantizer to try besides the recipe's, such as [{ranges: percentile}]."
+    variants: tuple[QuantizationVariant, ...] = Field(
+        (),
+        description="What to try, such as [{smooth: true}, {options: {ranges: percentile}}]; the recipe comes first.",
     )
     budget: CountOrSeconds = Field(
         20, description="How many files may be made and scored; or how long their stages may take, such as 30m."
@@ -112,9 +125,13 @@ class Quantize(FrozenModel):
     def _one_or_several(self) -> Self:
         if self.quantizers and self.model_fields_set & {"quantizer", "options"}:
             raise ValueError("has `quantizers` as well as `quantizer` or `options`; write every quantizer in the list")
-        if self.quantizers and self.search and self.search.options:
-            raise ValueError("has `quantizers` as well as `search.options`, which are those of one `quantizer`")
+        if self.quantizers and self.search and any(variant.options for variant in self.search.variants):
+            raise ValueError("has `quantizers`, and `options` of variants of its search are those of one `quantizer`")
         return self
+
+    def varied(self, variant: QuantizationVariant) -> Quantize:
+        smooth = self.smooth if variant.smooth is None else variant.smooth
+        return self.model_copy(update={"options": self.options | variant.options, "smooth": smooth})
 
     @property
     def passes(self) -> dict[str, tuple[GraphPass, ...]]:

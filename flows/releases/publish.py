@@ -156,7 +156,7 @@ def found_recipe(result: Delivered, search: FoundQuantization) -> bytes:
     passes = sum(attempt.passes for attempt in search.attempts)
     comment = f"Found for {result.model!r}: {len(search.attempts)} files were scored, {passes} of them passed."
     quantize = {"search": None, "exclude": list(search.exclude)}
-    quantize |= {"options": dict(search.options)} if search.options else {}
+    quantize |= search.variant
     report = result.get(AccuracyReport)
     bounds = {"max_drop": report.max_drop, "keep": report.keep} if report else {}
     accuracy = {name: bound for name, bound in bounds.items() if bound is not None}  # the search's may be the only ones

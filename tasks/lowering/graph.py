@@ -165,22 +165,22 @@ class _Trial:
 async def search_quantization(run: RecipeRun, exports: Exports) -> PlannedRecipe:
     """The recipe, or what its search finds: the smallest file that passes its gate, or else the fewest layers left out.
 
-    Each of the quantizer's options is tried with all layers. If no file passes, the layers that lose most are left in
-    floating point with the options that score best. Raises AccuracyMissed.
+    Each variant is tried with all layers. If no file passes, the layers that lose most are left in
+    floating point with the one that scores best. Raises AccuracyMissed.
     """
     search, trials = run.plan.search, list[_Trial]()
     if search is None or run.plan.gate is None:
         return run.plan
-    for options, recipe in run.plan.variants:
+    for variant, recipe in run.plan.variants:
         if _may_try(search, trials):
-            if (trial := await _try(run, exports, recipe, ScoredFile(0, options=options))) is None:
+            if (trial := await _try(run, exports, recipe, ScoredFile(0, variant=variant.written))) is None:
                 return run.plan
             trials.append(trial)
     first = min(trials, key=lambda trial: trial.scored.order)
     ranked = () if first.scored.passes else await quality.rank(first.run, exports, first.prepared)
     with_layers = [first.scored]
     while _may_try(search, trials) and (count := next_count(with_layers, len(ranked))) is not None:
-        asked = ScoredFile(count, options=first.scored.options)
+        asked = ScoredFile(count, variant=first.scored.variant)
         if (trial := await _try(run, exports, first.recipe.without(ranked[:count]), asked)) is None:
             return run.plan
         trials.append(trial)
@@ -196,7 +196,7 @@ async def search_quantization(run: RecipeRun, exports: Exports) -> PlannedRecipe
         )
     chosen = first.recipe.without(layers := ranked[: min(passing)])
     scored, size = tuple(trial.scored for trial in trials), _size_of(run, exports.programs.values())
-    found = FoundQuantization(layers, chosen.excluded, len(ranked), scored, size, first.scored.options)
+    found = FoundQuantization(layers, chosen.excluded, len(ranked), scored, size, first.scored.variant)
     return replace(chosen, found=found)
 
 

@@ -17,7 +17,7 @@ from ...configs.contract_file import RELEASE, Runtime, read_contract
 from ...configs.model import Limits, MethodConfig, ModelOptions
 from ...configs.nodes import FieldPath
 from ...configs.problems import raise_all
-from ...configs.quantize import QuantizationSearch, TorchaoTransform
+from ...configs.quantize import QuantizationSearch, QuantizationVariant, TorchaoTransform
 from ...configs.recipe import EdgeOptions, MethodOptions, Recipe, Specialization
 from ...configs.sources import BuilderSource, Dataset, NamedFunction, ProgramSource, ResolvedSource
 from ...configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
@@ -124,14 +124,13 @@ class PlannedRecipe:
         return replace(self, recipe=self.recipe.model_copy(update={"quantize": quantize}))
 
     @property
-    def variants(self) -> Iterator[tuple[dict[str, JsonValue], PlannedRecipe]]:
-        """The recipe with what its search tries of the quantizer's options, none first, and these options."""
-        quantize = self.recipe.quantize
-        for options in ({}, *(self.search.options if self.search else ())):
-            assert quantize  # noqa: S101 - of a recipe with a search
-            changed = quantize.model_copy(update={"options": quantize.options | options})
-            recipe = self.recipe.model_copy(update={"quantize": changed})
-            yield options, replace(self, recipe=recipe, quantizers=check_quantizers(changed))
+    def variants(self) -> Iterator[tuple[QuantizationVariant, PlannedRecipe]]:
+        """The recipe itself, and with each variant that its search tries."""
+        for variant in (QuantizationVariant(), *(self.search.variants if self.search else ())):
+            assert self.recipe.quantize  # noqa: S101 - of a recipe with a search
+            quantize = self.recipe.quantize.varied(variant)
+            recipe = self.recipe.model_copy(update={"quantize": quantize})
+            yield variant, replace(self, recipe=recipe, quantizers=check_quantizers(quantize))
 
     def with_computed_scales(self) -> PlannedRecipe | None:
         """The recipe with scales of activations that the file computes; None if its quantizer has no option for it."""
@@ -348,9 +347,9 @@ def plan_recipe(
             ("quantize", "search"),
         )
     if recipe.quantize and recipe.quantize.search:
-        for position, options in enumerate(recipe.quantize.search.options):
-            with errors_at(error_at, ("quantize", "search", "options", position)):
-                check_quantizers(recipe.quantize.model_copy(update={"options": recipe.quantize.options | options}))
+        for position, variant in enumerate(recipe.quantize.search.variants):
+            with errors_at(error_at, ("quantize", "search", "variants", position, "options")):
+                check_quantizers(recipe.quantize.varied(variant))
     if gate and not bounded and (recipe.quantize or recipe.transforms):
         bounds = bounds.model_copy(update=dict.fromkeys(ERROR_BOUNDS))
     try:

@@ -100,7 +100,7 @@ class ScoredFile(Record):
     score: float = 0.0  # the lowest of its payloads
     passes: bool = False
     size: int = 0  # bytes, with its external data; 0 if written by a version that did not note them
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the quantizer, that are not the recipe's
+    variant: Mapping[str, Any] = field(default_factory=dict)  # fields of `quantize` that are not the recipe's
 
     @property
     def order(self) -> tuple[bool, int, float]:
@@ -110,7 +110,7 @@ class ScoredFile(Record):
 
 @dataclass(frozen=True, slots=True)
 class FoundQuantization(Finding):
-    """A quantizer's options, and the layers that it has to leave out: as few as the accuracy gate lets it."""
+    """A variant of the recipe, and the layers that it has to leave out: as few as the accuracy gate lets it."""
 
     role: ClassVar = "search"
 
@@ -119,7 +119,7 @@ class FoundQuantization(Finding):
     ranked: int  # how many layers lose something by quantization
     attempts: tuple[ScoredFile, ...]
     float_size: int  # bytes of the exported programs, of which nearly all are weights
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the quantizer, that are not the recipe's
+    variant: Mapping[str, Any] = field(default_factory=dict)  # fields of `quantize` that are not the recipe's
 
     @property
     def label(self) -> str:
@@ -129,12 +129,12 @@ class FoundQuantization(Finding):
 
     @property
     def changes(self) -> str:
-        """The options in words, for example ``with ranges: "percentile", ``; empty if they are the recipe's."""
-        return "".join(f"with {name}: {json.dumps(value)}, " for name, value in self.options.items())
+        """What differs from the recipe in words, for example ``with smooth: true, ``; empty if nothing does."""
+        return "".join(f"with {name}: {json.dumps(value)}, " for name, value in self.variant.items())
 
     @classmethod
     def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:
-        """The options, the layers that stay in floating point, what that costs, and where the recipe is."""
+        """What differs, the layers that stay in floating point, what that costs, and where the recipe is."""
         for search in findings if file.path else ():
             note = (
                 f"{search.changes}in floating point: {search.label}; {file.size / search.float_size:.2f} of the "

@@ -114,6 +114,7 @@ def test_shipped_recipes(name):
 LINEAR = TorchaoTransform(
     torchao="int8_dynamic_activation_intx_weight",
     params={"weight_dtype": "int4", "weight_granularity": {"per_group": 32}},
+    otherwise={"weight_dtype": "int8", "weight_granularity": {"per_axis": 0}},
 )
 EMBEDDING = TorchaoTransform(
     torchao="intx_weight_only",
@@ -282,7 +283,7 @@ FAT = "output: {form: fat}, specializations"
             "'soon'",
         ),
         (
-            "extends: xnnpack-fp32, quantize: {quantizers: [{quantizer: xnnpack}], search: {options: [{}]}}",
+            "extends: xnnpack-fp32, quantize: {quantizers: [{quantizer: a}], search: {variants: [{options: {b: c}}]}}",
             "mine.quantize",
             "those of one `quantizer`",
         ),

@@ -135,10 +135,10 @@ def usual(predict):
 """
 
 
-def test_options(made, lower):
-    """Options of the quantizer are tried before layers are left out; the recipe that is written has them."""
+def test_variants(made, lower):
+    """Variants are tried before layers are left out; the recipe that is written has them."""
     made.write("fragile.py", OUTLIERS + ALIKE)
-    searched = {"keep": 0.9, "options": [{"ranges": "min_max"}, {"ranges": "percentile", "percentile": 90}]}
+    searched = {"keep": 0.9, "variants": [{"smooth": True}, {"options": {"ranges": "percentile", "percentile": 90}}]}
     models = {"net": {**MODEL, "accuracy": {"evaluator": "fragile:usual"}}}
     recipes = {"int8": {"extends": "xnnpack-int8-static", "quantize": {"search": searched}}}
     made.write_zoo(models, ("int8",), recipes)
@@ -146,10 +146,10 @@ def test_options(made, lower):
     assert outcome.status == "made", outcome.failure
     search = outcome.get(FoundQuantization)
     assert [(trial.layers, trial.passes) for trial in search.attempts] == [(0, False), (0, False), (0, True)]
-    assert (search.layers, search.options) == ((), searched["options"][1])
+    assert (search.layers, search.variant) == ((), searched["variants"][1])
     assert len({trial.size for trial in search.attempts}) == 1
     written = yaml.safe_load((made.out / "net" / "int8.found.yaml").read_bytes())["recipes"]
-    assert written["int8-found"]["quantize"]["options"] == searched["options"][1]
+    assert written["int8-found"]["quantize"]["options"] == searched["variants"][1]["options"]
     assert lower(made).ran("net") == set()
     made.write_zoo(models, ("int8-found",), {**recipes, **written})
     again = lower(made)
@@ -159,8 +159,8 @@ def test_options(made, lower):
 
 def test_budget_of_time(made, lower):
     """Time counts also where stages are cached, so that a second run tries no more files."""
-    options = [{"ranges": "min_max"}, {"ranges": "percentile"}]
-    made.write_zoo(*zoo(search={"drop": 0.1, "budget": "10ms", "options": options}))
+    variants = [{"options": {"ranges": "min_max"}}, {"smooth": True}]
+    made.write_zoo(*zoo(search={"drop": 0.1, "budget": "10ms", "variants": variants}))
     for _ in range(2):
         (outcome,) = lower(made).outcome.models[0].recipes
         assert outcome.status == "failed"
@@ -186,7 +186,9 @@ def test_a_search_needs_a_score(made):
     loaded = load_zoo(made.folder / "zoo.yaml")
     with pytest.raises(InputError, match=r"recipes.int8.quantize.search: needs a score"):
         select_models(loaded, "*", "*")
-    made.write_zoo(*zoo(search={"drop": 0.1, "options": [{"ranges": "percentile"}, {"dynamic": True, "range": 1}]}))
+    made.write_zoo(
+        *zoo(search={"drop": 0.1, "variants": [{"smooth": True}, {"options": {"dynamic": True, "range": 1}}]})
+    )
     loaded = load_zoo(made.folder / "zoo.yaml")
-    with pytest.raises(InputError, match=r"recipes.int8.quantize.search.options\[1\].*ranges"):
+    with pytest.raises(InputError, match=r"recipes.int8.quantize.search.variants\[1\].options.*ranges"):
         select_models(loaded, "*", "*")

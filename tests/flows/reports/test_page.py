@@ -241,16 +241,16 @@ def test_files_of_a_search(made, record):
     """Each file that a search scored is a dot with its options; those with no better file are filled."""
     trials = (
         ScoredFile(0, 0.5, size=100),
-        ScoredFile(0, 0.8, size=100, options={"ranges": "percentile"}),
-        ScoredFile(2, 0.9, passes=True, size=160, options={"ranges": "percentile"}),
-        ScoredFile(4, 0.85, passes=True, size=200, options={"ranges": "percentile"}),
+        ScoredFile(0, 0.8, size=100, variant={"smooth": True}),
+        ScoredFile(2, 0.9, passes=True, size=160, variant={"smooth": True}),
+        ScoredFile(4, 0.85, passes=True, size=200, variant={"smooth": True}),
     )
     page = Page(render(changed(record, FoundQuantization(("head",), ("head",), 9, trials, 400)), [], made.out))
     assert page.values("r") == ["3", "3", "5", "5"]
     assert page.values("cx") == ["0.0", "0.0", "216.0", "360.0"]
     circles = [value for tag, name, value in page.attributes if (tag, name) == ("circle", "class")]
     assert circles == ["", "front", "front", ""]
-    assert "0.8, 100 B, 0 layers in floating point, ranges: percentile; does not pass" in page.text
+    assert "0.8, 100 B, 0 layers in floating point, smooth: True; does not pass" in page.text
     alone = Page(render(changed(record, FoundQuantization((), (), 0, trials[:1], 400)), [], made.out))
     assert "Files that were scored" not in alone.text
 

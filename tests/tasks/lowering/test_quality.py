@@ -150,4 +150,4 @@ def test_label():
     found = FoundQuantization(("head", "stem"), ("head", "stem"), 12, (), 1)
     assert found.label == "2 of 12 layers (head, stem)"
     assert FoundQuantization((), (), 0, (), 1).label == "no layer"
-    assert FoundQuantization((), (), 0, (), 1, {"ranges": "min_max"}).changes == 'with ranges: "min_max", '
+    assert FoundQuantization((), (), 0, (), 1, {"smooth": True}).changes == "with smooth: true, "
