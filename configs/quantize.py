@@ -67,6 +67,10 @@ class QuantizationSearch(FrozenModel):
         (),
         description="What to try, such as [{smooth: true}, {options: {ranges: percentile}}]; the recipe comes first.",
     )
+    goal: Literal["size", "latency"] = Field(
+        "size",
+        description="What counts of files that pass: their bytes, or the time of their calls on this machine.",
+    )
     budget: CountOrSeconds = Field(
         20, description="How many files may be made and scored; or how long their stages may take, such as 30m."
     )

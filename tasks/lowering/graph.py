@@ -211,7 +211,9 @@ async def _try(run: RecipeRun, exports: Exports, recipe: PlannedRecipe, asked: S
     scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
     judged = judge(bounds, scores["scores"], scores.get("baseline"))
     size = _size_of(run, filter(None, (made.file.file, made.file.data)))
-    scored = replace(asked, score=judged.worst, passes=not judged.misses(), size=size)
+    fastest = recipe.search is not None and recipe.search.goal == "latency"
+    seconds = await quality.time_calls(attempt, exports, made) if fastest else 0.0
+    scored = replace(asked, score=judged.worst, passes=not judged.misses(), size=size, seconds=seconds)
     return _Trial(scored, recipe, attempt, made.prepared)
 
 

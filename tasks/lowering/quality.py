@@ -20,7 +20,7 @@ from ..explain.stages.bisect import Bisect
 from ..file.stages.serialize import Serialize
 from ..results.accuracy import rank_layers
 from ..results.causes import Circumstance
-from ..results.costs import MemoryUse, exceeded
+from ..results.costs import MemoryUse, Timing, exceeded
 from ..results.delivered import Delivered
 from ..results.figures import WHOLE_FILE, Figures, Proof, Searched
 from ..results.numerics import NodeLosses
@@ -155,6 +155,17 @@ async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> N
             step = StageId(Bench.name, name, recipe.name, payload, run.number)
             with suppress(StageError, NotCached):  # the run has it; a file is none the worse for it
                 await run.call(step, Bench, Bench.Params(place=params, machine=machine), inputs, limits=limits)
+
+
+async def time_calls(run: RecipeRun, exports: Exports, made: MadeFile) -> float:
+    """Seconds of one call of each method on this process's runtime, in all; 0 if that is only planned."""
+    step, params = (
+        StageId(Bench.name, HOST, run.plan.name, "", run.number),
+        Bench.Params(place=None, machine=processor()),
+    )
+    outputs: Bench.Outputs = (await run.call(step, Bench, params, _whole(exports, made))).outputs
+    timings = Timing.found(run.read_json(outputs.timings)) if is_known(outputs.timings) else ()
+    return sum(timing.median for timing in timings)
 
 
 def check_memory(run: RecipeRun, provenance: ArtifactRef) -> None:

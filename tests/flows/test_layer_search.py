@@ -157,6 +157,19 @@ def test_variants(made, lower):
     assert {name for name in again.ran("net") if name.startswith(("quantize", "edge", "partition"))} == set()
 
 
+def test_the_fastest_file(made, lower):
+    """With that goal, files that pass are timed, once."""
+    made.write_zoo(*zoo(search={"drop": 1.0, "goal": "latency", "variants": [{"options": {"dynamic": True}}]}))
+    (outcome,) = lower(made).outcome.models[0].recipes
+    search = outcome.get(FoundQuantization)
+    assert len(search.attempts) == 2
+    assert all(trial.passes and trial.seconds > 0 for trial in search.attempts)
+    assert search.variant == min(search.attempts, key=lambda trial: trial.seconds).variant
+    again = lower(made)
+    assert again.ran("net") == set()
+    assert again.outcome.models[0].recipes[0].get(FoundQuantization) == search
+
+
 def test_budget_of_time(made, lower):
     """Time counts also where stages are cached, so that a second run tries no more files."""
     variants = [{"options": {"ranges": "min_max"}}, {"smooth": True}]
