@@ -417,8 +417,8 @@ async def calibrate(run: RecipeRun, method: str) -> ArtifactRef | None:
         return None
     dataset = model.calibration[method]
     source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
-    fields, samples = fields_of(run, source) if source else {}, dataset.samples if dataset else 0
-    params = Calibration.Params(source=fields, seed=model.seed, samples=samples)
+    taken = {"samples": dataset.samples, "shuffle": dataset.shuffle} if dataset else {"samples": 0}
+    params = Calibration.Params(source=fields_of(run, source) if source else {}, seed=model.seed, **taken)
     return (await run(Calibration, params, method=method)).samples
 
 

@@ -33,6 +33,24 @@ def test_samples_in_order(stages):
     assert len(shapes("raising_batches", samples=1)) == 1
 
 
+def test_samples_that_are_drawn(stages):
+    """A seed draws other samples than the first ones, the same each time; a dataset needs a length."""
+
+    def drawn(dataset="numbered", **fields):
+        source = {"builder": f"callables:{dataset}", "kwargs": {"count": 50}}
+        samples = stages.run(Calibration, Calibration.Params(source=source, seed=0, samples=8, **fields))["samples"]
+        return [int(tensor[0, 0]) for (tensor,) in load_values(samples, stages.store)]
+
+    first, one, other = drawn(), drawn(shuffle=0), drawn(shuffle=1)
+    assert first == list(range(8))
+    assert len({*one}) == len({*other}) == 8
+    assert one != other
+    assert max(one + other) > 20
+    assert drawn(shuffle=0) == one
+    with pytest.raises(SourceError, match=r"callables:batches is generator.* no length"):
+        drawn("batches", shuffle=0)
+
+
 @pytest.mark.parametrize(
     ("dataset", "cap", "expected"),
     [("BATCHES", 9, [(1, 2), (2, 2)]), ("BATCHES", 1, [(1, 1)]), ("batches", 2, [(1, None), (2, None)])],
