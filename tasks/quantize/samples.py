@@ -70,8 +70,8 @@ def drawn(what: str, dataset: Any, most: int, seed: int) -> Sequence[Any]:
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise SourceError(
-            f"{what} is {type(dataset).__name__}, which has no length: `shuffle` draws from all samples; return a list, "
-            "or a dataset with `__len__` and `__getitem__`, or leave `shuffle` out"
+            f"{what} is {type(dataset).__name__}, which has no length: `shuffle` draws from all samples; return a "
+            "list, or a dataset with `__len__` and `__getitem__`, or leave `shuffle` out"
         )
     generator = random.Random(seed)  # noqa: S311 - no secret
     return _Drawn(dataset, generator.sample(range(len(dataset)), min(most, len(dataset))))
