@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -203,11 +204,12 @@ def _widths(prepared: GraphModule) -> dict[str, float]:
     for node in prepared.graph.nodes:
         observer = prepared.get_submodule(node.target) if node.op == "call_module" else None
         bounds = [getattr(observer, name, None) for name in ("min_val", "max_val")]
-        if all(isinstance(bound, torch.Tensor) and bound.numel() == 1 and bound.isfinite() for bound in bounds):
+        ends = [float(bound) for bound in bounds if isinstance(bound, torch.Tensor) and bound.numel() == 1]
+        if len(ends) == 2 and all(map(math.isfinite, ends)):
             modules = node.args[0].meta.get("nn_module_stack") or {}
             path = next((str(path) for path, _ in reversed(modules.values()) if path), "")
             name = path or node.args[0].name
-            widths[name] = max(widths.get(name, 0.0), float(bounds[1] - bounds[0]))
+            widths[name] = max(widths.get(name, 0.0), ends[1] - ends[0])
     return widths
 
 

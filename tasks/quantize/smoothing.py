@@ -123,8 +123,9 @@ def _rows(module: GraphModule, found: Sequence[_Layers], samples: Iterable[Seque
 def _as_rows(value: Tensor, layers: _Layers) -> Tensor:
     if not layers.convolves:
         return value.flatten(0, -2)
-    arguments = layers.users[0].args
-    stride, padding, dilation = (*arguments[3:6], *([1, 1], [0, 0], [1, 1])[max(0, len(arguments) - 3) :])
+    arguments, defaults = layers.users[0].args, ([1, 1], [0, 0], [1, 1])
+    form = [*arguments[3:6], *defaults[max(0, len(arguments) - 3) :]]
+    stride, padding, dilation = form
     kernel = arguments[1].meta["val"].shape[2:]
     patches = nn.functional.unfold(value, tuple(kernel), dilation, padding, stride)
     return patches.transpose(1, 2).flatten(0, 1)
