@@ -4,7 +4,7 @@
 
 A Llama with 2.2 million parameters learns the documentation that comes with Python (`pydoc_data` and docstrings of the
 standard library), which takes minutes, and once per folder. Modules in turn are held out: their text scores. Others
-calibrate. `--write` puts the table into docs/how-to/quantization.md.
+calibrate. `--write` puts the table into docs/how-to/quantization-repair.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from breadth import write_section
 from measuring import export, markdown, size_of, write_zoo
 from torch import Tensor
 
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "quantization.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "quantization-repair.md"
 VOCABULARY = 1024
 WINDOW = 128  # tokens
 SCORED = 8192  # tokens
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=3000, help="of training (%(default)s)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pteforge-rounding")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/how-to/quantization.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/how-to/quantization-repair.md")
     options = parser.parse_args()
     checkpoint = options.folder / "model"
     if not (checkpoint / "config.json").is_file():
