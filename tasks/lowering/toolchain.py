@@ -166,10 +166,8 @@ def _remembered(folder: Path, versions: Any, ask: Callable[[], Toolchain]) -> To
     with suppress(OSError, ValueError, LookupError, TypeError):
         return Toolchain.decode(remembered.read_bytes())
     toolchain = ask()
-    if any(
-        state.fails for state in (*toolchain.patches, *toolchain.limits)
-    ):  # maybe for want of memory, or of room on the disk
-        return toolchain
+    if any(state.fails for state in (*toolchain.patches, *toolchain.limits)):
+        return toolchain  # maybe for want of memory, or of room on the disk
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(remembered, json.dumps(toolchain.to_json()).encode(), folder)

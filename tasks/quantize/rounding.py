@@ -65,9 +65,7 @@ class ObservedCalls:
         of_weights = {id(layer.weight): moments[layer] for layer in layers}
 
         def observe(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-            rows = (
-                inputs[0].detach().flatten(0, -2).float() if inputs[0].dim() > 1 else inputs[0].detach()[None].float()
-            )
+            rows = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).float()
             of_weights[id(layer.weight)].addmm_(rows.T, rows)
 
         modules = copy_modules(self.modules)  # calls change buffers
