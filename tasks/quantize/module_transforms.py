@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torchao.core.config import AOBaseConfig
 from torchao.quantization import (
     Int8DynamicActivationIntxWeightConfig,
+    IntxUnpackedToInt8Tensor,
     IntxWeightOnlyConfig,
     granularity,
     quantize_,
@@ -36,7 +37,7 @@ from ..programs.weights import TensorFiles, cast_of, rebuilt
 from ..upstream.compat import pytree
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
-from .rounding import ObservedCalls, rounded
+from .rounding import ObservedCalls, on_grid, rounded
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 
@@ -327,7 +328,11 @@ def _quantize_layer(
         if cast_of(layer.weight) is not None:  # once, and not for each operator
             layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
         quantize_(holder, config, partial(_is_unquantized, layer))
-    if moments is not None:
+    known = on_grid(weight, layer.weight) if isinstance(layer.weight, IntxUnpackedToInt8Tensor) else None
+    if known:
+        layer.weight.qdata.copy_(known[0])
+        layer.weight.scale.copy_(known[1])
+    elif moments is not None:
         layer.weight.qdata.copy_(rounded(weight, layer.weight, moments))
 
 

@@ -9,12 +9,13 @@ of 0.18) makes tensors that ExecuTorch cannot export.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchao.quantization import IntxUnpackedToInt8Tensor
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
@@ -29,6 +30,10 @@ from ..usercode.modules import copy_modules
 _DAMPING = 0.01  # added to second moments, as a share of their mean
 _COLUMNS = 128  # that are rounded before the rest of a weight makes up for them
 _MEMORY = 1 << 30  # bytes of second moments at a time
+_OFF = 0.04  # of a step, by which numbers of a grid may be off it
+_LEAST_GROUP = 16  # weights that are not on a grid by chance
+_COMPARED = 16  # rows of a weight
+_FEWEST = 2  # integers; weights with no more of them are constants, or masks
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,7 @@ def rounded(weight: Tensor, quantized: Any, moments: Tensor) -> Tensor:
         quantized: the same as torchao quantized it, an `IntxUnpackedToInt8Tensor` with a scale for each group of a row.
         moments: second moments of the layer's inputs, [in_features, in_features].
     """
-    bits = int(str(quantized.target_dtype).removeprefix("torch.int"))
-    least, largest = -(1 << bits - 1), (1 << bits - 1) - 1
+    least, largest = -(1 << _bits(quantized) - 1), (1 << _bits(quantized) - 1) - 1
     order = moments.diagonal().argsort(descending=True, stable=True)  # what counts most has most to make up for it
     scale, zero = (
         value.float().repeat_interleave(quantized.block_size[1], 1)[:, order]
@@ -137,6 +141,76 @@ def rounded(weight: Tensor, quantized: Any, moments: Tensor) -> Tensor:
             left[:, column:last] -= errors[:, column - first, None] * factor[column, column:last]
         left[:, last:] -= errors @ factor[first:last, last:]
     return integers[:, order.argsort()].to(torch.int8)
+
+
+def on_grid(weight: Tensor, quantized: Any) -> tuple[Tensor, Tensor] | None:
+    """Integers and scales of a weight whose groups are integers times a number already, or None for other weights.
+
+    Such are those of quantized checkpoints, in floating point, where they are exact or rounded to 8 bits.
+
+    Args:
+        weight: in floating point.
+        quantized: the same as torchao quantized it, an `IntxUnpackedToInt8Tensor` without zero points.
+    """
+    group = quantized.block_size[1]
+    if group < _LEAST_GROUP or quantized.zero_point.any():
+        return None
+    largest = (1 << _bits(quantized) - 1) - 1
+    parts = []
+    for rows in weight.detach().split([1, *_chunks(weight)]):
+        if (part := _grid(rows.float().unflatten(1, (-1, group)), largest)) is None:
+            return None
+        parts.append(part)
+    integers, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+    return (integers.flatten(1), scales) if len(integers.unique()) > _FEWEST else None
+
+
+def kept_layers(original: nn.Module, transformed: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of quantized layers whose weights are those of the original, by their first rows, and of all others."""
+    kept, others = list[str](), list[str]()
+    for name, layer in transformed.named_modules():
+        quantized = getattr(layer, "weight", None)
+        if isinstance(quantized, IntxUnpackedToInt8Tensor):
+            with suppress(AttributeError):  # functions of the user's may have other names
+                rows = original.get_submodule(name).weight.detach()[:_COMPARED].float()
+                groups = rows.unflatten(1, (-1, quantized.block_size[1]))
+                integers, scales, zeros = (
+                    value[:_COMPARED].float() for value in (quantized.qdata, quantized.scale, quantized.zero_point)
+                )
+                steps = groups / scales[..., None] + zeros[..., None]
+                is_kept = (steps.flatten(1) - integers).abs().amax() < _OFF
+                (kept if is_kept else others).append(name)
+    return kept, others
+
+
+def _chunks(weight: Tensor) -> list[int]:
+    """Numbers of rows after the first that take some MiB each."""
+    rows, each = len(weight) - 1, max(1, (1 << 22) // weight.shape[1])
+    return [min(each, rows - first) for first in range(0, rows, each)]
+
+
+def _grid(groups: Tensor, largest: int) -> tuple[Tensor, Tensor] | None:
+    """The same for [rows, groups, weights]: integers of that shape, and scales [rows, groups]."""
+    flat = groups.flatten(0, 1)
+    extreme = flat.gather(1, flat.abs().argmax(1, keepdim=True)).squeeze(1)
+    steps, left = torch.zeros_like(flat), extreme.nonzero().squeeze(1)
+    for count in range(largest + 1, 0, -1):  # most groups have one of the largest integers
+        tried = left[extreme[left] < 0] if count > largest else left
+        found = flat[tried] * (count / extreme[tried].abs())[:, None]
+        fits = (found - found.round()).abs().amax(1) < _OFF
+        steps[tried[fits]] = found[fits].round()
+        left = left[steps[left].abs().amax(1) == 0]
+        if not len(left):
+            break
+    else:
+        return None
+    scales = (flat * steps).sum(1) / steps.square().sum(1).clamp(min=1)
+    scales = torch.where(extreme == 0, 1.0, scales)
+    return steps.to(torch.int8).reshape(groups.shape), scales.reshape(groups.shape[:2])
+
+
+def _bits(quantized: Any) -> int:
+    return int(str(quantized.target_dtype).removeprefix("torch.int"))
 
 
 def _factor(moments: Tensor) -> Tensor:

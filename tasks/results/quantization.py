@@ -58,6 +58,9 @@ class Quantization(Finding):
     method: str = ""
     widened: tuple[WidenedRange, ...] = ()  # the widest first
     smoothed: tuple[SmoothedLayer, ...] = ()
+    # of a quantized checkpoint, layers that keep its numbers, and those that are rounded to others
+    exact: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -94,6 +97,11 @@ class Quantization(Finding):
                 note = f"{where}scales are moved to the weights of {many}, with {min(left):.2f}"
                 note += f" to {max(left):.2f} of the error" if len(left) > 1 else " of the error"
                 yield Fact("quantization", note=note)
+            if reached.exact or reached.rounded:
+                count = len(reached.exact)
+                note = f"{where}{count or 'no'} layer{'s have' if count != 1 else ' has'} the numbers of the checkpoint"
+                note += f"; rounded to others: {_named(reached.rounded)}" if reached.rounded else ""
+                yield Fact("quantization", note=note)
             if reached.widened:
                 names = ", ".join(f"{each.name} ({each.factor:.1f} times)" for each in reached.widened[:_NAMED])
                 count = f"{len(reached.widened)} activations" if len(reached.widened) > 1 else "an activation"
@@ -111,6 +119,11 @@ def _is_lookup(operator: str) -> bool:
     return operator.startswith("aten.embedding")
 
 
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
 def _describe(weights: Sequence[LeftWeight]) -> str:
     """The reasons, with names of weights, those with most elements first."""
     sizes = Counter[str]()
@@ -118,7 +131,5 @@ def _describe(weights: Sequence[LeftWeight]) -> str:
         sizes[weight.why] += weight.elements
     parts = []
     for why, _ in sizes.most_common(_NAMED):
-        names = [weight.name for weight in weights if weight.why == why]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        parts.append(f"{', '.join(names[:_NAMED])}{more} ({why})")
+        parts.append(f"{_named([weight.name for weight in weights if weight.why == why])} ({why})")
     return "; ".join(parts) + ("; and others" if len(sizes) > _NAMED else "")
