@@ -163,13 +163,14 @@ class _Trial:
 
 
 async def search_quantization(run: RecipeRun, exports: Exports) -> PlannedRecipe:
-    """The recipe, or what its search finds: the smallest file that passes its gate, or else the fewest layers left out.
+    """The recipe, or what its search finds: the smallest file that passes, or else the fewest layers left out.
 
     Each variant is tried with all layers. If no file passes, the layers that lose most are left in
-    floating point with the one that scores best. Raises AccuracyMissed.
+    floating point with the one that scores best. Without an accuracy gate, files are scored by their SQNR, and have to
+    be within the recipe's bounds. Raises AccuracyMissed.
     """
     search, trials = run.plan.search, list[_Trial]()
-    if search is None or run.plan.gate is None:
+    if search is None:
         return run.plan
     for variant, recipe in run.plan.variants:
         if _may_try(search, trials):
@@ -191,8 +192,9 @@ async def search_quantization(run: RecipeRun, exports: Exports) -> PlannedRecipe
         budget = f"{search.budget}" if isinstance(search.budget, int) else f"{search.budget:g} s"
         raise AccuracyMissed(
             f"no file passes that `quantize.search` made. Of {len(trials)} ({budget} are allowed), the best scores "
-            f"{best.score:.6g}, with {best.layers} of {len(ranked)} layers in floating point; allow more with "
-            "`budget`, or accept a lower score with `drop` or `keep`"
+            f"{best.score:.6g}{'' if run.plan.gate else ' dB'}, with {best.layers} of {len(ranked)} layers in floating "
+            f"point; allow more with `budget`, or accept "
+            f"{'a lower score with `drop` or `keep`' if run.plan.gate else 'less with `verify: {min_sqnr_db: ...}`'}"
         )
     chosen = first.recipe.without(layers := ranked[: min(passing)])
     scored, size = tuple(trial.scored for trial in trials), _size_of(run, exports.programs.values())
@@ -203,17 +205,22 @@ async def search_quantization(run: RecipeRun, exports: Exports) -> PlannedRecipe
 async def _try(run: RecipeRun, exports: Exports, recipe: PlannedRecipe, asked: ScoredFile) -> _Trial | None:
     """Makes and scores a file; None where that is planned for a store that does not have the scores."""
     attempt, gate = run.attempt(recipe), recipe.gate
-    assert gate  # noqa: S101 - of a recipe with a search
     made = await make_file(attempt, exports, ProgramsSoFar())
-    bounds, refs = await quality.make_scores(attempt, gate, exports, made.file)
-    if not all(map(is_known, refs.values())):
-        return None
-    scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
-    judged = judge(bounds, scores["scores"], scores.get("baseline"))
+    if gate is None:
+        if (like := await quality.likeness(attempt, exports, made)) is None:
+            return None
+        score, passes = like
+    else:
+        bounds, refs = await quality.make_scores(attempt, gate, exports, made.file)
+        if not all(map(is_known, refs.values())):
+            return None
+        scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
+        judged = judge(bounds, scores["scores"], scores.get("baseline"))
+        score, passes = judged.worst, not judged.misses()
     size = _size_of(run, filter(None, (made.file.file, made.file.data)))
     fastest = recipe.search is not None and recipe.search.goal == "latency"
     seconds = await quality.time_calls(attempt, exports, made) if fastest else 0.0
-    scored = replace(asked, score=judged.worst, passes=not judged.misses(), size=size, seconds=seconds)
+    scored = replace(asked, score=score, passes=passes, size=size, seconds=seconds)
     return _Trial(scored, recipe, attempt, made.prepared)
 
 

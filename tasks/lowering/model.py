@@ -340,12 +340,6 @@ def plan_recipe(
         )
     with errors_at(error_at, ("quantize",)):
         quantizers = check_quantizers(recipe.quantize)
-    if recipe.quantize and recipe.quantize.search and gate is None:
-        raise error_at(
-            "needs a score to go by: name an `evaluator` under `accuracy`, of the recipe or of the model, and how far "
-            "scores may drop: `drop` or `keep` here, or `max_drop`, `keep` or `floor` there",
-            ("quantize", "search"),
-        )
     if recipe.quantize and recipe.quantize.search:
         for position, variant in enumerate(recipe.quantize.search.variants):
             with errors_at(error_at, ("quantize", "search", "variants", position, "options")):

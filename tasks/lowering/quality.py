@@ -11,8 +11,8 @@ from ...artifacts.digest import canonical_json
 from ...artifacts.ledger import FoundCase
 from ...artifacts.ref import ArtifactRef
 from ...configs.places import HOST
-from ...configs.verification import AccuracyGate
-from ...errors import PteforgeError, StageError, StageTimedOut, VerificationFailed, first_line
+from ...configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
+from ...errors import PteforgeError, StageError, StageFailed, StageTimedOut, VerificationFailed, first_line
 from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
@@ -22,7 +22,7 @@ from ..results.accuracy import rank_layers
 from ..results.causes import Circumstance
 from ..results.costs import MemoryUse, Timing, exceeded
 from ..results.delivered import Delivered
-from ..results.figures import WHOLE_FILE, Figures, Proof, Searched
+from ..results.figures import WHOLE_FILE, Figures, Proof, Searched, violations
 from ..results.numerics import NodeLosses
 from ..verify.places import PlannedPlace, processor
 from ..verify.stages.baseline import Baseline
@@ -49,9 +49,16 @@ class Climbed:
 
 
 async def verify_file(
-    run: RecipeRun, exports: Exports, made: MadeFile, found: ArtifactRef | None = None
+    run: RecipeRun,
+    exports: Exports,
+    made: MadeFile,
+    found: ArtifactRef | None = None,
+    bounds: VerifyBounds | None = None,
 ) -> ArtifactRef:
-    """The figures of the file, within the recipe's bounds; a search also runs it on inputs `found` now and before."""
+    """The figures of the file, within `bounds`, by default the recipe's.
+
+    A search for inputs also runs it on those `found` now and before.
+    """
     recipe, prepared = run.plan, made.prepared
     on_examples = judged_on_examples(recipe, prepared)
     samples = {method: own.samples for method, own in prepared.items() if own.samples and method in on_examples}
@@ -75,9 +82,25 @@ async def verify_file(
         reference=_references(exports, made) if kept else {},
     )
     params = Verify.Params(
-        bounds=recipe.bounds, host=host_capability(), on_examples=on_examples, runtime=recipe.runtime
+        bounds=bounds or recipe.bounds, host=host_capability(), on_examples=on_examples, runtime=recipe.runtime
     )
     return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, made.so_far)))).figures
+
+
+_EXACT = 300.0  # dB that stand for outputs without an error
+
+
+async def likeness(run: RecipeRun, exports: Exports, made: MadeFile) -> tuple[float, bool] | None:
+    """A file's lowest SQNR in dB, and whether it is within the bounds; None where it is planned, and has no figures."""
+    free = dict.fromkeys((*ERROR_BOUNDS, "min_part_sqnr_db"))
+    try:
+        ref = await verify_file(run, exports, made, bounds=run.plan.bounds.model_copy(update=free))
+    except (StageFailed, VerificationFailed):  # such as outputs that are no numbers
+        return 0.0, False
+    if not is_known(ref):
+        return None
+    worst = Figures.from_json(run.read_json(ref)).overall
+    return _EXACT if worst.sqnr_db is None else worst.sqnr_db, not any(violations(worst, run.plan.bounds))
 
 
 async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:

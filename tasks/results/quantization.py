@@ -98,8 +98,8 @@ class Quantization(Finding):
                 note += f" to {max(left):.2f} of the error" if len(left) > 1 else " of the error"
                 yield Fact("quantization", note=note)
             if reached.exact or reached.rounded:
-                count = len(reached.exact)
-                note = f"{where}{count or 'no'} layer{'s have' if count != 1 else ' has'} the numbers of the checkpoint"
+                kept = "1 layer has" if len(reached.exact) == 1 else f"{len(reached.exact) or 'no'} layers have"
+                note = f"{where}{kept} the numbers of the checkpoint"
                 note += f"; rounded to others: {_named(reached.rounded)}" if reached.rounded else ""
                 yield Fact("quantization", note=note)
             if reached.widened:

@@ -11,6 +11,7 @@ from pteforge.errors import InputError
 from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
 from pteforge.tasks.results.accuracy import AccuracyReport, FoundQuantization
+from pteforge.tasks.results.figures import Figures
 
 FRAGILE = """
 import torch
@@ -189,15 +190,27 @@ def test_budget(made, lower):
     assert problem in outcome.failure.problem
 
 
-def test_a_search_needs_a_score(made):
-    """Without an evaluator, or without a bound, the zoo is refused before any work."""
+def test_without_an_evaluator(made, lower):
+    """The bounds of `verify` decide, and the score is the SQNR in dB."""
+    recipe = {"extends": "xnnpack-int8-static", "quantize": {"search": {}}, "verify": {"min_sqnr_db": 25}}
+    made.write_zoo({"net": "fragile:net"}, ("int8",), {"int8": recipe})
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert outcome.status == "made", outcome.failure
+    search = outcome.get(FoundQuantization)
+    assert set(search.layers) == LAYERS
+    assert search.attempts[-1].score == outcome.get(Figures).overall.sqnr_db > 25
+    assert lower(made).ran("net") == set()
+    made.write_zoo({"net": "fragile:net"}, ("int8",), {"int8": {**recipe, "verify": {"min_sqnr_db": 100}}})
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert "dB, with" in outcome.failure.problem
+    assert "accept less with `verify: {min_sqnr_db: ...}`" in outcome.failure.problem
+
+
+def test_bad_searches(made):
+    """A bound for scores without an evaluator, and wrong variants, are refused before any work."""
     made.write_zoo({"net": "fragile:net"}, *zoo()[1:])
     loaded = load_zoo(made.folder / "zoo.yaml")
     with pytest.raises(InputError, match=r"neither .*names an `evaluator`"):
-        select_models(loaded, "*", "*")
-    made.write_zoo(*zoo(drop=None))
-    loaded = load_zoo(made.folder / "zoo.yaml")
-    with pytest.raises(InputError, match=r"recipes.int8.quantize.search: needs a score"):
         select_models(loaded, "*", "*")
     made.write_zoo(
         *zoo(search={"drop": 0.1, "variants": [{"smooth": True}, {"options": {"dynamic": True, "range": 1}}]})
