@@ -79,7 +79,10 @@ SIZES = {
 
 # Least SQNR in dB.
 RECIPES = {
-    "xnnpack-fp32": 80, "portable-fp32": 80, "xnnpack-int8-dynamic": 20, "xnnpack-int8-static": 20,
+    "xnnpack-fp32": 80,
+    "portable-fp32": 80,
+    "xnnpack-int8-dynamic": 20,
+    "xnnpack-int8-static": 20,
     "int8-searched": 20,  # ours only
 }
 SEARCHED = {
@@ -296,7 +299,7 @@ def section(recipe: str, kinds: Mapping[str, str], sides: Results, folder: Path)
     shares = [*integers(folder, recipe, [name for name in kinds if sides.get("ours", {}).get(name) == ""])]
     of_all = ""
     if shares:
-        of_all = f"\nIntegers among our weights: {sum(shares) / len(shares):.0%} on average, {min(shares):.0%} at least.\n"
+        of_all = f"\nIntegers of our weights: {sum(shares) / len(shares):.0%} on average, {min(shares):.0%} at least.\n"
     return "".join([f"### {recipe}\n\n{markdown(rows)}", of_all, *(failures(*each, kinds) for each in sides.items())])
 
 
