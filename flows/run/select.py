@@ -167,13 +167,14 @@ def find_toolchain(loaded: LoadedZoo, name: str) -> ToolchainConfig:
     configs = loaded.zoo.toolchains
     if name not in configs and os.sep not in name:
         raise InputError(
-            f"the zoo has no toolchain {name!r}{did_you_mean(name, tuple(configs))}; write "
-            f"`toolchains: {{{name}: {{python: PATH}}}}` in it, or give the path of a Python"
+            f"the zoo has no toolchain {name!r}, and no Python has that path"
+            f"{did_you_mean(name, tuple(configs)) or f'; write `toolchains: {{{name}: {{python: PATH}}}}` in it'}"
         )
     config = configs.get(name) or ToolchainConfig(python=Path(name).expanduser().absolute())
     python = config.python
     if python and (not os.access(python, os.X_OK) or python.is_dir()):
-        raise InputError(f"{python} cannot be run: it should be the Python of an environment with pteforge")
+        why = "cannot be run" if python.exists() else "does not exist"
+        raise InputError(f"{python} {why}: it should be the Python of an environment with pteforge")
     return config
 
 
