@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import re
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +74,9 @@ def ours(found: Network, recipe: Any) -> Cell:
     else:
         cell["share"] = min((reached.share for reached in made.quantization.values()), default=None)
         if search := made.delivered.get(FoundQuantization):
-            cell["note"] = (
-                f"{search.changes}in floating point: {search.label}; {len(search.attempts)} files were scored"
-            )
+            count = f"{len(search.attempts)} files were scored"
+            cell["note"] = f"{search.changes}in floating point: {search.label}; {count}"
+            cell["attempts"] = [asdict(attempt) for attempt in search.attempts]
     loaded = made.load()
     return cell | {"score": found.score(lambda sample: loaded.run("forward", list(sample))), "bytes": len(made.pte)}
 
@@ -146,6 +148,7 @@ def fill(folder: Path, names: Sequence[str], columns: Sequence[str]) -> None:
 
     import_torchvision()
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)  # lowering is chatty
     for name, column in left(folder, names, columns):
         began = time.monotonic()
         torch.manual_seed(0)
@@ -155,8 +158,18 @@ def fill(folder: Path, names: Sequence[str], columns: Sequence[str]) -> None:
             print(f"{name}: not run: {error}", flush=True)
             continue
         except Exception as error:  # noqa: BLE001 - whatever a library raises is the result
-            cell = {"problem": f"{type(error).__name__}: {str(error).strip()}"}
+            cell = {"problem": causes_of(error)}
         Record(folder, name).add(column, cell | {"seconds": round(time.monotonic() - began)})
+
+
+def causes_of(error: BaseException) -> str:
+    """An error's message in a line, with what caused it."""
+    messages = []
+    cause: BaseException | None = error
+    while cause:
+        messages.append(" ".join(f"{type(cause).__name__}: {cause}".split()))
+        cause = cause.__cause__
+    return ", because of ".join(dict.fromkeys((messages[0], messages[-1])))
 
 
 def left(folder: Path, names: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str]]:

@@ -189,7 +189,7 @@ def nsnet2() -> Network:
     spectrum = lambda wave: torch.stft(wave, 320, 160, window=window, center=False, return_complex=True).abs().T  # noqa: E731
     samples, wanted = [], []
     for number, sentence in enumerate(spoken()):
-        voice = torch.from_numpy(sentence)[4000 : 4000 + 160 * 65]
+        voice = torch.from_numpy(sentence)[4000 : 4000 + 160 * 33]
         voice *= 0.1 / voice.std()
         noise = 0.1 * torch.randn(len(voice), generator=made) * 10 ** (-(number % 4) / 4)
         clean, noisy = spectrum(voice), spectrum(voice + noise)
