@@ -210,12 +210,18 @@ def shown(cell: Cell | None) -> str:
     return f"({text})" if "problem" in cell else text
 
 
-def meets(cells: Mapping[str, Cell]) -> bool:
-    """Whether the search keeps the score at the size of the default file, which may be a tenth smaller."""
-    found, default, fp32 = (cells.get(column, {}) for column in ("search", STATIC, "xnnpack-fp32"))
-    if "problem" in found or not {"bytes", "score"} <= found.keys() or "bytes" not in default:
-        return False
-    return bool(found["score"] >= KEEP * fp32["score"] and found["bytes"] <= 1.1 * default["bytes"])
+def misses(cells: Mapping[str, Cell]) -> str:
+    """What the search misses of fp32's score, and of the default file's bytes and a tenth more; "" for nothing."""
+    found = cells["search"]
+    attempts = found.get("attempts", ())
+    sizes = (attempt["size"] for attempt in attempts if not attempt["variant"] and not attempt["layers"])
+    default = cells.get(STATIC, {}).get("bytes") or next(sizes, None)
+    if "problem" in found:
+        return "no file passes"
+    if default is None:
+        return "there is no default file"
+    score, size = found["score"] / cells["xnnpack-fp32"]["score"], found["bytes"] / default
+    return "" if score >= KEEP and size <= 1.1 else f"{score:.3f} of the score, {size:.2f} of the bytes"
 
 
 def tables(results: Mapping[str, dict[str, Cell]]) -> Iterator[str]:
@@ -231,12 +237,12 @@ def tables(results: Mapping[str, dict[str, Cell]]) -> Iterator[str]:
     rows = [["network", *against]]
     rows += [[titles[name], *(shown(cells.get(column)) for column in against)] for name, cells in known.items()]
     yield markdown(rows)
-    met = [titles[name] for name, cells in known.items() if meets(cells)]
-    others = [titles[name] for name, cells in known.items() if not meets(cells)]
+    missed = {titles[name]: misses(cells) for name, cells in known.items() if "search" in cells}
+    others = ", ".join(f"{name} ({why})" for name, why in missed.items() if why) or "none"
     yield (
-        f"The search keeps {KEEP:.0%} of the score of fp32, at no more than a tenth more bytes than the default int8 "
-        f"file, for {len(met)} of {len(known)} networks; not for {', '.join(others) or 'none'}.\n"
-    ).replace("%", " %")
+        f"The search keeps 99 % of fp32's score, in at most a tenth more bytes than the default int8 file, for "
+        f"{[*missed.values()].count('')} of {len(missed)} networks; not for: {others}.\n"
+    )
     yield "".join(
         f"- {titles[name]}: {cells['search']['note']}\n"
         for name, cells in known.items()
