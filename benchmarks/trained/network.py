@@ -75,5 +75,11 @@ def of_onnx(path: Path, *shape: int) -> nn.Module:
     for dimension, size in zip(model.graph.input[0].type.tensor_type.shape.dim, shape, strict=True):
         dimension.dim_value = size
     del model.graph.value_info[:]
-    module: nn.Module = convert(onnx.shape_inference.infer_shapes(model, data_prop=True))
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    normalized = {node.input[0] for node in nodes if node.op_type == "BatchNormalization"}
+    for value in inferred.graph.value_info:
+        if value.name in normalized and not value.type.tensor_type.shape.dim:
+            for _ in ("batch", "channel", "height", "width"):
+                value.type.tensor_type.shape.dim.add()
+    module: nn.Module = convert(inferred)
     return module
