@@ -22,13 +22,10 @@ NETWORKS: dict[str, tuple[str, Callable[[], Network]]] = {
     "mtcnn_onet": ("MTCNN's ONet", lambda: images.mtcnn("ONet", 48)),
     "efficientnet_lite0": ("EfficientNet-lite0", images.efficientnet_lite0),
     "easyocr": ("EasyOCR's recognizer", images.easyocr),
-    "rapidocr_direction": ("RapidOCR's direction", images.rapidocr_direction),
-    "rapidocr_words": ("RapidOCR's recognizer", images.rapidocr_words),
     "digit_recognizer": ("digit-recognizer-py", images.digit_recognizer),
     "g2p_en": ("g2p_en", sequences.g2p_en),
     "g2pm": ("g2pM", sequences.g2pm),
     "attacut": ("AttaCut", sequences.attacut),
-    "magika": ("Magika", sequences.magika),
     "fracast": ("Fracast-0", sequences.fracast),
 }
 """What a table calls each network, and how it is made."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .network import Network, folder_of, of_onnx
+from .network import Network
 
 WORDS = "export delegate partition tensor kernel operator channel weight pixel harbour river lantern copper".split()  # noqa: SIM905
 CHARACTERS = f"{string.digits}{string.punctuation} €{string.ascii_uppercase}{string.ascii_lowercase}"
@@ -73,48 +73,6 @@ def easyocr() -> Network:
     samples = [(2 * drawn(word, 200, 64)[None, None] - 1, torch.zeros(1, 1)) for word in WORDS]
     word_of = lambda outputs: read_ctc(outputs[0][0], CHARACTERS)  # noqa: E731
     return Network(module, samples, word_of, f"{len(WORDS) - 4} words drawn with a font", WORDS, calibration=4)
-
-
-def texts() -> Iterator[str]:
-    """Words and numbers, in turns."""
-    for number, word in enumerate(WORDS):
-        yield from (
-            word,
-            f"{word} {37 * number + 11}",
-            f"{word[:4].upper()} {word[4:]}",
-            f"{1234.5 * (number + 1):.2f}",
-        )
-
-
-def rapidocr_of(name: str) -> Path:
-    return folder_of("rapidocr_onnxruntime") / "models" / f"ch_{name}_infer.onnx"
-
-
-def rapidocr_direction() -> Network:
-    """Whether a line of text is upside down."""
-    samples, turned = [], []
-    for number, text in enumerate(texts()):
-        for upside_down in ((False, True), (True, False))[number % 2]:
-            image = drawn(text, 192, 48)
-            samples.append((2 * (image.rot90(2) if upside_down else image).expand(1, 3, -1, -1).clone() - 1,))
-            turned.append(upside_down)
-    is_turned = lambda outputs: bool(outputs[0].argmax() == 1)  # noqa: E731
-    task = f"{len(samples) - 16} lines of text, half of them upside down"
-    module = of_onnx(rapidocr_of("ppocr_mobile_v2.0_cls"), 1, 3, 48, 192)
-    return Network(module, samples, is_turned, task, turned, calibration=16)
-
-
-def rapidocr_words() -> Network:
-    """The text of a line."""
-    import onnx
-
-    path = rapidocr_of("PP-OCRv4_rec")
-    keys = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    characters = [*keys["character"].splitlines(), " "]
-    lines = [*texts()]
-    samples = [(2 * drawn(text, 320, 48).expand(1, 3, -1, -1).clone() - 1,) for text in lines]
-    text_of = lambda outputs: read_ctc(outputs[0][0], characters)  # noqa: E731
-    return Network(of_onnx(path, 1, 3, 48, 320), samples, text_of, f"{len(lines) - 8} lines drawn with a font", lines)
 
 
 def digit_recognizer() -> Network:

@@ -53,33 +53,3 @@ def folder_of(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(f"{package} is not installed")
     return Path(spec.submodule_search_locations[0])
-
-
-def of_onnx(path: Path, *shape: int) -> nn.Module:
-    """The module of an ONNX file with one input of that shape."""
-    import onnx
-    from onnx2torch import convert
-
-    model = onnx.load(path)
-    nodes = [*model.graph.node]
-    del model.graph.node[:]
-    for node in nodes:  # onnx2torch takes no weights from nodes, and does not know all pooling
-        if node.op_type == "Constant":
-            value = model.graph.initializer.add()
-            value.CopyFrom(node.attribute[0].t)
-            value.name = node.output[0]
-        elif node.op_type == "GlobalMaxPool":
-            model.graph.node.append(onnx.helper.make_node("ReduceMax", node.input, node.output, axes=[-1]))
-        else:
-            model.graph.node.append(node)
-    for dimension, size in zip(model.graph.input[0].type.tensor_type.shape.dim, shape, strict=True):
-        dimension.dim_value = size
-    del model.graph.value_info[:]
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    normalized = {node.input[0] for node in nodes if node.op_type == "BatchNormalization"}
-    for value in inferred.graph.value_info:
-        if value.name in normalized and not value.type.tensor_type.shape.dim:
-            for _ in ("batch", "channel", "height", "width"):
-                value.type.tensor_type.shape.dim.add()
-    module: nn.Module = convert(inferred)
-    return module

@@ -1,25 +1,18 @@
-"""Networks for text, bytes and series of numbers."""
+"""Networks for text and series of numbers."""
 
 from __future__ import annotations
 
-import gzip
-import inspect
-import io
 import json
 import pickle
-import sqlite3
-import wave
-import zipfile
 from collections.abc import Iterator
 from itertools import chain, cycle, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .network import Network, folder_of, of_onnx
+from .network import Network, folder_of
 
 
 class Speller(nn.Module):
@@ -157,59 +150,6 @@ def attacut() -> Network:
     signs = lambda outputs: outputs[0][4:28].sign()  # noqa: E731
     task = f"beginnings of Thai words in {len(samples) - 8} pieces of text, right minus wrong ones"
     return Network(ThaiWords(weights), samples, signs, task, wanted)
-
-
-def documents() -> Iterator[tuple[str, bytes]]:
-    """Contents of files, some of which come with Python, and what they are."""
-    library = Path(inspect.__file__).parent
-    for path in sorted(library.glob("*.py"))[::12]:
-        yield "python", path.read_bytes()
-    for path in sorted(Path(torch.__file__).parent.joinpath("include/ATen").glob("*.h"))[::12]:
-        yield "cpp", path.read_bytes()
-    noise = np.random.default_rng(0)
-    for size in range(40, 240, 20):
-        numbers = noise.normal(size=(size, 3)).round(3)
-        records = [{"number": number, "values": row.tolist()} for number, row in enumerate(numbers)]
-        yield "json", json.dumps(records, indent=1).encode()
-        yield "csv", "\n".join(["x,y,z", *(",".join(map(str, row)) for row in numbers)]).encode()
-        rows = "\n".join(f"  <row number='{record['number']}'>{record['values']}</row>" for record in records)
-        yield "xml", f"<?xml version='1.0' encoding='UTF-8'?>\n<rows>\n{rows}\n</rows>\n".encode()
-        items = "\n".join(f"<li><a href='/{record['number']}'>{record['values']}</a></li>" for record in records)
-        yield "html", f"<!DOCTYPE html>\n<html><head><title>x</title></head><ul>{items}</ul></html>".encode()
-        yield "gzip", gzip.compress(numbers.tobytes(), mtime=0)
-        file = io.BytesIO()
-        np.save(file, numbers)
-        yield "npy", file.getvalue()
-        file = io.BytesIO()
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("numbers", numbers.tobytes())
-        yield "zip", file.getvalue()
-        file = io.BytesIO()
-        with wave.open(file, "wb") as sound:
-            sound.setnchannels(1)
-            sound.setsampwidth(2)
-            sound.setframerate(8000)
-            sound.writeframes((1000 * numbers).astype(np.int16).tobytes())
-        yield "wav", file.getvalue()
-        with sqlite3.connect(":memory:") as database:
-            database.execute("create table points (x, y, z)")
-            database.executemany("insert into points values (?, ?, ?)", numbers.tolist())
-            yield "sqlite", database.serialize()
-
-
-def magika() -> Network:
-    (folder,) = folder_of("magika").glob("models/standard_*")
-    kinds = json.loads((folder / "config.min.json").read_text())["target_labels_space"]
-    made = [(kind, content) for kind, content in documents() if len(content) > 8]
-    order = torch.randperm(len(made), generator=torch.Generator().manual_seed(0)).tolist()
-    samples = []
-    for index in order:
-        first, last = made[index][1][:4096].lstrip()[:1024], made[index][1][-4096:].rstrip()[-1024:]
-        padding = [256] * (2048 - len(first) - len(last))
-        samples.append((torch.tensor([[*first, *padding, *last]], dtype=torch.int32),))
-    module, kind = of_onnx(folder / "model.onnx", 1, 2048), lambda outputs: kinds[int(outputs[0].argmax())]
-    task = f"kinds of {len(made) - 32} files"
-    return Network(module, samples, kind, task, [made[index][0] for index in order], calibration=32)
 
 
 class Forecast(nn.Module):
