@@ -18,7 +18,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from functools import partial
@@ -211,14 +211,7 @@ def report_direct(source: Any, recipe: str, sender: Any) -> None:
 def lower_directly(source: Mapping[str, Any], recipe: str) -> None:
     """Lowers and checks a model as ExecuTorch's documentation does."""
     import torch
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
-    from executorch.exir import to_edge_transform_and_lower
     from executorch.runtime import Runtime
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -226,22 +219,37 @@ def lower_directly(source: Mapping[str, Any], recipe: str) -> None:
     module, inputs = made.get_eager_model(), made.get_example_inputs()
     with torch.no_grad():
         wanted = module(*inputs)
-        program = torch.export.export(module, inputs)
-        if "int8" in recipe:
-            is_dynamic = recipe == "xnnpack-int8-dynamic"
-            settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=is_dynamic)
-            prepared = prepare_pt2e(program.module(), XNNPACKQuantizer().set_global(settings))
-            for sample in [inputs] if is_dynamic else samples(source):
-                prepared(*sample)
-            program = torch.export.export(convert_pt2e(prepared), inputs)
-    partitioner = [XnnpackPartitioner()] if recipe.startswith("xnnpack") else []
-    file = to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch().buffer
-    found = Runtime.get().load_program(bytes(file)).load_method("forward").execute(list(inputs))
+        observed = samples(source) if "static" in recipe else [inputs]
+        file = file_of(module, inputs, recipe, observed)
+    found = Runtime.get().load_program(file).load_method("forward").execute(list(inputs))
     for output, value in zip(found, torch.utils._pytree.tree_leaves(wanted), strict=True):  # noqa: SLF001
         noise = (output.double() - value.double()).pow(2).sum()
         sqnr = 10 * torch.log10(value.double().pow(2).sum() / noise)
         if noise and not sqnr >= RECIPES[recipe]:
             raise ValueError(f"{sqnr:.1f} dB from eager; the recipe asks for {RECIPES[recipe]}")
+
+
+def file_of(module: Any, inputs: tuple[Any, ...], recipe: str, observed: Iterable[tuple[Any, ...]]) -> bytes:
+    """A file as ExecuTorch's documentation makes it; quantizers observe samples."""
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from executorch.exir import to_edge_transform_and_lower
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    with torch.no_grad():
+        program = torch.export.export(module, inputs)
+        if "int8" in recipe:
+            settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic="dynamic" in recipe)
+            prepared = prepare_pt2e(program.module(), XNNPACKQuantizer().set_global(settings))
+            for sample in observed:
+                prepared(*sample)
+            program = torch.export.export(convert_pt2e(prepared), inputs)
+        partitioner = [XnnpackPartitioner()] if recipe.startswith("xnnpack") else []
+        return bytes(to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch().buffer)
 
 
 def build(source: Mapping[str, Any]) -> Any:
