@@ -328,12 +328,12 @@ def _quantize_layer(
         if cast_of(layer.weight) is not None:  # once, and not for each operator
             layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
         quantize_(holder, config, partial(_is_unquantized, layer))
-    known = on_grid(weight, layer.weight) if isinstance(layer.weight, IntxUnpackedToInt8Tensor) else None
-    if known:
-        layer.weight.qdata.copy_(known[0])
-        layer.weight.scale.copy_(known[1])
-    elif moments is not None:
-        layer.weight.qdata.copy_(rounded(weight, layer.weight, moments))
+    chosen = on_grid(weight, layer.weight) if isinstance(layer.weight, IntxUnpackedToInt8Tensor) else None
+    if chosen is None and moments is not None:
+        chosen = rounded(weight, layer.weight, moments)
+    if chosen:
+        layer.weight.qdata.copy_(chosen[0])
+        layer.weight.scale.copy_(chosen[1])
 
 
 def _is_unquantized(layer: nn.Module, module: nn.Module, _name: str = "") -> bool:

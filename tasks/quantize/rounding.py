@@ -2,8 +2,8 @@
 
 The method is GPTQ (Frantar et al., 2022, arXiv:2210.17323): what rounding one column of a weight leaves out, the
 columns after it make up for, as far as the layer's inputs depend on each other. torchao quantizes a layer as it does in
-any case; then its integers are chosen anew. Scales, bytes and kernels are the same. torchao's own GPTQ (prototype/gptq
-of 0.18) makes tensors that ExecuTorch cannot export.
+any case; then its scales are chosen anew, those with the least squared error where inputs are large, and its integers.
+Bytes and kernels are the same. torchao's own GPTQ (prototype/gptq of 0.18) makes tensors that ExecuTorch cannot export.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ..usercode.modules import copy_modules
 
 _DAMPING = 0.01  # added to second moments, as a share of their mean
 _COLUMNS = 128  # that are rounded before the rest of a weight makes up for them
+_FACTORS = (1.0, *(0.38 + 0.02 * step for step in range(40)))  # of torchao's scales, that are tried
 _MEMORY = 1 << 30  # bytes of second moments at a time
 _OFF = 0.04  # of a step, by which numbers of a grid may be off it
 _LEAST_GROUP = 16  # weights that are not on a grid by chance
@@ -112,8 +113,8 @@ def observed_calls(definition: ModelDefinition, samples: Mapping[str, ArtifactRe
     )
 
 
-def rounded(weight: Tensor, quantized: Any, moments: Tensor) -> Tensor:
-    """The integers of a weight [out_features, in_features] in place of the nearest ones: int8, of that shape.
+def rounded(weight: Tensor, quantized: Any, moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers of a weight [out_features, in_features] in place of the nearest ones, and scales of their groups.
 
     Args:
         weight: in floating point.
@@ -122,9 +123,10 @@ def rounded(weight: Tensor, quantized: Any, moments: Tensor) -> Tensor:
     """
     least, largest = -(1 << _bits(quantized) - 1), (1 << _bits(quantized) - 1) - 1
     order = moments.diagonal().argsort(descending=True, stable=True)  # what counts most has most to make up for it
+    scales = _scales(weight, quantized, moments.diagonal(), least, largest)
     scale, zero = (
         value.float().repeat_interleave(quantized.block_size[1], 1)[:, order]
-        for value in (quantized.scale, quantized.zero_point)
+        for value in (scales, quantized.zero_point)
     )
     factor = _factor(moments[order][:, order])
     left = weight.detach().float()[:, order]
@@ -140,7 +142,22 @@ def rounded(weight: Tensor, quantized: Any, moments: Tensor) -> Tensor:
             errors[:, column - first] = (value - kept) / factor[column, column]
             left[:, column:last] -= errors[:, column - first, None] * factor[column, column:last]
         left[:, last:] -= errors @ factor[first:last, last:]
-    return integers[:, order.argsort()].to(torch.int8)
+    return integers[:, order.argsort()].to(torch.int8), scales
+
+
+def _scales(weight: Tensor, quantized: Any, counts: Tensor, least: int, largest: int) -> Tensor:
+    """The scales of groups with the least squared error of weights rounded to the nearest, each error times a count."""
+    groups = weight.detach().float().unflatten(1, (-1, quantized.block_size[1]))
+    counts = counts.unflatten(0, groups.shape[1:])
+    best, zero = quantized.scale.float(), quantized.zero_point.float()[..., None]
+    losses = torch.full_like(best, torch.inf)
+    for factor in _FACTORS:
+        scale = quantized.scale.float() * factor
+        kept = ((groups / scale[..., None] + zero).round().clamp(least, largest) - zero) * scale[..., None]
+        loss = ((kept - groups).square() * counts).sum(-1)
+        best = torch.where(loss < losses, scale, best)
+        losses = torch.minimum(loss, losses)
+    return best
 
 
 def on_grid(weight: Tensor, quantized: Any) -> tuple[Tensor, Tensor] | None:
