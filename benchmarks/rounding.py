@@ -28,7 +28,8 @@ from torch import Tensor
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "quantization-repair.md"
 VOCABULARY = 1024
 WINDOW = 128  # tokens
-SCORED = 8192  # tokens
+SCORED = 16384  # tokens
+SAMPLES = 128  # for calibration
 RECIPES: dict[str, dict[str, Any]] = {
     "fp32": {"extends": "xnnpack-fp32"},
     "nearest": {"extends": "xnnpack-llm-8da4w"},
@@ -95,7 +96,7 @@ def train(folder: Path, steps: int) -> None:
 def windows(folder: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Samples for calibration: windows of the text that was learned, and where they start."""
     tokens = torch.load(Path(folder) / "tokens.pt")
-    for start in range(0, len(tokens) - WINDOW, len(tokens) // 128):
+    for start in range(0, len(tokens) - WINDOW, len(tokens) // SAMPLES):
         yield tokens[None, start : start + WINDOW], torch.tensor([0])
 
 
@@ -112,7 +113,7 @@ def main() -> None:
     model = {
         "source": {"huggingface": str(checkpoint), "task": "text-generation", "sequence": WINDOW},
         "calibration": {
-            "forward": {"dataset": "rounding:windows", "kwargs": {"folder": str(checkpoint)}, "samples": 64}
+            "forward": {"dataset": "rounding:windows", "kwargs": {"folder": str(checkpoint)}, "samples": SAMPLES}
         },
         "accuracy": {
             "evaluator": "pteforge.evaluators:neg_perplexity",

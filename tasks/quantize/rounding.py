@@ -75,6 +75,9 @@ class ObservedCalls:
             of_weights[id(layer.weight)].addmm_(rows.T, rows)
 
         modules = copy_modules(self.modules)  # calls change buffers
+        for module in modules.values():
+            if hasattr(module, "all_logits"):  # of a language model, for the layer that makes them
+                module.all_logits = True
         watched = {
             child
             for module in modules.values()
