@@ -147,6 +147,9 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     return reported
 
 
+_NAMED = 4  # layers in an error
+
+
 @dataclass(frozen=True)
 class _Trial:
     """A file that a search has made and scored, with all that it was made of."""
@@ -189,11 +192,12 @@ async def search_quantization(run: RecipeRun, exports: Exports) -> PlannedRecipe
     passing = [scored.layers for scored in with_layers if scored.passes]
     if not passing:
         best = min((trial.scored for trial in trials), key=lambda scored: scored.order)
+        names = f" ({', '.join(ranked[:_NAMED])}{', ...' if len(ranked) > _NAMED else ''} lose most)" if ranked else ""
         budget = f"{search.budget}" if isinstance(search.budget, int) else f"{search.budget:g} s"
         raise AccuracyMissed(
             f"no file passes that `quantize.search` made. Of {len(trials)} ({budget} are allowed), the best scores "
             f"{best.score:.6g}{'' if run.plan.gate else ' dB'}, with {best.layers} of {len(ranked)} layers in floating "
-            f"point; allow more with `budget`, or accept "
+            f"point{names}; allow more with `budget`, or accept "
             f"{'a lower score with `drop` or `keep`' if run.plan.gate else 'less with `verify: {min_sqnr_db: ...}`'}"
         )
     chosen = first.recipe.without(layers := ranked[: min(passing)])
