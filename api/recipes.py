@@ -89,7 +89,8 @@ def _error_at(problem: str, where: FieldPath) -> ConfigError:
 
 
 def _loaded(loaded: LoadedRecipe) -> PlannedRecipe:
-    return _planned(loaded.name, loaded.recipe, loaded.locations.error)
+    bounded = any(loaded.locations.is_the_users(("verify", bound)) for bound in ERROR_BOUNDS)
+    return _planned(loaded.name, loaded.recipe, loaded.locations.error, bounded=bounded)
 
 
 def _translated(given: object) -> Translated:
@@ -109,10 +110,12 @@ def _translated(given: object) -> Translated:
     )
 
 
-def _planned(name: str, recipe: Recipe, error_at: ErrorAt) -> PlannedRecipe:
+def _planned(name: str, recipe: Recipe, error_at: ErrorAt, *, bounded: bool | None = None) -> PlannedRecipe:
+    """Plans a recipe whose bounds the user has chosen, if it has some; or else as `bounded` says."""
     if others := [place for place in recipe.verify.on if place != HOST]:
         raise error_at(f"{others[0]!r} is a place of a zoo; give `places` to pteforge.export", ("verify", "on"))
     with errors_at(error_at, ("accuracy",)):
-        gate = resolve_gate(recipe.accuracy, None, recipe.allowed_drop)
-    bounded = bool(recipe.verify.model_fields_set.intersection(ERROR_BOUNDS))
+        gate = resolve_gate(recipe.accuracy, None, recipe.bounds_of_search)
+    if bounded is None:
+        bounded = bool(recipe.verify.model_fields_set.intersection(ERROR_BOUNDS))
     return plan_recipe(name, recipe, recipe.verify, ModuleSearch(), error_at, gate, bounded=bounded)

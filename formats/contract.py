@@ -132,7 +132,12 @@ class Contract(Record):
             parts.append(cls.union([cls({}, program.backends, program.version), *calls]))
         payloads = {program.payload: part for program, part in zip(programs, parts, strict=True) if program.payload}
         ran = ".".join(run_on.split(".")[:2])
-        opening = [name for name in RELEASES if name == ran or not judge(programs, name).problems]
+        # in Python, payloads of fat files run on releases that no device has `libnfat_backend` for
+        opening = [
+            name
+            for name in RELEASES
+            if not (fat_problems(programs, name) if name == ran else judge(programs, name).problems)
+        ]
         runtimes: dict[str, Literal["run", "derived"]] = {name: "run" if name == ran else "derived" for name in opening}
         whole = cls.union(parts)
         return cls(whole.operators, whole.backends, whole.schema_version, payloads, runtimes)

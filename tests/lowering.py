@@ -292,7 +292,7 @@ def lower_quantized(module: Any, x: Any, *, dynamic_shapes: Any = None, **option
     from pteforge.tasks.targets import TargetParams
 
     exported = torch.export.export(module, (x,), dynamic_shapes=dynamic_shapes)
-    program = quantize(exported, [x], [[x]], (TargetParams(name="xnnpack", options=options),))
+    program, *_ = quantize(exported, [x], [[x]], (TargetParams(name="xnnpack", options=options),))
     return lower_directly(program, "xnnpack")
 
 

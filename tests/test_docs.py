@@ -207,10 +207,12 @@ def test_every_quantizer_is_listed():
 
 
 def test_quantization_examples(load):
-    """The YAML blocks of docs/how-to/quantization.md load as one zoo, and mean what the text says."""
-    transforms, *recipes, models = blocks(QUANTIZATION, "yaml")
-    more = "".join(block.removeprefix("recipes:\n") for block in recipes)
-    zoo = load(f"version: 1\n{transforms}{more}{models}    recipes: [mixed-int8]\n")
+    """The YAML blocks of the pages about quantization load as one zoo, and mean what the text says."""
+    pages = sorted((ROOT / "docs" / "how-to").glob("quantization*.md"))
+    found = [block for page in pages for block in blocks(page.read_text(encoding="utf-8"), "yaml")]
+    (models,) = (block for block in found if block.startswith("models:\n"))
+    recipes = "".join(block.removeprefix("recipes:\n") for block in found if block != models)
+    zoo = load(f"version: 1\nrecipes:\n{recipes}{models}    recipes: [mixed-int8]\n")
     assert [transform.torchao for transform in zoo.recipes["mixed"].source_transforms[:2]] == [
         "int8_weight_only",
         "int8_dynamic_activation_intx_weight",

@@ -126,7 +126,7 @@ def _show_plan(request: ExportRequest, *, as_json: bool) -> NoReturn:
         print_json({"zoo": session.zoo, "cached": cached, "stages": stages, "elsewhere": elsewhere})
     else:
         for file, toolchain in elsewhere.items():
-            line = printable(f"{file} is planned by its toolchain, {toolchain!r}")
+            line = printable(f"{file} is left to its toolchain, {toolchain!r}, which plans it where it is exported")
             open_console().print(line, style="dim", soft_wrap=True)
         _print_plan(open_console(), cached, will_run, may_run)
     raise typer.Exit(3 if will_run else 0)

@@ -129,6 +129,7 @@ def upgrade(
     page = open_page()
     worse = [f"worse: {printable(sentence)}" for sentence in rehearsal.problems]
     page.print(f"From {sides[0]}", f"to {sides[1]}", "", *worse, *lines, "", sep="\n")
+    page.print(styled("all files: ", ("now", f"link now/{NAME}"), ", ", ("next", f"link next/{NAME}")), "")
     print_differences(page, rehearsal.files)
     with convert_os_errors(InputError, f"the page cannot be written to {out}"):
         html = page.export_html().replace("<head>", f"<head>\n<title>{escape(request.zoo.name)}: upgrade</title>", 1)

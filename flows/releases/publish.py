@@ -21,7 +21,7 @@ from ...artifacts.store import Store
 from ...configs.zoo import PublishConfig
 from ...errors import InputError, StoreUnusable, convert_os_errors
 from ...tasks.programs.payload import asset_blobs, payload_sha256, write_payload
-from ...tasks.results.accuracy import FOUND, FoundLayers
+from ...tasks.results.accuracy import FOUND, AccuracyReport, FoundQuantization
 from ...tasks.results.delivered import Delivered
 
 if TYPE_CHECKING:  # these import fsspec and readers of files, which runs without a release do without
@@ -72,7 +72,7 @@ class ResultsFolder:
             _write_provenance(path.with_suffix(".json"), provenance, run)
             self.known_files.note(path.with_suffix(".json"), digests["json"])
             found_path = folder / f"{recipe}{FOUND}"
-            if search := result.get(FoundLayers):
+            if search := result.get(FoundQuantization):
                 content = found_recipe(result, search)
                 digests[FOUND[1:]] = digest_bytes(content)
                 if self.known_files.sha256(found_path) != digests[FOUND[1:]]:
@@ -151,12 +151,16 @@ class ResultsFolder:
                     write_payload(payload, self._store.local, target)
 
 
-def found_recipe(result: Delivered, search: FoundLayers) -> bytes:
+def found_recipe(result: Delivered, search: FoundQuantization) -> bytes:
     """YAML of a recipe that makes the file that a search has found, without searching again."""
     passes = sum(attempt.passes for attempt in search.attempts)
     comment = f"Found for {result.model!r}: {len(search.attempts)} files were scored, {passes} of them passed."
     quantize = {"search": None, "exclude": list(search.exclude)}
-    recipe = {f"{result.recipe}-found": {"extends": result.recipe, "quantize": quantize}}
+    quantize |= search.variant
+    report = result.get(AccuracyReport)
+    bounds = {"max_drop": report.max_drop, "keep": report.keep} if report else {}
+    accuracy = {name: bound for name, bound in bounds.items() if bound is not None}  # the search's may be the only ones
+    recipe = {f"{result.recipe}-found": {"extends": result.recipe, "accuracy": accuracy, "quantize": quantize}}
     return f"# {comment}\n{yaml.safe_dump({'recipes': recipe}, sort_keys=False)}".encode()
 
 

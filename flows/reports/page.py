@@ -17,6 +17,7 @@ from ...artifacts.digest import digest_json
 from ...artifacts.files import open_input, replace_file
 from ...artifacts.runs import RunRecord, Runs, StageOutcome
 from ...errors import InputError, first_line, printable
+from ...tasks.results.accuracy import FoundQuantization, ScoredFile
 from ...tasks.results.delivered import Delivered, columns_of, delivered_by
 from ...tasks.results.tables import format_size
 from .changes import Change, Compared, State, changes_since, is_of_a_part, runs_before, with_the_rest
@@ -56,6 +57,16 @@ class Trend:
 
 
 @dataclass(frozen=True, slots=True)
+class Dot:
+    """A file that a search has scored, and its position."""
+
+    file: ScoredFile
+    x: float
+    y: float
+    front: bool  # whether no other file is both as small and as good
+
+
+@dataclass(frozen=True, slots=True)
 class FileReport(Compared):
     """The outcome of a recipe of a model, or of all of its recipes that failed with the same problem."""
 
@@ -67,6 +78,7 @@ class FileReport(Compared):
     map: FileMap | None = None
     tiles: tuple[Tile, ...] = ()
     trends: tuple[Trend, ...] = ()
+    trials: tuple[Dot, ...] = ()  # files that a search has scored
     problem: str = ""  # why there is no map of the file
 
     @property
@@ -218,6 +230,7 @@ def _file(
         map=mapped,
         tiles=treemap(mapped.blocks, _WIDTH, _HEIGHT) if mapped else (),
         trends=tuple(_trends([*reversed(history), result])),
+        trials=scatter(search.attempts, _WIDTH, _HEIGHT) if (search := result.get(FoundQuantization)) else (),
         problem=problem,
     )
 
@@ -267,6 +280,28 @@ def _short(block: Block) -> str:
 def _plain(value: object) -> object:
     """A value for the template: text is safe to print and has no terminal colours."""
     return printable(_COLOURS.sub("", value), keep="\n\t\u00a0") if type(value) is str else value
+
+
+def scatter(files: Sequence[ScoredFile], width: float, height: float) -> tuple[Dot, ...]:
+    """Places scored files by size, to the right, and score, upwards; none where earlier versions noted no sizes."""
+    sizes, scores = {file.size for file in files}, {file.score for file in files}
+    if not all(sizes):
+        return ()
+    across, up = max(sizes) - min(sizes), max(scores) - min(scores)
+    return tuple(
+        Dot(
+            file,
+            width * (file.size - min(sizes)) / across if across else width / 2,
+            height * (1 - (file.score - min(scores)) / up) if up else height / 2,
+            # no file is as small and scores higher, or is smaller and scores as high
+            front=not any(
+                other.size <= file.size and other.score >= file.score
+                for other in files
+                if (other.size, other.score) != (file.size, file.score)
+            ),
+        )
+        for file in files
+    )
 
 
 def treemap(blocks: Sequence[Block], width: float, height: float) -> tuple[Tile, ...]:

@@ -167,13 +167,14 @@ def find_toolchain(loaded: LoadedZoo, name: str) -> ToolchainConfig:
     configs = loaded.zoo.toolchains
     if name not in configs and os.sep not in name:
         raise InputError(
-            f"the zoo has no toolchain {name!r}{did_you_mean(name, tuple(configs))}; write "
-            f"`toolchains: {{{name}: {{python: PATH}}}}` in it, or give the path of a Python"
+            f"the zoo has no toolchain {name!r}, and no Python has that path"
+            f"{did_you_mean(name, tuple(configs)) or f'; write `toolchains: {{{name}: {{python: PATH}}}}` in it'}"
         )
     config = configs.get(name) or ToolchainConfig(python=Path(name).expanduser().absolute())
     python = config.python
     if python and (not os.access(python, os.X_OK) or python.is_dir()):
-        raise InputError(f"{python} cannot be run: it should be the Python of an environment with pteforge")
+        why = "cannot be run" if python.exists() else "does not exist"
+        raise InputError(f"{python} {why}: it should be the Python of an environment with pteforge")
     return config
 
 
@@ -264,7 +265,10 @@ def _plan_recipe(
         problem = f"recipe {name!r} rounds weights by samples of the model: give it `calibration`"
         raise loaded.locations.error(problem, ("models", model))
     bounds, gate = loaded.zoo.verify_bounds(model, name), _gate_of(loaded, model, name, finder)
-    bounded = _bounds_are_written(loaded, ("models", model)) or _bounds_are_written(loaded, ("recipes", name))
+    owners = (("models", model), ("recipes", name))
+    bounded = any(
+        loaded.locations.is_the_users((*where, "verify", bound)) for where in owners for bound in ERROR_BOUNDS
+    )
     planned = plan_recipe(name, recipe, bounds, finder, error_at, gate, bounded=bounded)
     places = tuple(place(where) for where in recipe.verify.on if where != HOST)
     device = loaded.zoo.models[model].limits.device
@@ -300,12 +304,6 @@ def _plan_place(loaded: LoadedZoo, name: str) -> PlannedPlace:
         if loaded.locations.written_at(where):
             raise loaded.locations.error(str(error), where) from error
         raise ConfigError(str(error), location=Location("--place"), field=name) from error
-
-
-def _bounds_are_written(loaded: LoadedZoo, where: FieldPath) -> bool:
-    """Whether the user has written a bound there; those of shipped recipes are for models without a gate."""
-    locations = (loaded.locations.written_at((*where, "verify", bound)) for bound in ERROR_BOUNDS)
-    return any(location is not None and not location.file.startswith("<preset ") for location in locations)
 
 
 def _gate_of(loaded: LoadedZoo, model: str, recipe: str, finder: ModuleSearch) -> AccuracyGate | None:

@@ -54,7 +54,7 @@ def lower_elsewhere(session: Session, by_pool: Callable[[Session, str, Mapping[s
             lowered_by.setdefault(toolchain, {}).setdefault(model.name, []).append(recipe)
     for toolchain, recipes in lowered_by.items():
         named = dict.fromkeys(name for names in recipes.values() for name in names)
-        _log.warning("with toolchain %s: %s of %s", toolchain, ", ".join(named), ", ".join(recipes))
+        _log.info("with toolchain %s: %s of %s", toolchain, ", ".join(named), ", ".join(recipes))
         globs = {"models": ",".join(map(escape, recipes)), "recipes": ",".join(map(escape, named))}
         changes = {**globs, "toolchain": toolchain, "publish": None, "on": "local"}
         config = find_toolchain(session.loaded, toolchain)
@@ -170,7 +170,8 @@ class Rehearsal:
                 yield "files were not run on the other runtime, which workers of a pool have"
                 continue
             versions = [each.versions.get("executorch", "unknown") for each in (made, on)]
-            yield f"{len(done.ran)} files of ExecuTorch {versions[0]} run on the runtime of {versions[1]}"
+            ran = ("1 file", "runs") if len(done.ran) == 1 else (f"{len(done.ran)} files", "run")
+            yield f"{ran[0]} of ExecuTorch {versions[0]} {ran[1]} on the runtime of {versions[1]}"
             yield from (f"{name} does not: {first_line(problem)}" for name, problem in done.failed.items())
 
     def to_json(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ...configs.contract_file import RELEASE, Runtime, read_contract
 from ...configs.model import Limits, MethodConfig, ModelOptions
 from ...configs.nodes import FieldPath
 from ...configs.problems import raise_all
-from ...configs.quantize import QuantizationSearch, TorchaoTransform
+from ...configs.quantize import QuantizationSearch, QuantizationVariant, TorchaoTransform
 from ...configs.recipe import EdgeOptions, MethodOptions, Recipe, Specialization
 from ...configs.sources import BuilderSource, Dataset, NamedFunction, ProgramSource, ResolvedSource
 from ...configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
@@ -27,7 +27,7 @@ from ...formats.pte.buckets import Bucket
 from ..engine.keys.builder import find_builder, find_signature
 from ..engine.keys.search import ModuleSearch, distribution_versions
 from ..quantize.torchao_configs import check_transform, class_name
-from ..results.accuracy import FoundLayers
+from ..results.accuracy import FoundQuantization
 from ..targets import Target, TargetParams
 from ..targets.find import check_quantizers, find_target, find_target_class
 from ..targets.portable import Portable
@@ -86,7 +86,7 @@ class PlannedRecipe:
     places: tuple[PlannedPlace, ...] = ()  # where payloads are run besides this machine's runtime
     until: str | None = None  # name of the last stage to run; None to make the file
     runtime: Runtime | None = None  # that has to be able to load the file
-    found: FoundLayers | None = None  # layers to leave in floating point, after a search for them
+    found: FoundQuantization | None = None  # how to quantize, after a search for it
 
     @property
     def payloads(self) -> list[str]:
@@ -122,6 +122,15 @@ class PlannedRecipe:
         assert quantize  # noqa: S101 - of a recipe with a search
         quantize = quantize.model_copy(update={"exclude": (*quantize.exclude, *map(escape, layers))})
         return replace(self, recipe=self.recipe.model_copy(update={"quantize": quantize}))
+
+    @property
+    def variants(self) -> Iterator[tuple[QuantizationVariant, PlannedRecipe]]:
+        """The recipe itself, and with each variant that its search tries."""
+        for variant in (QuantizationVariant(), *(self.search.variants if self.search else ())):
+            assert self.recipe.quantize  # noqa: S101 - of a recipe with a search
+            quantize = self.recipe.quantize.varied(variant)
+            recipe = self.recipe.model_copy(update={"quantize": quantize})
+            yield variant, replace(self, recipe=recipe, quantizers=check_quantizers(quantize))
 
     def with_computed_scales(self) -> PlannedRecipe | None:
         """The recipe with scales of activations that the file computes; None if its quantizer has no option for it."""
@@ -331,12 +340,10 @@ def plan_recipe(
         )
     with errors_at(error_at, ("quantize",)):
         quantizers = check_quantizers(recipe.quantize)
-    if recipe.quantize and recipe.quantize.search and gate is None:
-        raise error_at(
-            "needs a score to go by: name an `evaluator` under `accuracy`, of the recipe or of the model, and how far "
-            "scores may drop: `drop` here, or `max_drop` or `floor` there",
-            ("quantize", "search"),
-        )
+    if recipe.quantize and recipe.quantize.search:
+        for position, variant in enumerate(recipe.quantize.search.variants):
+            with errors_at(error_at, ("quantize", "search", "variants", position, "options")):
+                check_quantizers(recipe.quantize.varied(variant))
     if gate and not bounded and (recipe.quantize or recipe.transforms):
         bounds = bounds.model_copy(update=dict.fromkeys(ERROR_BOUNDS))
     try:

@@ -76,6 +76,7 @@ def _transform_params(run: RecipeRun, transform: Transform) -> TorchaoParams | C
             layers=transform.layers,
             at_least=transform.at_least,
             filter_fn=called,
+            otherwise=transform.otherwise,
             rounding=transform.rounding,
         )
     assert called  # noqa: S101 - the other kind of transform is a function
@@ -125,6 +126,7 @@ def quantize_params(run: RecipeRun, *, one_of_several: bool) -> Quantize.Params:
         quantizers=run.plan.quantizers,
         filters=filters,
         exclude=run.plan.excluded,
+        smooth=bool(run.plan.recipe.quantize and run.plan.recipe.quantize.smooth),
         at_least=quantization and quantization.at_least,
         one_of_several=one_of_several,
         **passes,

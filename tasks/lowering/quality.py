@@ -11,8 +11,8 @@ from ...artifacts.digest import canonical_json
 from ...artifacts.ledger import FoundCase
 from ...artifacts.ref import ArtifactRef
 from ...configs.places import HOST
-from ...configs.verification import AccuracyGate
-from ...errors import PteforgeError, StageError, StageTimedOut, VerificationFailed, first_line
+from ...configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
+from ...errors import PteforgeError, StageError, StageFailed, StageTimedOut, VerificationFailed, first_line
 from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
@@ -20,9 +20,9 @@ from ..explain.stages.bisect import Bisect
 from ..file.stages.serialize import Serialize
 from ..results.accuracy import rank_layers
 from ..results.causes import Circumstance
-from ..results.costs import MemoryUse, exceeded
+from ..results.costs import MemoryUse, Timing, exceeded
 from ..results.delivered import Delivered
-from ..results.figures import WHOLE_FILE, Figures, Proof, Searched
+from ..results.figures import WHOLE_FILE, Figures, Proof, Searched, violations
 from ..results.numerics import NodeLosses
 from ..verify.places import PlannedPlace, processor
 from ..verify.stages.baseline import Baseline
@@ -49,9 +49,16 @@ class Climbed:
 
 
 async def verify_file(
-    run: RecipeRun, exports: Exports, made: MadeFile, found: ArtifactRef | None = None
+    run: RecipeRun,
+    exports: Exports,
+    made: MadeFile,
+    found: ArtifactRef | None = None,
+    bounds: VerifyBounds | None = None,
 ) -> ArtifactRef:
-    """The figures of the file, within the recipe's bounds; a search also runs it on inputs `found` now and before."""
+    """The figures of the file, within `bounds`, by default the recipe's.
+
+    A search for inputs also runs it on those `found` now and before.
+    """
     recipe, prepared = run.plan, made.prepared
     on_examples = judged_on_examples(recipe, prepared)
     samples = {method: own.samples for method, own in prepared.items() if own.samples and method in on_examples}
@@ -75,9 +82,25 @@ async def verify_file(
         reference=_references(exports, made) if kept else {},
     )
     params = Verify.Params(
-        bounds=recipe.bounds, host=host_capability(), on_examples=on_examples, runtime=recipe.runtime
+        bounds=bounds or recipe.bounds, host=host_capability(), on_examples=on_examples, runtime=recipe.runtime
     )
     return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, made.so_far)))).figures
+
+
+_EXACT = 300.0  # dB that stand for outputs without an error
+
+
+async def likeness(run: RecipeRun, exports: Exports, made: MadeFile) -> tuple[float, bool] | None:
+    """A file's lowest SQNR in dB, and whether it is within the bounds; None where it is planned, and has no figures."""
+    free = dict.fromkeys((*ERROR_BOUNDS, "min_part_sqnr_db"))
+    try:
+        ref = await verify_file(run, exports, made, bounds=run.plan.bounds.model_copy(update=free))
+    except (StageFailed, VerificationFailed):  # such as outputs that are no numbers
+        return 0.0, False
+    if not is_known(ref):
+        return None
+    worst = Figures.from_json(run.read_json(ref)).overall
+    return _EXACT if worst.sqnr_db is None else worst.sqnr_db, not any(violations(worst, run.plan.bounds))
 
 
 async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
@@ -155,6 +178,17 @@ async def bench_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> N
             step = StageId(Bench.name, name, recipe.name, payload, run.number)
             with suppress(StageError, NotCached):  # the run has it; a file is none the worse for it
                 await run.call(step, Bench, Bench.Params(place=params, machine=machine), inputs, limits=limits)
+
+
+async def time_calls(run: RecipeRun, exports: Exports, made: MadeFile) -> float:
+    """Seconds of one call of each method on this process's runtime, in all; 0 if that is only planned."""
+    step, params = (
+        StageId(Bench.name, HOST, run.plan.name, "", run.number),
+        Bench.Params(place=None, machine=processor()),
+    )
+    outputs: Bench.Outputs = (await run.call(step, Bench, params, _whole(exports, made))).outputs
+    timings = Timing.found(run.read_json(outputs.timings)) if is_known(outputs.timings) else ()
+    return sum(timing.median for timing in timings)
 
 
 def check_memory(run: RecipeRun, provenance: ArtifactRef) -> None:
@@ -295,10 +329,11 @@ async def make_scores(
     scoring: dict[str, Awaitable[Evaluate.Outputs | Baseline.Outputs]] = {
         "scores": run(Evaluate, Evaluate.Params(**scorer), inputs)
     }
-    if gate.max_drop is not None:
+    if gate.max_drop is not None or gate.keep is not None:
         scoring["baseline"] = run(Baseline, Baseline.Params(source=exports.source, **scorer))
     scores = {role: outputs.scores for role, outputs in (await together(scoring)).items()}
-    return Gate.Params(evaluator=gate.evaluator.builder, floor=gate.floor, max_drop=gate.max_drop), scores
+    bounds = {name: getattr(gate, name) for name in ("floor", "max_drop", "keep")}
+    return Gate.Params(evaluator=gate.evaluator.builder, **bounds), scores
 
 
 async def compare_programs(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> ArtifactRef | None:

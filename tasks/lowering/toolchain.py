@@ -22,12 +22,13 @@ from typing import Any
 from ...artifacts.digest import digest_bytes, digest_json
 from ...artifacts.files import replace_file
 from ...artifacts.records import Record
+from ...configs.base import did_you_mean
 from ...errors import InputError, printable
 from .. import upstream
 from ..engine.keys.search import toolchain_versions
 from ..upstream import TESTED, compat
 from ..upstream.compat import PATHS, WITHOUT, find, is_missing
-from ..upstream.patches import LIBRARY, NOT_TRIED, OFF, PATCHES, holds
+from ..upstream.patches import LIBRARY, NOT_TRIED, OFF, PATCHES, holds, is_off
 
 _PACKAGES = ("torch", "executorch", "torchao", "transformers")
 _SECONDS = 1800.0  # of importing everything, or lowering the smallest cases, on a busy machine
@@ -41,8 +42,13 @@ class PatchState:
     name: str  # of the function that applies it, or the limit; docs/internals/upstream.md has more about each
     fault: str  # what happens without it
     lacks: tuple[str, ...] = ()  # what it needs, and the installed release lacks, as dotted names
+    off: bool = False  # whether `OFF` names it
     # if its smallest case was to be tried: "needed", "needless", `NOT_TRIED`, or how that fails with the patch
     probe: str = ""
+
+    @property
+    def applies(self) -> bool:
+        return not self.lacks and not self.off
 
     @property
     def fails(self) -> bool:
@@ -51,8 +57,9 @@ class PatchState:
 
     @property
     def why(self) -> str:
-        """The fault, and what is missing to mend it."""
-        return f"{self.fault} ({self.name} needs {', '.join(self.lacks)})"
+        """The fault, and why it is not mended."""
+        why = f"is turned off by {OFF}" if self.off else f"needs {', '.join(self.lacks)}"
+        return f"{self.fault} ({self.name} {why})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,13 @@ class Toolchain(Record):
     limits: tuple[PatchState, ...] = ()  # of Vulkan, some of which are WebGPU's, too
 
     @property
+    def states(self) -> tuple[PatchState, ...]:
+        """Patches and limits."""
+        return (*self.patches, *self.limits)
+
+    @property
     def well(self) -> bool:
-        return not self.lacks and not any(each.lacks or each.fails for each in (*self.patches, *self.limits))
+        return not self.lacks and not any(not each.applies or each.fails for each in (*self.patches, *self.limits))
 
     @property
     def title(self) -> str:
@@ -75,8 +87,8 @@ class Toolchain(Record):
 
     def changes_since(self, earlier: Toolchain) -> Iterator[str]:
         """What is mended here and was not with an earlier toolchain, and the other way round, a line each."""
-        lacking, lacked = ({patch.name for patch in each.patches if patch.lacks} for each in (self, earlier))
-        for patch in self.patches:
+        lacking, lacked = ({patch.name for patch in each.states if not patch.applies} for each in (self, earlier))
+        for patch in self.states:
             if patch.name in lacking - lacked:
                 yield f"not mended any more: {patch.why}"
             elif patch.name in lacked - lacking:
@@ -86,7 +98,7 @@ class Toolchain(Record):
     @property
     def probed(self) -> Iterator[str]:
         """A line for each patch or limit whose smallest case shows that it is not needed, or does not help."""
-        for patch in (*self.patches, *self.limits):
+        for patch in self.states:
             if patch.probe == "needless":
                 yield f"not needed any more: {patch.name}, which avoids this: {patch.fault}"
             elif patch.fails:
@@ -94,15 +106,16 @@ class Toolchain(Record):
 
     @property
     def unmended(self) -> list[str]:
-        """A line for each fault whose patch cannot be applied."""
-        patches = (patch for patch in self.patches if patch.lacks)
-        return [f"not mended: {patch.why}" for patch in patches]
+        """A line for each fault whose patch or limit is not applied."""
+        return [f"not mended: {patch.why}" for patch in self.states if not patch.applies]
 
     def __str__(self) -> str:
-        applied = f"{len(self.patches) - len(self.unmended)} of {len(self.patches)} patches apply"
+        applied = f"{sum(patch.applies for patch in self.patches)} of {len(self.patches)} patches apply"
         missing = [f"{path} is missing, which these use: {', '.join(modules)}" for path, modules in self.lacks.items()]
         untried = sum(limit.probe == NOT_TRIED for limit in self.limits)
-        limits = f"{len(self.limits)} limits of Vulkan apply" + (f", {untried} {NOT_TRIED}" if untried else "")
+        limits = f"{sum(limit.applies for limit in self.limits)} limits of Vulkan apply" + (
+            f", {untried} {NOT_TRIED}" if untried else ""
+        )
         return "\n".join([self.title, applied, *[limits] * bool(self.limits), *self.unmended, *missing, *self.probed])
 
 
@@ -121,9 +134,10 @@ def _asked(python: Path, module: str, *arguments: str) -> Any:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)  # noqa: S603 - as asked
         return json.loads(answer.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
-        said = printable(str(getattr(error, "stderr", None) or error).strip().rpartition("\n")[2])
-        advice = "it should be the Python of an environment with pteforge"
-        raise InputError(f"{python} cannot say what it lowers with: {said}; {advice}") from error
+        said = "it prints nothing" if isinstance(error, LookupError) else str(getattr(error, "stderr", None) or error)
+        said = printable(said.strip().rpartition("\n")[2])
+        advice = "" if OFF in said else "; it should be the Python of an environment with pteforge"
+        raise InputError(f"{python} cannot say what it lowers with: {said}{advice}") from error
 
 
 @cache
@@ -146,7 +160,7 @@ def probe(toolchain: Toolchain, python: Path, folder: Path) -> Toolchain:
 
     def run() -> Toolchain:
         states = (*toolchain.patches, *toolchain.limits)
-        cases = dict(_asked(python, _PROBES, *(state.name for state in states if not state.lacks)))
+        cases = dict(_asked(python, _PROBES, *(state.name for state in states if state.applies)))
 
         def probed(state: PatchState) -> PatchState:
             patched, plain = cases.get(state.name, ("", ""))
@@ -166,10 +180,8 @@ def _remembered(folder: Path, versions: Any, ask: Callable[[], Toolchain]) -> To
     with suppress(OSError, ValueError, LookupError, TypeError):
         return Toolchain.decode(remembered.read_bytes())
     toolchain = ask()
-    if any(
-        state.fails for state in (*toolchain.patches, *toolchain.limits)
-    ):  # maybe for want of memory, or of room on the disk
-        return toolchain
+    if any(state.fails for state in (*toolchain.patches, *toolchain.limits)):
+        return toolchain  # maybe for want of memory, or of room on the disk
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(remembered, json.dumps(toolchain.to_json()).encode(), folder)
@@ -188,7 +200,7 @@ def describe() -> Toolchain:
     for patch in PATCHES.values():
         if holds(patch.releases):
             with suppress(ImportError):
-                patches.append(PatchState(patch.name, patch.fault, patch.missing()))
+                patches.append(PatchState(patch.name, patch.fault, patch.missing(), is_off(patch.name)))
     of_patches = {path for patch in patches for path in patch.lacks}
     lacks = {path: modules for path, modules in _lacks() if path not in of_patches}
     versions = {}
@@ -199,7 +211,15 @@ def describe() -> Toolchain:
     with suppress(ImportError):
         from ..upstream.vulkan import LIMITS  # noqa: PLC0415 - has torch
 
-        limits += (PatchState(name, limit.why) for name, limit in LIMITS["vulkan"].items() if holds(limit.releases))
+        limits += (
+            PatchState(name, limit.why, off=is_off(name))
+            for name, limit in LIMITS["vulkan"].items()
+            if holds(limit.releases)
+        )
+    known = [*PATCHES, *(limit.name for limit in limits)]
+    for name in filter(None, os.environ.get(OFF, "").split(",")):
+        if name not in known:
+            raise InputError(f"{OFF} has {name!r}, which is no patch and no limit{did_you_mean(name, known)}")
     return Toolchain(versions, tuple(patches), lacks, tuple(limits))
 
 
@@ -223,4 +243,7 @@ def _lacks() -> Iterator[tuple[str, tuple[str, ...]]]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable()
-    sys.stdout.write(json.dumps(describe().to_json()) + "\n")
+    try:
+        sys.stdout.write(json.dumps(describe().to_json()) + "\n")
+    except InputError as error:
+        sys.exit(str(error))

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torchao.core.config import AOBaseConfig
 from torchao.quantization import (
     Int8DynamicActivationIntxWeightConfig,
+    IntxUnpackedToInt8Tensor,
     IntxWeightOnlyConfig,
     granularity,
     quantize_,
@@ -36,7 +37,7 @@ from ..programs.weights import TensorFiles, cast_of, rebuilt
 from ..upstream.compat import pytree
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
-from .rounding import ObservedCalls, rounded
+from .rounding import ObservedCalls, on_grid, rounded
 from .torchao_configs import PACKAGES, TorchaoParams, snake_case
 
 
@@ -266,10 +267,36 @@ def _quantize(
     """Quantizes the layers that match, except those that are kept; returns whether any match."""
     matching = _chosen(holder, transform, what)
     chosen = {layer: name for layer, name in matching.items() if name not in kept}
-    if not chosen:
-        return bool(matching)
+    group = group_size(make_config(transform.config, transform.fields)) if chosen else None
+    undivided = _undivided(chosen, group)
+    divided = {layer: name for layer, name in chosen.items() if layer not in undivided}
+    if undivided and (transform.otherwise is None or not divided):
+        layer, name = next(iter(undivided.items()))
+        raise TargetError(
+            f"{what}: layer {name!r} has {layer.weight.shape[-1]} input features, and groups of {group} do not divide "
+            "them; give another group size, or leave the layer out with `exclude`"
+        )
+    for fields, layers in (transform.fields, divided), (transform.otherwise or {}, undivided):
+        if layers:
+            _quantize_layers(holder, layers, transform.model_copy(update={"fields": fields}), what, files, calls)
+    return bool(matching)
+
+
+def _undivided(layers: Mapping[nn.Module, str], group: int | None) -> dict[nn.Module, str]:
+    """The layers whose input features are no multiple of the size of groups."""
+    shaped = {layer: name for layer, name in layers.items() if isinstance(layer, nn.Linear | nn.Embedding)}
+    return {layer: name for layer, name in shaped.items() if group is not None and layer.weight.shape[-1] % group}
+
+
+def _quantize_layers(
+    holder: nn.Module,
+    chosen: dict[nn.Module, str],
+    transform: TorchaoParams,
+    what: str,
+    files: TensorFiles | None,
+    calls: ObservedCalls | None,
+) -> None:
     config = make_config(transform.config, transform.fields)
-    _check_groups(chosen, group_size(config), what)
     parts: Iterable[tuple[Iterable[nn.Module], Mapping[nn.Module, torch.Tensor]]] = [(chosen, {})]
     if transform.rounding == "gptq" and calls:
         if others := [name for layer, name in chosen.items() if not isinstance(layer, nn.Linear)]:
@@ -291,7 +318,6 @@ def _quantize(
                     f"{what}: torchao cannot apply {transform.config} to layer {name!r}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-    return True
 
 
 def _quantize_layer(
@@ -302,8 +328,12 @@ def _quantize_layer(
         if cast_of(layer.weight) is not None:  # once, and not for each operator
             layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
         quantize_(holder, config, partial(_is_unquantized, layer))
-    if moments is not None:
-        layer.weight.qdata.copy_(rounded(weight, layer.weight, moments))
+    chosen = on_grid(weight, layer.weight) if isinstance(layer.weight, IntxUnpackedToInt8Tensor) else None
+    if chosen is None and moments is not None:
+        chosen = rounded(weight, layer.weight, moments)
+    if chosen:
+        layer.weight.qdata.copy_(chosen[0])
+        layer.weight.scale.copy_(chosen[1])
 
 
 def _is_unquantized(layer: nn.Module, module: nn.Module, _name: str = "") -> bool:
@@ -379,16 +409,6 @@ def _chosen_by_function(
 
 def _any_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-
-
-def _check_groups(layers: dict[nn.Module, str], group: int | None, what: str) -> None:
-    for layer, name in layers.items():
-        features = layer.weight.shape[-1] if isinstance(layer, nn.Linear | nn.Embedding) else 0
-        if group is not None and features % group:
-            raise TargetError(
-                f"{what}: layer {name!r} has {features} input features, and groups of {group} do not divide them; "
-                "give another group size, or leave the layer out with `exclude`"
-            )
 
 
 _SHOWN = 12  # names of layers in a message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,6 +25,7 @@ from ..export.batch_norms import WITH_WEIGHTS
 from ..export.eager import buffers_written_in
 from ..export.method import Shapes, export_method
 from ..export.sizes import dynamic_sizes, export_again, sizes_collection
+from ..results.quantization import SmoothedLayer, WidenedRange
 from ..targets import TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from ..upstream.compat import pytree
@@ -31,7 +33,11 @@ from ..upstream.torch_export import whole_dynamic_quantization
 from ..upstream.torchao import RANGES
 from ..usercode.recipe_functions import node_filter, run_graph_passes
 from .linear_layers import unroll_recurrent_layers, write_as_linear
+from .smoothing import smooth
 
+_FEW = 8  # samples, below which a quarter of them says nothing
+_WIDENED = 1.25
+_SMOOTHED_ON = 8  # samples
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"
 
@@ -111,8 +117,13 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     exclude: Sequence[str] = (),
     shaped: ExportedProgram | None = None,
     state: Collection[str] = (),
-) -> ExportedProgram:
+    count: int = 0,
+    smooths: bool = False,
+) -> tuple[ExportedProgram, tuple[WidenedRange, ...], tuple[SmoothedLayer, ...]]:
     """Quantizes a program; returns one that is quantized already, as by QAT, as it is.
+
+    Also returns the activations whose range the last quarter of the samples has widened by more than a quarter, if
+    there are at least eight samples; and the layers that are smoothed.
 
     Args:
         program: takes the samples.
@@ -124,13 +135,15 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
         exclude: patterns of the modules to leave in floating point.
         shaped: the program whose dynamic sizes the result has; by default those of `program`.
         state: names of buffers that other methods change.
+        count: the number of samples; 0 if it does not matter.
+        smooths: whether scales are moved between inputs and weights of layers; see `smoothing.smooth`.
 
     Raises:
         TargetError: there is nothing to quantize.
         SourceError: a function cannot be imported, raises, or does not return a module.
     """
     if any(str(node.target).rpartition(".")[0] in _QUANTIZING for node in program.graph.nodes):
-        return program
+        return program, (), ()
     module = run_graph_passes(passes, "pre_prepare_passes", program.module(check_guards=False))
     hide_integer_scalars(module)
     if knows_linear_only(quantizers):
@@ -139,8 +152,16 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     _leave_computed_weights(module)
     changed = buffers_written_in(module).union(state)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
-    first = next(samples := iter(samples))
-    _note_ranges(module, first)
+    taken = list(itertools.islice(samples := iter(samples), _SMOOTHED_ON if smooths else 1))
+    smoothed: list[SmoothedLayer] = []
+    if smooths:
+        by_row = all(quantizer.options.get("dynamic") for quantizer in quantizers)
+        left = [node for node in module.graph.nodes if Q_ANNOTATION_KEY in node.meta or is_inside(node, exclude)]
+        smoothed, added = smooth(module, taken, by_row=by_row, leaves=left.__contains__)
+        for node in added:
+            _leave_out(node)
+        _set_buffers(module, initial)
+    _note_ranges(module, taken[0])
     _set_buffers(module, initial)
     node_filters = {position: node_filter(function, position) for position, function in filters.items()}
     quantizer = make_quantizer(quantizers, node_filters)
@@ -156,17 +177,40 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
             + ("; `quantize.exclude` may leave out all" if exclude else "")
         )
     prepared = run_graph_passes(passes, "post_prepare_passes", prepared)
+    before: Mapping[str, float] = {}
     with torch.no_grad():
-        for sample in itertools.chain([first], samples):
+        for number, sample in enumerate(itertools.chain(taken, samples)):
+            if count >= _FEW and number == count - count // 4:
+                before = _widths(prepared)
             args, kwargs = pytree.tree_unflatten(list(sample), program.call_spec.in_spec)
             prepared(*args, **kwargs)
+        after = _widths(prepared)
         prepared = run_graph_passes(passes, "pre_convert_passes", prepared)
         with whole_dynamic_quantization():
             converted = convert_pt2e(prepared, fold_quantize=fold_weights(quantizers))
         _set_buffers(converted, initial)  # samples have changed them, and so has folding, which runs operators
     restore_integer_scalars(converted)
     converted = run_graph_passes(passes, "post_convert_passes", converted)
-    return export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
+    factors = {name: after[name] / width for name, width in before.items() if width and name in after}
+    widened = [WidenedRange(name, factor) for name, factor in factors.items() if factor > _WIDENED]
+    widened.sort(key=lambda each: -each.factor)
+    again = export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
+    return again, tuple(widened), tuple(smoothed)
+
+
+def _widths(prepared: GraphModule) -> dict[str, float]:
+    """The widths of the ranges that observers have seen, of activations with one scale, by module or operator."""
+    widths: dict[str, float] = {}
+    for node in prepared.graph.nodes:
+        observer = prepared.get_submodule(node.target) if node.op == "call_module" else None
+        bounds = [getattr(observer, name, None) for name in ("min_val", "max_val")]
+        ends = [float(bound) for bound in bounds if isinstance(bound, torch.Tensor) and bound.numel() == 1]
+        if len(ends) == 2 and all(map(math.isfinite, ends)):
+            modules = node.args[0].meta.get("nn_module_stack") or {}
+            path = next((str(path) for path, _ in reversed(modules.values()) if path), "")
+            name = path or node.args[0].name
+            widths[name] = max(widths.get(name, 0.0), ends[1] - ends[0])
+    return widths
 
 
 def _set_buffers(module: GraphModule, values: Mapping[str, torch.Tensor]) -> None:

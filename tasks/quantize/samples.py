@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -60,6 +61,32 @@ def load_dataset(what: str, name: str, kwargs: Mapping[str, Any]) -> Iterable[An
         named: Any = pkgutil.resolve_name(name)
         dataset: Iterable[Any] = named(**kwargs) if callable(named) else named
         return dataset
+
+
+def drawn(what: str, dataset: Any, most: int, seed: int) -> Sequence[Any]:
+    """Samples at positions that are drawn without repeats, each read when it is needed.
+
+    Raises SourceError for a dataset without a length or positions.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise SourceError(
+            f"{what} is {type(dataset).__name__}, which has no length: `shuffle` draws from all samples; return a "
+            "list, or a dataset with `__len__` and `__getitem__`, or leave `shuffle` out"
+        )
+    generator = random.Random(seed)  # noqa: S311 - no secret
+    return _Drawn(dataset, generator.sample(range(len(dataset)), min(most, len(dataset))))
+
+
+class _Drawn(Sequence[Any]):
+    def __init__(self, dataset: Any, positions: Sequence[int]) -> None:
+        self._dataset = dataset
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[self._positions[index]]
 
 
 def length_of(dataset: Any, most: int) -> int | None:

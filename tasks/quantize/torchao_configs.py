@@ -32,6 +32,7 @@ class TorchaoParams(Params):
 
     config: str
     fields: dict[str, Any] = Field(default={})  # its fields, as JSON
+    otherwise: dict[str, Any] | None = None  # of layers whose features are no multiple of a group; None: refused
     include: tuple[str, ...] = ("*",)  # patterns of names of the layers to quantize
     exclude: tuple[str, ...] = ()  # patterns of names of layers to leave out
     layers: tuple[str, ...] = ("linear",)  # kinds of layers, ``linear`` and ``embedding``
@@ -69,7 +70,7 @@ def check_transform(transform: TorchaoTransform) -> None:
     if transform.rounding == "gptq" and (name not in _IN_INTEGERS or transform.layers != ("linear",)):
         names = " or ".join(snake_case(name.removesuffix(_ENDING)) for name in _IN_INTEGERS)
         raise TargetError(f"`rounding: gptq` is for linear layers, with {names}; leave it out for others")
-    for field in transform.params:
+    for field in (*transform.params, *(transform.otherwise or ())):
         if field not in fields:
             raise TargetError(f"torchao's {name} has no field {field!r}{did_you_mean(field, fields)}")
 

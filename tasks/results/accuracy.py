@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ...artifacts.records import Record
 from .finding import Fact, Finding
@@ -44,6 +45,7 @@ class AccuracyReport(Finding):
     max_drop: float | None  # how far a score may be below eager's; None if they are not compared
     eager: float | None  # the eager model's score, if they are compared
     file: Scores
+    keep: float | None = None  # least share of eager's score; None if they are not compared
 
     @property
     def worst(self) -> float:
@@ -57,7 +59,15 @@ class AccuracyReport(Finding):
             yield Fact("accuracy", "score", report.worst, words=f"{report.worst:.4g}{drop}", column=3)
             payloads = {f"{score.payload}: score": score.score for score in report.file.scores if score.payload}
             bounds = {"eager's score": report.eager, "floor": report.floor, "max drop": report.max_drop}
+            bounds["least share of eager's"] = report.keep
             yield from (Fact("accuracy", name, value) for name, value in (payloads | bounds).items())
+
+    @property
+    def _least(self) -> float | None:
+        """The least score that keeps the share of eager's; a negative score, such as a loss, may be larger by it."""
+        if self.keep is None or self.eager is None:
+            return None
+        return self.eager * self.keep if self.eager > 0 else self.eager / self.keep
 
     def misses(self) -> list[str]:
         """A line for each bound that a score misses: the payload, its score, the bound, and the difference."""
@@ -74,6 +84,11 @@ class AccuracyReport(Finding):
                     f"{name} scores {score:.6g}, {drop:.3g} below eager's {self.eager:.6g}; "
                     f"that is {drop - self.max_drop:.3g} more than the {self.max_drop:g} allowed"
                 )
+            least = self._least
+            if least is not None and score < least and not math.isclose(score, least):
+                lines.append(
+                    f"{name} scores {score:.6g}, and {self.keep:.4g} of eager's {self.eager:.6g} is {least:.6g}"
+                )
         return lines
 
 
@@ -82,13 +97,21 @@ class ScoredFile(Record):
     """A file that was made and scored."""
 
     layers: int  # how many of the ranked layers are in floating point
-    score: float  # the lowest of its payloads
-    passes: bool
+    score: float = 0.0  # the lowest of its payloads
+    passes: bool = False
+    size: int = 0  # bytes, with its external data; 0 if written by a version that did not note them
+    seconds: float = 0.0  # of calls of all methods, each the median, where a search asks for the fastest file
+    variant: Mapping[str, Any] = field(default_factory=dict)  # fields of `quantize` that are not the recipe's
+
+    @property
+    def order(self) -> tuple[bool, float, float]:
+        """The fastest or smallest of files that pass comes first, and where none does, that with the highest score."""
+        return (not self.passes, (self.seconds or self.size) if self.passes else 0, -self.score)
 
 
 @dataclass(frozen=True, slots=True)
-class FoundLayers(Finding):
-    """The layers that a quantizer has to leave out: as few as the accuracy gate lets it."""
+class FoundQuantization(Finding):
+    """A variant of the recipe, and the layers that it has to leave out: as few as the accuracy gate lets it."""
 
     role: ClassVar = "search"
 
@@ -97,6 +120,7 @@ class FoundLayers(Finding):
     ranked: int  # how many layers lose something by quantization
     attempts: tuple[ScoredFile, ...]
     float_size: int  # bytes of the exported programs, of which nearly all are weights
+    variant: Mapping[str, Any] = field(default_factory=dict)  # fields of `quantize` that are not the recipe's
 
     @property
     def label(self) -> str:
@@ -104,13 +128,18 @@ class FoundLayers(Finding):
         names = f" ({', '.join(self.layers)})" if self.layers else ""
         return f"{len(self.layers)} of {self.ranked} layers{names}" if self.ranked else "no layer"
 
+    @property
+    def changes(self) -> str:
+        """What differs from the recipe in words, for example ``with smooth: true, ``; empty if nothing does."""
+        return "".join(f"with {name}: {json.dumps(value)}, " for name, value in self.variant.items())
+
     @classmethod
     def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:
-        """The layers that stay in floating point, what that costs, and where the recipe is."""
+        """What differs, the layers that stay in floating point, what that costs, and where the recipe is."""
         for search in findings if file.path else ():
             note = (
-                f"in floating point: {search.label}; {file.size / search.float_size:.2f} of the floating-point size; "
-                f"{len(search.attempts)} files were scored; the recipe is in {file.recipe}{FOUND}"
+                f"{search.changes}in floating point: {search.label}; {file.size / search.float_size:.2f} of the "
+                f"floating-point size; {len(search.attempts)} files were scored; the recipe is in {file.recipe}{FOUND}"
             )
             yield Fact("quantization", note=note)
 

@@ -29,6 +29,22 @@ class LeftWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class WidenedRange:
+    """An activation whose range the last quarter of the calibration samples has widened."""
+
+    name: str  # of the module that computes it, or of the operator
+    factor: float  # the width that all samples need, as a multiple of what the others need
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothedLayer:
+    """A layer with scales moved between its inputs and its weights."""
+
+    name: str
+    left: float  # share of the squared error of its outputs on samples
+
+
+@dataclass(frozen=True, slots=True)
 class Quantization(Finding):
     """Weights of one method after quantization: matrices and kernels, and not biases, scales and state."""
 
@@ -40,6 +56,11 @@ class Quantization(Finding):
     quantized: int  # how many of them are integers
     left: tuple[LeftWeight, ...]  # weights in floating point, the largest first
     method: str = ""
+    widened: tuple[WidenedRange, ...] = ()  # the widest first
+    smoothed: tuple[SmoothedLayer, ...] = ()
+    # of a quantized checkpoint, layers that keep its numbers, and those that are rounded to others
+    exact: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -70,6 +91,24 @@ class Quantization(Finding):
             where = f"method {reached.method}: " if len(findings) > 1 else ""
             share, note = round(100 * reached.share, 1), f"{where}{reached}"
             yield Fact("quantization", f"{where}integers", share, "%", note=note, telling=reached.share < _LITTLE)
+            if reached.smoothed:
+                left = [layer.left for layer in reached.smoothed]
+                many = f"{len(left)} layers" if len(left) > 1 else "a layer"
+                note = f"{where}scales are moved to the weights of {many}, with {min(left):.2f}"
+                note += f" to {max(left):.2f} of the error" if len(left) > 1 else " of the error"
+                yield Fact("quantization", note=note)
+            if reached.exact or reached.rounded:
+                kept = "1 layer has" if len(reached.exact) == 1 else f"{len(reached.exact) or 'no'} layers have"
+                note = f"{where}{kept} the numbers of the checkpoint"
+                note += f"; rounded to others: {_named(reached.rounded)}" if reached.rounded else ""
+                yield Fact("quantization", note=note)
+            if reached.widened:
+                names = ", ".join(f"{each.name} ({each.factor:.1f} times)" for each in reached.widened[:_NAMED])
+                count = f"{len(reached.widened)} activations" if len(reached.widened) > 1 else "an activation"
+                note = f"{where}the last quarter of the calibration samples widened the range of {count}: {names}"
+                yield Fact(
+                    "quantization", note=f"{note}; more samples are needed to cover what they take", telling=True
+                )
 
     def __str__(self) -> str:
         text = f"{self.share:.0%} of the weights are integers"
@@ -80,6 +119,11 @@ def _is_lookup(operator: str) -> bool:
     return operator.startswith("aten.embedding")
 
 
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
 def _describe(weights: Sequence[LeftWeight]) -> str:
     """The reasons, with names of weights, those with most elements first."""
     sizes = Counter[str]()
@@ -87,7 +131,5 @@ def _describe(weights: Sequence[LeftWeight]) -> str:
         sizes[weight.why] += weight.elements
     parts = []
     for why, _ in sizes.most_common(_NAMED):
-        names = [weight.name for weight in weights if weight.why == why]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        parts.append(f"{', '.join(names[:_NAMED])}{more} ({why})")
+        parts.append(f"{_named([weight.name for weight in weights if weight.why == why])} ({why})")
     return "; ".join(parts) + ("; and others" if len(sizes) > _NAMED else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +17,14 @@ import numpy as np
 import torch
 
 from ...configs.base import did_you_mean
+from ...configs.metadata import QUANTIZED
 from ...configs.sources import is_folder
 from ...errors import SourceError, first_line
+from ...formats.checkpoint import ENTRIES
 from ..programs.weights import cast_on_use
 from ..upstream.torch_export import import_torchvision
 from ..upstream.transformers import weights_cast_on_use
+from .prequantized import floating_point, in_floating_point, is_read
 
 import_torchvision()
 import transformers
@@ -245,7 +249,7 @@ def named_hint(name: str, most: int) -> Any:
 
 
 def describe(repo: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
-    """The model's name, architecture, repository and commit, and the licence that its card names."""
+    """The model's name, architecture, repository, commit and licence, and the format of a quantized checkpoint."""
     name = str(repo["pretrained_model_name_or_path"])
     metadata = {
         "name": (Path(name).resolve() if is_folder(name) else Path(name)).name,
@@ -254,6 +258,8 @@ def describe(repo: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any
         "source": f"hf:{name}" if "/" in name and not is_folder(name) else None,
         "revision": repo["revision"],
     }
+    if quantized := vars(config).get("quantization_config"):
+        metadata["extra"] = {QUANTIZED: str(quantized["quant_method"])}
     return {key: value for key, value in metadata.items() if value}
 
 
@@ -446,6 +452,24 @@ def load_model(
 
 
 def _load(
+    repo: Mapping[str, Any], task: str | None, changes: Mapping[str, Any] | None, config: PretrainedConfig, dtype: str
+) -> Any:
+    quantized = vars(config).get("quantization_config")
+    if not isinstance(quantized, Mapping) or "gguf_file" in repo:
+        return _loaded(repo, task, changes, config, dtype)
+    plain = copy.copy(config)
+    del plain.quantization_config
+    if changes is not None:  # random weights are not quantized
+        return _loaded(repo, task, changes, plain, dtype)
+    if not is_read(quantized):
+        return in_floating_point(_loaded(repo, task, changes, config, dtype), quantized)
+    entry = next(filter(None, (find_file(repo, name) for name in ENTRIES if "safetensors" in name)), None)
+    with floating_point(entry, quantized) as folder:
+        there = {**repo, "pretrained_model_name_or_path": str(folder), "revision": None}
+        return _loaded(there, task, changes, plain, dtype)
+
+
+def _loaded(
     repo: Mapping[str, Any], task: str | None, changes: Mapping[str, Any] | None, config: PretrainedConfig, dtype: str
 ) -> Any:
     problem: Exception | None = None

@@ -67,14 +67,20 @@ def _convert(repo: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 class CachedModel(torch.nn.Module):
-    """A language model that continues after the tokens in its cache."""
+    """A language model that continues after the tokens in its cache.
+
+    Attributes:
+        all_logits: computes those after every token, for whoever observes layers, and returns the last ones.
+    """
+
+    all_logits = False
 
     def __init__(self, model: Any, cache: KvCache, *, passes_start: bool = False) -> None:
         super().__init__()
         self.model = model
         self.cache = cache
         parameters = inspect.signature(model.forward).parameters
-        self._options = {"use_cache": True, **({"logits_to_keep": 1} if "logits_to_keep" in parameters else {})}
+        self._keeps_logits = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
         self._passes_start = passes_start
 
@@ -92,7 +98,8 @@ class CachedModel(torch.nn.Module):
         first = 0
         if self._passes_start:
             first = inputs[START] = 0 if self.cache.sinks else self._first(start, length)
-        output = self.model(cache=self.cache.at(positions, first), **inputs, **self._options)
+        last = {"logits_to_keep": 1} if self._keeps_logits and not self.all_logits else {}
+        output = self.model(cache=self.cache.at(positions, first), use_cache=True, **inputs, **last)
         return output.logits[:, -1].float()
 
     def _first(self, start: torch.Tensor, tokens: int) -> int:

@@ -136,7 +136,8 @@ class Xnnpack(Target):
     def refuses(self, program: ExportedProgram) -> str | None:
         """Names layers that torchao quantized with groups of weights that XNNPACK rejects.
 
-        With one scale per output channel, each row is a group: its size is that of the layer's input.
+        With one scale per output channel, each row is a group: its size is that of the layer's input. Rows of 4-bit
+        weights are taken as groups are, and 8-bit ones are taken with whole rows only.
         """
         names = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
         refused = []
@@ -144,16 +145,19 @@ class Xnnpack(Target):
             if node.op != "call_function" or "linear" not in str(node.target):
                 continue
             activation, weight = node.args[:2]
-            if _is_dequantized(activation) and _is_dequantized(weight) and weight.args[1][-1] % _GROUP:
+            if not (_is_dequantized(activation) and _is_dequantized(weight)):
+                continue
+            group, lowest = weight.args[1][-1], weight.args[5]
+            if group % _GROUP if lowest == _LOWEST_OF_4_BITS else group != weight.args[0].meta["val"].shape[-1]:
                 stored = weight.args[0].name
                 layer = names.get(stored, stored).partition("parametrizations.")[0].rstrip(".")
-                refused.append(f"{layer!r} ({weight.args[1][-1]})")
+                refused.append(f"{layer!r} ({group})")
         if not refused:
             return None
         return (
-            f"XNNPACK takes groups of weights by multiples of {_GROUP}, and these layers have other ones: "
-            f"{', '.join(refused)}; a scale per output channel makes one group of each row; "
-            "leave the layers out with `exclude`"
+            f"XNNPACK takes groups of int4 weights by multiples of {_GROUP}, and int8 weights with a scale per output "
+            f"channel, and these layers have other groups: {', '.join(refused)}; a scale per output channel makes one "
+            "group of each row; leave the layers out with `exclude`, or give them int8 weights with `otherwise`"
         )
 
     def partitioners(self) -> Sequence[Partitioner]:
@@ -199,6 +203,8 @@ def _add_rule(quantizer: Any, rule: XnnpackRule) -> None:
 
 _GROUP = 32
 """Sizes of groups must be multiples of it (executorch/backends/xnnpack/operators/node_visitor.py, 1.5.1)."""
+
+_LOWEST_OF_4_BITS = -8
 
 
 def _is_dequantized(node: object) -> bool:

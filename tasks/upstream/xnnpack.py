@@ -580,9 +580,10 @@ def _branches(module: GraphModule) -> Iterator[GraphModule]:
 def leave_in_float(graph: Graph) -> None:
     """Computes operators in floating point that XNNPACK cannot compute with their integer inputs.
 
-    It moves integers, and takes their maxima, only if they keep their scale. Upstream checks that for slices, but not
-    for `_MOVING`, and the file cannot be loaded ("Failed to create static transpose node"). The quantizer gives both
-    sides one scale, unless one side belongs to a layer that has its own, as where an LSTM begins. Delete once
+    It moves integers, joins them, and takes their maxima, only if they keep their scale. Upstream checks that for
+    slices, but not for `_MOVING`, and the file cannot be loaded ("Failed to create static transpose node"). The
+    quantizer gives all sides one scale, unless one belongs to a layer that has its own, as where an LSTM begins, or it
+    leaves a concatenation between layers (`_uneven`). Delete once
     upstream's description of these operators compares the scales, as that of ``slice_copy`` does.
 
     Upstream tags the ``dequantize`` before an operator as part of it, so the operator reads the integers, and so do all
@@ -609,7 +610,7 @@ def _is_left(node: Node) -> bool:
     return (shared and not _result(node)) or any(other.meta.get(_TAG) != node.meta.get(_TAG) for other in around)
 
 
-_MOVING = {getattr(compat.edge_ops.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d")}
+_MOVING = {getattr(compat.edge_ops.aten, name).default for name in ("permute_copy", "view_copy", "max_pool2d", "cat")}
 
 
 def _around(node: Node) -> list[Node]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pteforge
 import pytest
 import torch
+from pteforge.api.recipes import find_recipe
 from pteforge.errors import AccuracyMissed, InputError, StageFailed
 from pteforge.tasks.results.accuracy import AccuracyReport
 from pteforge.tests.lowering import checked_recipe
@@ -89,3 +90,11 @@ def test_an_evaluator_that_fails(net, example, store):
     with pytest.raises(StageFailed, match=problem) as caught:
         pteforge.export(net, example, recipe=gated("raising_on_eager", max_drop=0.1), store=store)
     assert caught.value.bad_input
+
+
+@pytest.mark.parametrize(("verify", "bound"), [({}, None), ({"verify": {"min_sqnr_db": 15}}, 15)], ids=["none", "own"])
+def test_bounds_beside_a_gate(verify, bound):
+    """Those that a shipped recipe has do not hold where the score decides; those that the user writes do."""
+    gate = {"accuracy": {"evaluator": "scores:of", "floor": 0.5}}
+    found = find_recipe({"extends": "xnnpack-int8-static", **gate, **verify})
+    assert found.planned.bounds.min_sqnr_db == bound

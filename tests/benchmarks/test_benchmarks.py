@@ -91,3 +91,20 @@ def test_gallery(tmp_path):
     assert re.fullmatch(r"\d+\.\d KiB", cells[3])
     assert re.fullmatch(r"SQNR \d+\.\d dB", cells[4])
     assert rows[1].split("|")[1:7] == rows[0].split("|")[1:7]
+
+
+def test_table_of_trained_networks(tmp_path):
+    """What a folder has becomes tables: scores, sizes, what a search found, and which networks it is not enough for."""
+    eager, fp32 = {"score": 0.9, "task": "80 words"}, {"score": 0.9, "bytes": 400_000}
+    attempt = {"variant": {}, "layers": 0, "size": 100_000}
+    found = {"score": 0.895, "share": 0.9, "note": "in floating point: 1 of 9 layers (head)", "attempts": [attempt]}
+    for name, size in {"g2p_en": 105_000, "silero_vad": 120_000}.items():
+        cells = {"eager": eager, "xnnpack-fp32": fp32, "search": {**found, "bytes": size}, "PT2E": {"problem": "no"}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(cells))
+    said = run("real_weights", "--table", "--only", "g2p_en,silero_vad,pesto", "--folder", tmp_path)
+    assert "| g2p_en | 80 words | 0.900 | 0.900, 400 |  |  | 0.895, 105, 90 % |  |" in said
+    assert "| g2p_en |  | 0.895, 105, 90 % | fails |  |" in said
+    assert "for 1 of 2 networks; not for: Silero VAD (0.994 of the score, 1.20 of the bytes)." in said
+    assert "- g2p_en: in floating point: 1 of 9 layers (head)\n" in said
+    assert "- g2p_en, PT2E: no\n" in said
+    assert "PESTO" not in said

@@ -114,6 +114,7 @@ def test_shipped_recipes(name):
 LINEAR = TorchaoTransform(
     torchao="int8_dynamic_activation_intx_weight",
     params={"weight_dtype": "int4", "weight_granularity": {"per_group": 32}},
+    otherwise={"weight_dtype": "int8", "weight_granularity": {"per_axis": 0}},
 )
 EMBEDDING = TorchaoTransform(
     torchao="intx_weight_only",
@@ -271,6 +272,21 @@ FAT = "output: {form: fat}, specializations"
         ("extends: xnnpack-fp32, verify: {search: {seed: -1}}", "mine.verify.search.seed", "equal to 0 (found -1)"),
         ("extends: xnnpack-fp32, verify: {search: 20}", "mine.verify.search", "(found 20)"),
         ("extends: xnnpack-fp32, verify: {search: {cases: 9}}", "mine.verify.search.cases", ""),
+        (
+            "extends: xnnpack-int8-static, quantize: {search: {drop: 0.1, keep: 0.9}}",
+            "mine.quantize.search",
+            "has `keep` as well as `drop`",
+        ),
+        (
+            "extends: xnnpack-int8-static, quantize: {search: {budget: soon}}",
+            "mine.quantize.search.budget",
+            "'soon'",
+        ),
+        (
+            "extends: xnnpack-fp32, quantize: {quantizers: [{quantizer: a}], search: {variants: [{options: {b: c}}]}}",
+            "mine.quantize",
+            "those of one `quantizer`",
+        ),
         ("extends: xnnpack-fp32, edge: {passe: []}", "mine.edge.passe", "unknown key 'passe'; did you mean 'passes'?"),
     ],
 )

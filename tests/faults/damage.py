@@ -7,12 +7,13 @@ import os
 import random
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from pteforge.artifacts import known_files
 from pteforge.artifacts.digest import digest_bytes
 from pteforge.artifacts.files import remove
 from pteforge.artifacts.gc import collect, usage, verify_store
@@ -39,7 +40,6 @@ from pteforge.tests.flows.conftest import Project, lower_zoo, open_run
 _LOWERED = 0.01  # share of the trials that lower the zoo again; the others ask for all that is stored
 _EXPORTED = 0.001  # share of those that do so by the command line
 _AGAIN = 0.3  # share of the stages that a trial that lowers has to run again
-_SETTLED = 2.5  # seconds after which a run remembers files that were not written since
 _PATIENCE = 120.0
 
 _FOLDERS = {
@@ -110,8 +110,8 @@ def prepare(folder: Path) -> Whole:
     project, workers = make_two_models(folder / "project"), Workers(jobs=1)
     assert lower_zoo(project, workers).outcome.exit_code == 0
     Releases(str(project.folder / "releases")).publish(read_contents("zoo", find_results(project.out), []))
-    time.sleep(_SETTLED)
-    assert lower_zoo(project, workers).outcome.exit_code == 0  # which remembers the results
+    with mock.patch.object(known_files, "_SETTLING", 0):  # or only results that were written a while ago
+        assert lower_zoo(project, workers).outcome.exit_code == 0  # which remembers the results
     models = select_models(load_zoo(project.folder / "zoo.yaml"))
     with open_store(str(project.store)) as store:
         whole = Whole(

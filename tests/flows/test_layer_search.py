@@ -10,7 +10,8 @@ from pteforge.configs.load import load_zoo
 from pteforge.errors import InputError
 from pteforge.flows.cli.progress import print_summary
 from pteforge.flows.run.select import select_models
-from pteforge.tasks.results.accuracy import AccuracyReport, FoundLayers
+from pteforge.tasks.results.accuracy import AccuracyReport, FoundQuantization
+from pteforge.tasks.results.figures import Figures
 
 FRAGILE = """
 import torch
@@ -74,7 +75,7 @@ def test_fewest_layers(lowered, made, lower, capsys):
     run = lowered[1]
     (outcome,) = run.outcome.models[0].recipes
     assert outcome.status == "made", outcome.failure
-    search, accuracy = outcome.get(FoundLayers), outcome.get(AccuracyReport)
+    search, accuracy = outcome.get(FoundQuantization), outcome.get(AccuracyReport)
     assert set(search.layers) == LAYERS
     assert [(attempt.layers, attempt.passes) for attempt in search.attempts] == [(0, False), (1, False), (2, True)]
     assert (accuracy.max_drop, accuracy.worst) == (0.1, search.attempts[-1].score)
@@ -90,17 +91,18 @@ def test_fewest_layers(lowered, made, lower, capsys):
     }
     found = made.out / "net" / "int8.found.yaml"
     provenance = json.loads((made.out / "net" / "int8.json").read_text(encoding="utf-8"))
-    assert FoundLayers.from_json(provenance["findings"]["search"]) == search
+    assert FoundQuantization.from_json(provenance["findings"]["search"]) == search
     again = lower(made)
     assert again.ran("net") == set()
-    assert again.outcome.models[0].recipes[0].get(FoundLayers) == search
+    assert again.outcome.models[0].recipes[0].get(FoundQuantization) == search
     found_again = found.read_bytes()
     found.unlink()
     assert lower(made).ran("net") == set()
     assert found.read_bytes() == found_again
 
     written = yaml.safe_load(found_again)["recipes"]
-    assert written == {"int8-found": {"extends": "int8", "quantize": {"search": None, "exclude": list(search.exclude)}}}
+    quantize = {"search": None, "exclude": list(search.exclude)}
+    assert written == {"int8-found": {"extends": "int8", "accuracy": {"max_drop": 0.1}, "quantize": quantize}}
     models, _, recipes = zoo()
     made.write_zoo(models, ("int8-found",), {**recipes, **written})
     plain = lower(made)
@@ -114,7 +116,7 @@ def test_nothing_to_leave_out(made, lower):
     made.write_zoo(*zoo(drop=1.0))
     run = lower(made)
     (outcome,) = run.outcome.models[0].recipes
-    search = outcome.get(FoundLayers)
+    search = outcome.get(FoundQuantization)
     assert (search.layers, len(search.attempts)) == ((), 1)
     assert search.label == "no layer"
     assert (made.out / "net" / "int8.found.yaml").exists()
@@ -122,6 +124,61 @@ def test_nothing_to_leave_out(made, lower):
     made.write_zoo({"net": gated}, ("int8",), {"int8": {"extends": "xnnpack-int8-static"}})
     assert {name.partition("/")[0] for name in lower(made).ran("net")} <= {"report", "serialize", "verify"}
     assert not (made.out / "net" / "int8.found.yaml").exists()
+
+
+OUTLIERS = FRAGILE.replace('("brittle", "frail")', "()").replace("drawn[:, 0] = 0", "drawn[0] *= 2000; drawn[:, 0] = 0")
+"""No weight is large, and one sample of 32 is."""
+ALIKE = """
+
+def usual(predict):
+    given, wanted = predict(inputs()), Net()(inputs())
+    return 1 - min(1.0, float((given - wanted)[1:].abs().mean() / wanted[1:].abs().mean()))
+"""
+
+
+def test_variants(made, lower):
+    """Variants are tried before layers are left out; the recipe that is written has them."""
+    made.write("fragile.py", OUTLIERS + ALIKE)
+    searched = {"keep": 0.9, "variants": [{"smooth": True}, {"options": {"ranges": "percentile", "percentile": 90}}]}
+    models = {"net": {**MODEL, "accuracy": {"evaluator": "fragile:usual"}}}
+    recipes = {"int8": {"extends": "xnnpack-int8-static", "quantize": {"search": searched}}}
+    made.write_zoo(models, ("int8",), recipes)
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert outcome.status == "made", outcome.failure
+    search = outcome.get(FoundQuantization)
+    assert [(trial.layers, trial.passes) for trial in search.attempts] == [(0, False), (0, False), (0, True)]
+    assert (search.layers, search.variant) == ((), searched["variants"][1])
+    assert len({trial.size for trial in search.attempts}) == 1
+    written = yaml.safe_load((made.out / "net" / "int8.found.yaml").read_bytes())["recipes"]
+    assert written["int8-found"]["quantize"]["options"] == searched["variants"][1]["options"]
+    assert lower(made).ran("net") == set()
+    made.write_zoo(models, ("int8-found",), {**recipes, **written})
+    again = lower(made)
+    assert again.outcome.exit_code == 0
+    assert {name for name in again.ran("net") if name.startswith(("quantize", "edge", "partition"))} == set()
+
+
+def test_the_fastest_file(made, lower):
+    """With that goal, files that pass are timed, once."""
+    made.write_zoo(*zoo(search={"drop": 1.0, "goal": "latency", "variants": [{"options": {"dynamic": True}}]}))
+    (outcome,) = lower(made).outcome.models[0].recipes
+    search = outcome.get(FoundQuantization)
+    assert len(search.attempts) == 2
+    assert all(trial.passes and trial.seconds > 0 for trial in search.attempts)
+    assert search.variant == min(search.attempts, key=lambda trial: trial.seconds).variant
+    again = lower(made)
+    assert again.ran("net") == set()
+    assert again.outcome.models[0].recipes[0].get(FoundQuantization) == search
+
+
+def test_budget_of_time(made, lower):
+    """Time counts also where stages are cached, so that a second run tries no more files."""
+    variants = [{"options": {"ranges": "min_max"}}, {"smooth": True}]
+    made.write_zoo(*zoo(search={"drop": 0.1, "budget": "10ms", "variants": variants}))
+    for _ in range(2):
+        (outcome,) = lower(made).outcome.models[0].recipes
+        assert outcome.status == "failed"
+        assert "Of 1 (0.01 s are allowed), the best scores" in outcome.failure.problem
 
 
 def test_budget(made, lower):
@@ -133,13 +190,31 @@ def test_budget(made, lower):
     assert problem in outcome.failure.problem
 
 
-def test_a_search_needs_a_score(made):
-    """Without an evaluator, or without a bound, the zoo is refused before any work."""
+def test_without_an_evaluator(made, lower):
+    """The bounds of `verify` decide, and the score is the SQNR in dB."""
+    recipe = {"extends": "xnnpack-int8-static", "quantize": {"search": {}}, "verify": {"min_sqnr_db": 25}}
+    made.write_zoo({"net": "fragile:net"}, ("int8",), {"int8": recipe})
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert outcome.status == "made", outcome.failure
+    search = outcome.get(FoundQuantization)
+    assert set(search.layers) == LAYERS
+    assert search.attempts[-1].score == outcome.get(Figures).overall.sqnr_db > 25
+    assert lower(made).ran("net") == set()
+    made.write_zoo({"net": "fragile:net"}, ("int8",), {"int8": {**recipe, "verify": {"min_sqnr_db": 100}}})
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert "dB, with" in outcome.failure.problem
+    assert "accept less with `verify: {min_sqnr_db: ...}`" in outcome.failure.problem
+
+
+def test_bad_searches(made):
+    """A bound for scores without an evaluator, and wrong variants, are refused before any work."""
     made.write_zoo({"net": "fragile:net"}, *zoo()[1:])
     loaded = load_zoo(made.folder / "zoo.yaml")
     with pytest.raises(InputError, match=r"neither .*names an `evaluator`"):
         select_models(loaded, "*", "*")
-    made.write_zoo(*zoo(drop=None))
+    made.write_zoo(
+        *zoo(search={"drop": 0.1, "variants": [{"smooth": True}, {"options": {"dynamic": True, "range": 1}}]})
+    )
     loaded = load_zoo(made.folder / "zoo.yaml")
-    with pytest.raises(InputError, match=r"recipes.int8.quantize.search: needs a score"):
+    with pytest.raises(InputError, match=r"recipes.int8.quantize.search.variants\[1\].options.*ranges"):
         select_models(loaded, "*", "*")

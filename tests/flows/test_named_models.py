@@ -15,6 +15,7 @@ from pteforge.artifacts.digest import digest_bytes
 from pteforge.formats.pte.metadata import read_metadata
 from pteforge.formats.pte.reader import open_pte
 from pteforge.tests.tasks.sources.test_gguf import write_gguf
+from pteforge.tests.tasks.sources.test_prequantized import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -935,3 +936,17 @@ def test_models_of_three_libraries(project, vision):
     assert read_metadata(project.out / "torchvision" / "xnnpack-fp32.pte")["image.size"] == (224, 224)
     assert shapes["bert"] == (4, 128)  # upper bounds
     assert (shapes["vit"], shapes["wav2vec2"][0]) == ((1, 3, 32, 32), 4)
+
+
+@pytest.mark.slow
+def test_a_quantized_checkpoint(project):
+    """The summary says what became of its numbers, and the metadata what format they had."""
+    folder = project.folder / "checkpoint"
+    folder.mkdir()
+    checkpoint(folder, "gptq")
+    source = "{huggingface: ./checkpoint, task: text-generation, sequence: 32}"
+    project.write("zoo.yaml", f"version: 1\nmodels: {{net: {{source: {source}, recipes: [xnnpack-llm-8da4w]}}}}\n")
+    done = project.run("--verbose", "export", "zoo.yaml", "--out", "out")
+    assert done.code == 0, done.err
+    assert "14 layers have the numbers of the checkpoint; rounded to others: model.lm_head" in done.out
+    assert "checkpoint.quantization" in project.run("inspect", "out/net/xnnpack-llm-8da4w.pte").out

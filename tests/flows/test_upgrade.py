@@ -100,7 +100,7 @@ def test_toolchains_of_recipes(zoo):
     assert len({run["id"] for run in runs.values()}) == 1
     assert export()[0] == {"ran": 0, "cached": first["ran"]}
     plan = zoo.run("plan", "zoo.yaml")
-    assert "net/portable is planned by its toolchain, 'lacking'" in plan.out
+    assert "net/portable is left to its toolchain, 'lacking'" in plan.out
     _, files = export("--toolchain", planted(zoo, NEEDED))
     assert all(NEEDED in files[name]["problem"] for name in FILES)
     assert export()[0]["ran"] == 0
@@ -112,7 +112,7 @@ def test_toolchains_of_recipes(zoo):
     [
         ("next", "the zoo has no toolchain 'next'"),
         ("nexxt", "the zoo has no toolchain 'nexxt'; did you mean 'nightly'"),
-        ("./absent/python", "cannot be run"),
+        ("./absent/python", "does not exist"),
         ("./zoo.yaml", "cannot be run"),
     ],
 )

@@ -109,6 +109,7 @@ def test_fat_files(payloads, packed, tmp_path):
     described = contract.described()
     assert Contract.from_json(json.loads(json.dumps(described))) == contract
     assert described["payloads"]["portable"]["libraries"] == ["portable_ops_lib"]
+    assert "1.4" not in Contract.of((outer, xnnpack, portable), run_on="1.4.1+cpu").runtimes  # has no libnfat_backend
 
 
 def test_damaged_payloads(payloads, packed, tmp_path):

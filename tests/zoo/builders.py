@@ -903,6 +903,15 @@ def one_layer():
     return nn.Linear(64, 16), (torch.randn(2, 64),)
 
 
+def uneven_norm():
+    """A norm, two of whose channels are large, with a layer after it whose weights there are small."""
+    net = named_layers(norm=nn.LayerNorm(64), layer=nn.Linear(64, 32))
+    with torch.no_grad():
+        net.norm.weight[[3, 9]] = 40
+        net.layer.weight[:, [3, 9]] /= 40
+    return net, (torch.randn(16, 64),)
+
+
 def odd_stack():
     """A layer whose input features 32 does not divide."""
     return nn.Sequential(nn.Linear(64, 30), nn.Linear(30, 8)), (torch.randn(2, 64),)

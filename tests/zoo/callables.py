@@ -16,6 +16,11 @@ def batches(count: int = 4, width: int = 4, scale: float = 1.0, rows: int = 3):
         yield (torch.randn(rows, width) * scale * (number + 1),)
 
 
+def numbered(count: int = 50):
+    """A list of samples, each of its position."""
+    return [(torch.full((3, 4), float(number)),) for number in range(count)]
+
+
 def ramps(count: int = 3):
     """Samples of [2, 4], always the same."""
     for number in range(count):

@@ -84,6 +84,7 @@ def transform_built(
 
     Continues from the layers that an interrupted run has left in the folder `unfinished`, and reports that.
     """
+    from ....configs.metadata import QUANTIZED, Metadata
     from ....errors import SourceError
     from ...export.method import choose_method, export_sized
     from ...export.rewriting import rewrite
@@ -94,7 +95,7 @@ def transform_built(
     from ..module_transforms import check_all_match, layers_used_otherwise, transform_copy
     from ..pt2e import export_for_any_batch
     from ..reached import Asked, quantization_of
-    from ..rounding import observed_calls
+    from ..rounding import kept_layers, observed_calls
 
     rounds = any(isinstance(each, TorchaoParams) and each.rounding != "nearest" for each in params.transforms)
     calls = observed_calls(model.definition, samples, store) if rounds else None
@@ -117,6 +118,7 @@ def transform_built(
         with weights_on_use():
             files = FinishedLayers(folder, store=store, records=unfinished) if unfinished else TensorFiles(folder)
             module, matched = transform_copy(method.module, params.transforms, kept, files, calls)
+            exact, rounded = kept_layers(method.module, module)
         if files.taken:
             remarked(f"{files.taken} layers quantized before it was interrupted")
         check_all_match(model, name, params.transforms, matched)
@@ -128,6 +130,8 @@ def transform_built(
             program, _ = export_sized(name, method, shapes, strict=params.strict, state=state)
         rewrite(program, alone=len(model.definition.methods) == 1)
         reached = quantization_of(program, program, Asked(transforms=quantizing, kept=kept)) if quantizing else None
+        if reached and (exact or QUANTIZED in Metadata.model_validate(model.definition.metadata or {}).extra):
+            reached = dataclasses.replace(reached, exact=tuple(exact), rounded=tuple(rounded))
         for transform in quantizing:
             assert reached  # noqa: S101 - there is a transform
             reached.check(transform.at_least, "source_transforms.at_least")

@@ -17,7 +17,8 @@ class Gate(stage.Stage, name="gate"):
     class Params(stage.Params):
         evaluator: str  # its name, for messages
         floor: float | None  # least allowed score, if any
-        max_drop: float | None  # how far scores may be below eager's, if they are compared
+        max_drop: float | None  # how far scores may be below eager's, if that is bounded
+        keep: float | None = None  # least share of eager's score, if that is bounded
 
     class Inputs(stage.Roles):
         scores: kinds.Scores
@@ -38,7 +39,7 @@ class Gate(stage.Stage, name="gate"):
 def judge(bounds: Gate.Params, file: Scores, eager: Scores | None) -> AccuracyReport:
     """The scores with the bounds that they have to meet."""
     baseline = eager.scores[0].score if eager else None
-    return AccuracyReport(bounds.evaluator, bounds.floor, bounds.max_drop, baseline, file)
+    return AccuracyReport(bounds.evaluator, bounds.floor, bounds.max_drop, baseline, file, bounds.keep)
 
 
 def _read(ref: ArtifactRef, work: stage.Workspace) -> Scores:

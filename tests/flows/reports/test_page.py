@@ -13,11 +13,11 @@ import pytest
 from pteforge.artifacts.runs import ReleaseOutcome
 from pteforge.artifacts.store import open_store
 from pteforge.flows.reports.page import NAME, render, runs_before, with_the_rest, write_page
-from pteforge.tasks.results.accuracy import AccuracyReport, Score, Scores
+from pteforge.tasks.results.accuracy import AccuracyReport, FoundQuantization, Score, ScoredFile, Scores
 from pteforge.tasks.results.delegation import MethodWork, OutsideCalls
 from pteforge.tasks.results.delivered import Delivered, Failure, delivered_by
 from pteforge.tasks.results.diagnosis import Cause
-from pteforge.tasks.results.quantization import LeftWeight, Quantization
+from pteforge.tasks.results.quantization import LeftWeight, Quantization, WidenedRange
 from pteforge.tests.flows.conftest import FAT
 
 RECIPES = ("portable-fp32", "xnnpack-fp32", "fat")
@@ -237,6 +237,24 @@ def test_work_and_scores(made, record):
     assert "0.75 (-0.25)" in page.text
 
 
+def test_files_of_a_search(made, record):
+    """Each file that a search scored is a dot with its options; those with no better file are filled."""
+    trials = (
+        ScoredFile(0, 0.5, size=100),
+        ScoredFile(0, 0.8, size=100, variant={"smooth": True}),
+        ScoredFile(2, 0.9, passes=True, size=160, variant={"smooth": True}),
+        ScoredFile(4, 0.85, passes=True, size=200, variant={"smooth": True}),
+    )
+    page = Page(render(changed(record, FoundQuantization(("head",), ("head",), 9, trials, 400)), [], made.out))
+    assert page.values("r") == ["3", "3", "5", "5"]
+    assert page.values("cx") == ["0.0", "0.0", "216.0", "360.0"]
+    circles = [value for tag, name, value in page.attributes if (tag, name) == ("circle", "class")]
+    assert circles == ["", "front", "front", ""]
+    assert "0.8, 100 B, 0 layers in floating point, smooth: True; does not pass" in page.text
+    alone = Page(render(changed(record, FoundQuantization((), (), 0, trials[:1], 400)), [], made.out))
+    assert "Files that were scored" not in alone.text
+
+
 def test_what_quantization_reached(made, record):
     """A file's section says the share of the weights, what is left and why, and marks a small share."""
     left = LeftWeight("table", ("aten.embedding",), 90, "quantizers leave tables")
@@ -244,6 +262,9 @@ def test_what_quantization_reached(made, record):
     text = "10% of the weights are integers; in floating point: table (quantizers leave tables)"
     page = Page(render(changed(record, reached), [], made.out))
     assert text in page.of_class("bad")
+    widened = (WidenedRange("head", 3.0), WidenedRange("stem", 1.5))
+    page = Page(render(changed(record, replace(reached, widened=widened)), [], made.out))
+    assert "widened the range of 2 activations: head (3.0 times), stem (1.5 times)" in page.of_class("bad")
     page = Page(render(changed(record, replace(reached, quantized=90)), [], made.out))
     assert text.replace("10%", "90%") in page.of_class("dim")
 

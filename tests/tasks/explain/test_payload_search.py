@@ -33,7 +33,7 @@ def search(tmp_path):
     def run(module: nn.Module, x: torch.Tensor, *, static: bool = False, lowerings: int = 100, **bounds: float) -> Any:
         program = torch.export.export(module.eval(), (x,))
         if static:
-            program = pt2e.quantize(program, [x], [[x]], (TargetParams(name="xnnpack", options={}),))
+            program, *_ = pt2e.quantize(program, [x], [[x]], (TargetParams(name="xnnpack", options={}),))
         partitioners = find_target("xnnpack", {}).partitioners()
         program = to_edge_program(program, partitioners, EdgeCompileConfig())
         program = to_partitioned_program(program, partitioners)

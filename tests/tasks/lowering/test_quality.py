@@ -5,7 +5,7 @@ import math
 
 import pytest
 from pteforge.configs.verification import VerifyBounds
-from pteforge.tasks.results.accuracy import FoundLayers, ScoredFile, next_count, rank_layers
+from pteforge.tasks.results.accuracy import FoundQuantization, ScoredFile, next_count, rank_layers
 from pteforge.tasks.results.figures import Worst
 from pteforge.tasks.results.numerics import NodeLoss, NodeLosses, Rung, Rungs, find_loss
 
@@ -136,8 +136,18 @@ def test_order_of_layers():
     assert rank_layers([encode, decode]) == ("tail", "stem", "blocks.0.fc")
 
 
+def test_order_of_files():
+    """The smallest that passes is first, then the one that scores higher; where none passes, the highest score."""
+    files = [ScoredFile(0, 0.5, size=10), ScoredFile(1, 0.7, size=20), ScoredFile(2, 0.6, size=5)]
+    assert min(files, key=lambda file: file.order) == files[1]
+    passing = [ScoredFile(0, 0.8, passes=True, size=9), ScoredFile(0, 0.9, passes=True, size=9)]
+    passing.append(ScoredFile(3, 0.99, passes=True, size=30))
+    assert sorted([*files, *passing], key=lambda file: file.order)[:3] == [passing[1], passing[0], passing[2]]
+
+
 def test_label():
     """The layers in words, and that there are none."""
-    found = FoundLayers(("head", "stem"), ("head", "stem"), 12, (), 1)
+    found = FoundQuantization(("head", "stem"), ("head", "stem"), 12, (), 1)
     assert found.label == "2 of 12 layers (head, stem)"
-    assert FoundLayers((), (), 0, (), 1).label == "no layer"
+    assert FoundQuantization((), (), 0, (), 1).label == "no layer"
+    assert FoundQuantization((), (), 0, (), 1, {"smooth": True}).changes == "with smooth: true, "

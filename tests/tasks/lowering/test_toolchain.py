@@ -1,6 +1,7 @@
 """What environments lower models with."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from pteforge.errors import InputError
 from pteforge.tasks.lowering import toolchain
 from pteforge.tasks.lowering.toolchain import PatchState, Toolchain, toolchain_of, unmended
 from pteforge.tasks.upstream.compat import WITHOUT
-from pteforge.tasks.upstream.patches import NOT_TRIED
+from pteforge.tasks.upstream.patches import NOT_TRIED, OFF
 
 LACKING = Toolchain({"executorch": "1"}, (PatchState("first", "a fault", ("torch.a",)),), {})
 
@@ -26,6 +27,21 @@ def test_without_a_name(monkeypatch):
     assert any("not mended: the code of graphs" in line for line in lines)
     assert f"{len(lacking.limits)} limits of Vulkan apply" in lines
     assert {limit.name: limit.fault for limit in lacking.limits}["negative_indices"].startswith("negative indices are")
+
+
+def test_turned_off(monkeypatch):
+    """Patches and limits that the environment turns off are not mended; other names there are refused."""
+    off = ["expand_tanh_gelu", "hardswish_of_odd_dimensions"]
+    monkeypatch.setenv(OFF, ",".join(off))
+    found = toolchain_of()
+    assert not found.well
+    assert [patch.name for patch in found.states if not patch.applies] == off
+    assert [line for line in found.changes_since(replace(found, patches=(), limits=())) if "turned off" in line]
+    assert f"{len(found.patches) - 1} of {len(found.patches)} patches apply" in str(found)
+    assert f"(expand_tanh_gelu is turned off by {OFF})" in str(found)
+    monkeypatch.setenv(OFF, "expand_tahn_gelu")
+    with pytest.raises(InputError, match=r"'expand_tahn_gelu', which is no patch .*did you mean 'expand_tanh_gelu'"):
+        toolchain_of()
 
 
 def test_what_is_unmended_is_remembered(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from pteforge.errors import StageFailed
 from pteforge.formats.contract import Contract
 from pteforge.tasks.file import stages
 from pteforge.tasks.results import finding
-from pteforge.tasks.results.accuracy import AccuracyReport, FoundLayers, Score, ScoredFile, Scores
+from pteforge.tasks.results.accuracy import AccuracyReport, FoundQuantization, Score, ScoredFile, Scores
 from pteforge.tasks.results.costs import MemoryUse, TimeShare, Timing
 from pteforge.tasks.results.delegation import NOT_TAKEN, MethodWork, OutsideCalls, format_share
 from pteforge.tasks.results.delivered import NO_PROVENANCE, Delivered, Failure, MethodCalls, delivered_by
@@ -55,7 +55,7 @@ MADE = Delivered(
         MemoryUse("", "forward", (100, 20), "board", "example", "1x8", 10, 2, 16, 4, 30, 20),
         Rung("edge", ("xnnpack",), "forward", WORST),
         Quantization({"int8": 10}, 10, 8, (LeftWeight("w", ("aten.mm",), 2, "because"),), "forward"),
-        FoundLayers(("head",), ("head",), 3, (ScoredFile(1, 0.75, passes=True),), 4000),
+        FoundQuantization(("head",), ("head",), 3, (ScoredFile(1, 0.75, passes=True),), 4000),
         Searched(20.0, 214, 3, 1, Case("forward", "searched [3, 17], one-hot", 0, 1e-3, 1e-4, 61.2)),
         Timing("", "forward", "host", "cpu", 0.1, 0.1, 0.01, 0.02, 9, 5, (TimeShare("aten::mm.out", 0.5, 1),)),
     ),

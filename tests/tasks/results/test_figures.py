@@ -57,10 +57,10 @@ def test_any_figures(found):
     assert Figures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
 
 
-def report(*scores, floor=None, max_drop=None, eager=None, not_run=None):
+def report(*scores, floor=None, max_drop=None, keep=None, eager=None, not_run=None):
     """A report of scores: numbers of a plain file, or pairs of payload and number."""
     given = tuple(Score(*each) if isinstance(each, tuple) else Score("", each) for each in scores)
-    return AccuracyReport("p:score", floor, max_drop, eager, Scores(given, not_run or {}))
+    return AccuracyReport("p:score", floor, max_drop, eager, Scores(given, not_run or {}), keep)
 
 
 def test_bounds():
@@ -76,6 +76,17 @@ def test_bounds():
     assert report(-3.0, max_drop=0, eager=-2.5).misses() == [
         "the file scores -3, 0.5 below eager's -2.5; that is 0.5 more than the 0 allowed"
     ]
+
+
+def test_share_of_eagers_score():
+    """A score at the share passes; a negative one, such as minus the perplexity, may be larger by the same factor."""
+    assert report(0.792, keep=0.99, eager=0.8).misses() == []
+    assert report(0.79, keep=0.99, eager=0.8).misses() == ["the file scores 0.79, and 0.99 of eager's 0.8 is 0.792"]
+    assert report(-10.0, keep=0.8, eager=-8.0).misses() == []
+    assert report(-10.1, keep=0.8, eager=-8.0).misses() == ["the file scores -10.1, and 0.8 of eager's -8 is -10"]
+    assert (
+        report(0.5, keep=1.0, floor=0.6, eager=0.8).misses()[0].startswith("the file scores 0.5, 0.1 below the floor")
+    )
 
 
 def test_each_payload_counts():

@@ -46,6 +46,9 @@ def test_int4_in_a_fat_file(lower):
     assert figures["portable"]["sqnr_db"] == pytest.approx(figures["xnnpack"]["sqnr_db"], abs=1)
 
 
+EIGHT_IN_GROUPS = {"weight_dtype": "int8", "weight_granularity": {"per_group": 32}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("builder", "config", "fields", "message"),
@@ -53,13 +56,24 @@ def test_int4_in_a_fat_file(lower):
         ("stack", "intx_weight_only", {"weight_dtype": "int8"},
          r"'forward': no backend took all of torchao.dequantize_affine.default"),
         ("odd_stack", "int8_dynamic_activation_intx_weight", PER_AXIS,
-         r"multiples of 32, and these layers have other ones: '1' \(30\);"),
+         r"multiples of 32, .* and these layers have other groups: '1' \(30\);"),
+        ("stack", "int8_dynamic_activation_intx_weight", EIGHT_IN_GROUPS,
+         r"int8 weights with a scale per output channel, and these layers have other groups: "),
     ],
 )  # fmt: skip
 def test_what_xnnpack_does_not_take(builder, config, fields, message, lower):
     """Quantized operators that it does not know, or layers whose sizes it would fail on, are named beforehand."""
     with pytest.raises(TargetError, match=message):
         lower(f"builders:{builder}", torchao(config, fields, "xnnpack"))
+
+
+@pytest.mark.slow
+def test_layers_that_groups_do_not_divide(lower):
+    """They have 8 bits, and XNNPACK takes them as it takes those with 4."""
+    recipe = {"specializations": [{"target": "xnnpack"}], "quantize_layers": {"linear": "8da4w"}}
+    lowered = lower("builders:odd_stack", recipe | {"verify": {"min_sqnr_db": 12}})
+    (method,) = read_pte(*lowered.payloads.values()).methods
+    assert not method.operators
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from pteforge.errors import SourceError, VerificationFailed
 from pteforge.tasks.engine.stage import Workspace
 from pteforge.tasks.programs.values import load_values
@@ -30,6 +31,24 @@ def test_samples_in_order(stages):
     assert len(shapes("batches", count=7)) == 7
     assert len(shapes("batches", samples=3, count=10**9)) == 3
     assert len(shapes("raising_batches", samples=1)) == 1
+
+
+def test_samples_that_are_drawn(stages):
+    """A seed draws other samples than the first ones, the same each time; a dataset needs a length."""
+
+    def drawn(dataset="numbered", **fields):
+        source = {"builder": f"callables:{dataset}", "kwargs": {"count": 50}}
+        samples = stages.run(Calibration, Calibration.Params(source=source, seed=0, samples=8, **fields))["samples"]
+        return [int(tensor[0, 0]) for (tensor,) in load_values(samples, stages.store)]
+
+    first, one, other = drawn(), drawn(shuffle=0), drawn(shuffle=1)
+    assert first == list(range(8))
+    assert len({*one}) == len({*other}) == 8
+    assert one != other
+    assert max(one + other) > 20
+    assert drawn(shuffle=0) == one
+    with pytest.raises(SourceError, match=r"callables:batches is generator.* no length"):
+        drawn("batches", shuffle=0)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +92,44 @@ def test_quantizers_see_the_samples(stages):
     datasets = [{"dataset": "callables:batches", "kwargs": {"scale": scale}} for scale in (1.0, 50.0)]
     one, other = (stages.lower("builders:mlp", RECIPE, calibration={"forward": dataset}) for dataset in datasets)
     assert one.file != other.file
+
+
+@pytest.mark.parametrize(
+    ("scales", "names"),
+    [
+        ([1.0] * 8, []),
+        ([1.0] * 6 + [1.0, 3.0], ["linear", "0"]),
+        ([3.0] + [1.0] * 7, []),
+        ([1.0] * 6 + [3.0], []),  # too few to say
+    ],
+)
+def test_ranges_that_the_last_samples_widen(scales, names):
+    """Ranges that the last quarter of the samples widens are told, the widest first, if there are eight samples."""
+    from pteforge.tasks.quantize.pt2e import quantize
+    from pteforge.tasks.targets import TargetParams
+
+    torch.manual_seed(0)
+    inputs = torch.rand(4, 8)
+    program = torch.export.export(torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False)).eval(), (inputs,))
+    quantizers = (TargetParams(name="xnnpack", options={}),)
+    samples = [(inputs * scale,) for scale in scales]
+    _, widened, _ = quantize(program, (inputs,), samples, quantizers, count=len(samples))
+    assert len(widened) == len(names)
+    assert all(each.factor == pytest.approx(3, rel=0.1) for each in widened)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_smooth_layers(lower, dynamic):
+    """A norm with two large channels costs a file over ten decibels, which moved scales win back."""
+    options = {"quantizer": "xnnpack", "options": {"dynamic": dynamic}}
+    reached = []
+    for smooth in (False, True):
+        quantize = {**options, "smooth": smooth}
+        verify = {"min_sqnr_db": 3}
+        lowered = lower("builders:uneven_norm", recipe("xnnpack", quantize=quantize, verify=verify))
+        reached.append(lowered.figures["overall"]["sqnr_db"])
+    assert reached[1] > reached[0] + 6
 
 
 _PROGRAM = """

@@ -27,7 +27,7 @@ def reached(module, *inputs, options=DYNAMIC, exclude=(), quantizer="xnnpack"):
     torch.manual_seed(0)
     asked = Asked((TargetParams(name=quantizer, options=options),), exclude=exclude)
     program = torch.export.export(module.eval(), inputs)
-    quantized = quantize(program, inputs, [inputs], asked.quantizers, exclude=exclude)
+    quantized, *_ = quantize(program, inputs, [inputs], asked.quantizers, exclude=exclude)
     return quantization_of(quantized, program, asked)
 
 
@@ -68,7 +68,7 @@ def test_products(options, batch):
     sizes = ({0: torch.export.Dim("batch", min=2, max=4)},)
     program = torch.export.export(module, inputs, dynamic_shapes=sizes)
     asked = Asked((TargetParams(name="xnnpack", options=options),))
-    quantized = quantize(program, inputs, [inputs], asked.quantizers)
+    quantized, *_ = quantize(program, inputs, [inputs], asked.quantizers)
     assert quantization_of(quantized, program, asked).left == ()
     given = (inputs[0][:1].expand(batch, -1, -1).contiguous(),)
     for made, expected in zip(quantized.module()(*given), module(*given), strict=True):
@@ -109,7 +109,7 @@ def test_convolutions(dimensions, options_of_layer, options):
     module, x = convolutions(dimensions, 4, 4, 3, **options_of_layer), torch.randn(2, 4, *[9] * abs(dimensions))
     program = torch.export.export(module.eval(), (x,))
     asked = Asked((TargetParams(name="xnnpack", options=options),))
-    quantized = quantize(program, (x,), [(x,)], asked.quantizers)
+    quantized, *_ = quantize(program, (x,), [(x,)], asked.quantizers)
     assert quantization_of(quantized, program, asked).share == 1
     made, expected = quantized.module()(x), module(x)
     assert made.shape == expected.shape

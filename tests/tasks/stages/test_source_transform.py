@@ -46,8 +46,12 @@ def quantized(program):
     return {
         name.partition("parametrizations.weight")[0].rstrip(".")
         for name, value in program.state_dict.items()
-        if value.dtype is torch.int8 and value.dim() == 2
+        if is_int8(value)
     }
+
+
+def is_int8(value):
+    return value.dtype is torch.int8 and value.dim() == 2
 
 
 def transforming(*transforms, sqnr=10.0):
@@ -113,6 +117,20 @@ def test_embeddings_and_methods(transform):
     both, one = (TorchaoParams(config=EIGHT_FOUR, fields=INT4, include=(name,)) for name in ("shared", "only_here"))
     assert quantized(transform("two_named_stacks", both, one, method="encode")) == {"shared"}
     assert quantized(transform("two_named_stacks", both, one, method="decode")) == {"shared", "only_here"}
+
+
+INT8 = {"weight_dtype": "int8", "weight_granularity": {"per_axis": 0}}
+
+
+def test_layers_that_groups_do_not_divide(transform):
+    """They are quantized with other fields, if there are some and another layer is divided."""
+    given = TorchaoParams(config=EIGHT_FOUR, fields=INT4, otherwise=INT8)
+    program = transform("odd_stack", given)
+    assert quantized(program) == {"0", "1"}
+    weights = [value for value in program.state_dict.values() if is_int8(value) and value.shape[1] in (30, 64)]
+    assert [value.abs().max() > 8 for value in sorted(weights, key=lambda value: -value.shape[1])] == [False, True]
+    with pytest.raises(TargetError, match=r"layer '1' has 30 input features, and groups of 32"):
+        transform("odd_stack", given.model_copy(update={"include": ("1",)}))
 
 
 @pytest.mark.parametrize(

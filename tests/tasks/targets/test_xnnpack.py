@@ -70,7 +70,7 @@ def test_ranges(options, least, largest):
     samples[-1][0][0, -1] = 99
     program = torch.export.export(network, (samples[0][0],))
     options = find_quantizer_options("xnnpack", options).model_dump(mode="json")  # as a stage gets them
-    quantized = quantize(program, samples[0], samples, (TargetParams(name="xnnpack", options=options),))
+    quantized, *_ = quantize(program, samples[0], samples, (TargetParams(name="xnnpack", options=options),))
     first = next(node for node in quantized.graph.nodes if "quantize_per_tensor" in str(node.target))
     _, scale, zero, _, most, _ = first.args
     assert least < scale * (most - zero) < largest

@@ -413,6 +413,13 @@ class Aggregating(torch.nn.Module):
         return self.last(torch.cat(values, 1)), x
 
 
+class AggregatingToOne(Aggregating):
+    """Its last part is read by the concatenation only, with a scale of its own."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
 @pytest.mark.slow
 def test_small_parts_keep_their_values(monkeypatch):
     """A part of a concatenation that other layers read has a scale of its own where others are far larger."""
@@ -421,6 +428,8 @@ def test_small_parts_keep_their_values(monkeypatch):
     torch.manual_seed(0)
     growing, even, x = Aggregating(12.0).eval(), Aggregating(3.0).eval(), torch.randn(1, 4, 16, 16)
     as_even = lower_quantized(even, x)
+    alone = AggregatingToOne(12.0).eval()
+    assert worst_sqnr(lower_quantized(alone, x), alone, x) > 25
     reached = worst_sqnr(lower_quantized(growing, x), growing, x)
     monkeypatch.setattr(xnnpack, "_uneven", lambda _: ())
     assert reached > worst_sqnr(lower_quantized(growing, x), growing, x) + 6
