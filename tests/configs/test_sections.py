@@ -122,7 +122,7 @@ def test_files_lie_beside_the_zoo_file(load, tmp_path):
     [
         (Accuracy(floor=0.9), None, "neither the recipe nor the model names an `evaluator`"),
         (None, Accuracy(max_drop=0.1), "neither the recipe nor the model names an `evaluator`"),
-        (Accuracy(evaluator="p:score"), None, "add `floor`, `max_drop` or both"),
+        (Accuracy(evaluator="p:score"), None, "add `floor`, `max_drop` or `keep`"),
     ],
 )
 def test_half_a_gate_is_an_error(recipe, model, problem):

@@ -7,7 +7,8 @@ from pteforge.tasks.results.figures import lost_parts, summarize
 from pteforge.tasks.usercode.inputs import StoredCase
 
 BOUNDS = VerifyBounds(min_sqnr_db=20)
-BOXES, SCORES = torch.rand(1, 4, 60, generator=torch.Generator().manual_seed(0)) * 640, torch.rand(1, 8, 60)
+GENERATOR = torch.Generator().manual_seed(0)
+BOXES, SCORES = torch.rand(1, 4, 60, generator=GENERATOR) * 640, torch.rand(1, 8, 60, generator=GENERATOR)
 
 
 def quantized(values):

@@ -70,7 +70,7 @@ def test_params():
     transforms = (TorchaoParams(config="C", fields={"group_size": 32}), CallableParams(source={"builder": "a:b"}))
     assert dumped(SourceTransform.Params(source={}, transforms=transforms)) == (
         '{"dynamic_batch":false,"dynamic_shapes":null,"host":"","method":null,"seed":0,"source":{},"strict":false,"transforms":['
-        '{"at_least":null,"config":"C","exclude":[],"fields":{"group_size":32},"filter_fn":null,"include":["*"],"layers":["linear"],"rounding":"nearest"},'
+        '{"at_least":null,"config":"C","exclude":[],"fields":{"group_size":32},"filter_fn":null,"include":["*"],"layers":["linear"],"otherwise":null,"rounding":"nearest"},'
         '{"source":{"builder":"a:b"}}]}'
     )
 
