@@ -92,6 +92,11 @@ class FileReport(Compared):
         return self.result.targets or (self.before.targets if self.before else ())
 
     @property
+    def release(self) -> str:
+        """The release of ExecuTorch that the file was made with; empty if there is no file."""
+        return self.result.toolchain.get("executorch", "").partition(" ")[0]
+
+    @property
     def worse(self) -> bool:
         """Whether it is worse than before: it fails now, or a release gate or a figure got worse."""
         tones = [change.tone for change in self.changes.values()]
@@ -188,6 +193,7 @@ def render(
         groups={state: alike for state, alike in groups.items() if alike},
         few=_FEW,
         columns=[*columns_of(file.result for file in files).values()],
+        one_release=len({file.release for file in files if file.release}) < 2,
         totals=_totals(record, delivered),
         width=_WIDTH,
         height=_HEIGHT,

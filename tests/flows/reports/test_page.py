@@ -212,6 +212,16 @@ def test_links(made, record):
     assert not [link for link in Page(render(bucket, [], made.out)).values("href") if "s3:" in link]
 
 
+def test_releases_of_executorch(made, record):
+    """Files say which release made them where there are several."""
+    toolchain = delivered_by(record)["net"][CHANGED].toolchain
+    other = changed(record, toolchain={**toolchain, "executorch": "1.4.1 (1a4b)"})
+    assert "ExecuTorch" not in " ".join(Page(render(record, [], made.out)).of_class("dim"))
+    names = Page(render(other, [], made.out)).of_class("dim")
+    assert f"{CHANGED}, ExecuTorch 1.4.1" in names
+    assert f"fat, ExecuTorch {toolchain['executorch'].partition(' ')[0]}" in names
+
+
 def test_notes(made, record):
     """What is to be known of a file is shown with it, harmless whatever it is."""
     figures = replace(measured(record, 40.0), notes=("dimension 0 takes <2> to 4",))
