@@ -187,6 +187,18 @@ def mend_static_layouts() -> Any:
     return Function(pool, conv=nn.Conv2d(8, 8, 3, padding=1)), (torch.randn(1, 8, 8, 8),)
 
 
+@case(STATIC)
+def join_in_float() -> Any:
+    def join(net: Any, x: torch.Tensor) -> torch.Tensor:
+        values = [x]
+        for layer in net.layers:
+            values.append((layer(values[-1]) * 12).relu())
+        return net.last(torch.cat(values[1:], 1))
+
+    layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6))
+    return Function(join, layers=layers, last=nn.Conv2d(24, 2, 1)), (torch.randn(1, 4, 8, 8),)
+
+
 @case(XNNPACK)
 def expand_tanh_gelu() -> Any:
     return nn.GELU("tanh"), (torch.randn(2, 16) * 3,)

@@ -45,6 +45,7 @@ _NAMES = {
     "executorch.backends.xnnpack._passes.convert_to_linear": "ConvertToLinearPass",
     "executorch.backends.xnnpack._passes.convert_to_sdpa": "ConvertToSDPAPass",
     "executorch.backends.xnnpack._passes.convert_to_upsample_bilinear2d": "ConvertToUpsampleBilinear2d",
+    "executorch.backends.xnnpack._passes.decompose_cat": "DecomposeConcatenate",
     "executorch.backends.xnnpack._passes.fuse_batch_norm": "FuseBatchNormPass",
     "executorch.backends.xnnpack._passes.xnnpack_pass": "XNNPACKPass",
     "executorch.backends.xnnpack.operators.node_visitor": "NodeVisitor",

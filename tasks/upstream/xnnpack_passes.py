@@ -29,6 +29,7 @@ def mend_xnnpack_passes() -> None:
     separate_products()
     mend_static_layouts()
     expand_tanh_gelu()
+    join_in_float()
     pack_by_rows()
     mend_batch_norms()
 
@@ -381,6 +382,40 @@ def _with_pass(manager: Any, *args: Any, **options: Any) -> None:
     _init(manager, *args, **options)
     if compat.ConvertToLinearPass in manager.passes[1:]:  # all passes, and not a choice of them
         manager.passes.insert(manager.passes.index(compat.ConvertToLinearPass), ExpandTanhGelu)
+
+
+_CAT, _JOINED = compat.edge_ops.aten.cat.default, 5  # values that XNNPACK joins at once
+_split = compat.find("DecomposeConcatenate.call")
+
+
+@mends(
+    "int8 values of different scales cannot be loaded where more than five are joined",
+    "DecomposeConcatenate.call",
+)
+def join_in_float() -> None:
+    """Has joins of more than five values split as what they are.
+
+    `DecomposeConcatenate` (backends/xnnpack/_passes/decompose_cat.py) takes each join between integers for one that
+    computes with them, even if its values have scales of their own and are dequantized before it. It has the first
+    five joined in the scale of one of them ("Failed to create cat5 node"). Delete once it looks at the tags.
+    """
+    compat.DecomposeConcatenate.call = _split_by_tags
+
+
+@wraps(_split)
+def _split_by_tags(split: Any, module: GraphModule) -> PassResult:
+    """Splits what is joined in floating point, so that upstream only sees the rest."""
+    for node in module.graph.find_nodes(op="call_function", target=_CAT):
+        values, *dimension = node.args
+        if any(not compat.is_dequant(value) or compat.is_tagged_as_implicit_q_dq(value) for value in values):
+            continue
+        while len(values) > _JOINED:
+            with module.graph.inserting_before(node):
+                joined = module.graph.call_function(_CAT, (values[:_JOINED], *dimension))
+            values = [joined, *values[_JOINED:]]
+        node.args = (values, *dimension)
+    result: PassResult = _split(split, module)
+    return result
 
 
 # The operator that every pattern of bilinear upsampling has, and the one of scaled dot product attention, which finds
