@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -168,6 +169,18 @@ class TorchvisionSource(FrozenModel):
     weights: str | None = Field("DEFAULT", description="Its weights, such as IMAGENET1K_V1; null: random.")
 
 
+SHIPPED_EVALUATORS = "pteforge.evaluators"
+_PATHS = ("file", "folder", "text", "tokens")
+"""Arguments of the functions in `pteforge.evaluators` that are paths, relative to the zoo file's folder."""
+
+
+def reading(function: ObjectReference, kwargs: Mapping[str, JsonValue], files: Sequence[Path]) -> BuilderSource:
+    """A function and the files that it reads, with those that the arguments of a shipped one name."""
+    named = (kwargs.get(name) for name in _PATHS) if function.startswith(SHIPPED_EVALUATORS) else ()
+    paths = (Path(path) for path in named if isinstance(path, str))
+    return BuilderSource(builder=function, kwargs=dict(kwargs), files=(*files, *paths))
+
+
 class Dataset(FrozenModel):
     """Python code that yields samples."""
 
@@ -185,6 +198,11 @@ class Dataset(FrozenModel):
         ge=0,
         description="Seed by which samples are drawn from the whole dataset, which has a length; null: the first ones.",
     )
+
+    @property
+    def source(self) -> BuilderSource:
+        """The dataset as stages read it."""
+        return reading(self.dataset, self.kwargs, self.files)
 
 
 class NamedFunction(FrozenModel):

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, Strict, St
 
 from .base import FrozenModel, Name, ObjectReference
 from .places import HOST
-from .sources import BuilderSource
+from .sources import BuilderSource, reading
 
 Number = Annotated[float, Strict()]  # a number; text that looks like one is not
 
@@ -131,9 +131,6 @@ class VerifyOverrides(VerifyBounds, _WrittenFields):
         return bounds.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
 
 
-SHIPPED_EVALUATORS = "pteforge.evaluators"
-
-
 class Accuracy(_WrittenFields):
     """How good a produced file must be at its task.
 
@@ -167,10 +164,6 @@ class Accuracy(_WrittenFields):
         return other.model_copy(update={name: getattr(self, name) for name in written})
 
 
-_READ = ("file", "folder", "text", "tokens")
-"""Arguments of the evaluators in `pteforge.evaluators` that are paths, relative to the zoo file's folder."""
-
-
 class AccuracyGate(FrozenModel):
     """The accuracy that one file must reach, from its recipe and model together; see `Accuracy`."""
 
@@ -196,7 +189,5 @@ def resolve_gate(
         raise ValueError("names an evaluator, but no bound; add `floor`, `max_drop` or `keep`")
     if both.evaluator is None or not both.bounded:
         return None
-    arguments = _READ if both.evaluator.startswith(SHIPPED_EVALUATORS) else ()
-    read = [Path(value) for name in arguments if isinstance(value := both.kwargs.get(name), str)]
-    source = BuilderSource(builder=both.evaluator, kwargs=both.kwargs, files=(*both.files, *read))
+    source = reading(both.evaluator, both.kwargs, both.files)
     return AccuracyGate(evaluator=source, floor=both.floor, max_drop=both.max_drop, keep=both.keep)

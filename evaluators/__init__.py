@@ -7,6 +7,7 @@ that is higher for better files. docs/how-to/accuracy.md describes them.
 from __future__ import annotations
 
 from .classification import top_k
+from .datasets import files, hub, lines
 from .embedding import embedding_similarity, triplet_accuracy
 from .generation import bleu, chrf, exact_match, neg_word_error_rate, vqa_accuracy
 from .perplexity import neg_perplexity
@@ -19,6 +20,9 @@ __all__ = [
     "chrf",
     "embedding_similarity",
     "exact_match",
+    "files",
+    "hub",
+    "lines",
     "mean_iou",
     "neg_log_spectral_distance",
     "neg_perplexity",

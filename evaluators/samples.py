@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..configs.sources import names_model
 from ..errors import SourceError
 
 Predict = Callable[..., Any]
@@ -69,10 +70,19 @@ def answer(predict: Predict, inputs: Any, method: str, output: int) -> torch.Ten
     return tensor
 
 
-def reader(name: str | None) -> Read:
-    """The user's function that makes inputs of a file, or else `read_tensor`."""
+def reader(name: str | None, length: int | None = None) -> Read:
+    """What makes inputs of a file or a text: the user's function, a model's preprocessing, or `read_tensor`.
+
+    Args:
+        name: ``package.module:name``, the name of a model such as ``hf:org/name`` or ``timm:NAME``, or None.
+        length: tokens of a text, where that model has a tokenizer.
+    """
     if name is None:
         return read_tensor
+    if names_model(name):
+        from .preprocessing import preprocessing_of  # noqa: PLC0415 - imports what most evaluators do without
+
+        return preprocessing_of(name, length)
     found: Read = resolve(name)
     return found
 
@@ -95,7 +105,7 @@ def read_tensor(path: Path) -> torch.Tensor:
         raise SourceError(f"{path} cannot be read: {error}") from error
     raise SourceError(
         f"{path} is not a .npy, .pt or .wav file; name a function that makes the model's inputs of a path: "
-        "`read: package.module:name`"
+        "`read: package.module:name`, or a model whose preprocessing does: `read: hf:org/name`"
     )
 
 

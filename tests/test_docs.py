@@ -184,10 +184,13 @@ def test_every_recipe_type_has_a_recipe(target, file):
 
 
 def test_every_evaluator_is_listed():
-    """docs/how-to/accuracy.md has a row for each shipped evaluator."""
-    text = (ROOT / "docs" / "how-to" / "accuracy.md").read_text(encoding="utf-8")
-    table = text.partition("| evaluator |")[2].partition("\n\n")[0]
-    assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == evaluators.__all__
+    """docs/how-to/accuracy.md has a row for each shipped evaluator, that on calibration one for each dataset."""
+    listed = []
+    for page, column in (("accuracy", "evaluator"), ("quantization-calibrate", "dataset")):
+        text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8")
+        table = text.partition(f"| {column} |")[2].partition("\n\n")[0]
+        listed += re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    assert sorted(listed) == evaluators.__all__
 
 
 def test_every_argument_of_export_is_listed():
@@ -210,9 +213,10 @@ def test_quantization_examples(load):
     """The YAML blocks of the pages about quantization load as one zoo, and mean what the text says."""
     pages = sorted((ROOT / "docs" / "how-to").glob("quantization*.md"))
     found = [block for page in pages for block in blocks(page.read_text(encoding="utf-8"), "yaml")]
-    (models,) = (block for block in found if block.startswith("models:\n"))
-    recipes = "".join(block.removeprefix("recipes:\n") for block in found if block != models)
-    zoo = load(f"version: 1\nrecipes:\n{recipes}{models}    recipes: [mixed-int8]\n")
+    models = [block.removeprefix("models:\n") for block in found if block.startswith("models:\n")]
+    recipes = "".join(block.removeprefix("recipes:\n") for block in found if block.startswith("recipes:\n"))
+    models = "".join(f"{model}    recipes: [mixed-int8]\n" for model in models)
+    zoo = load(f"version: 1\nrecipes:\n{recipes}models:\n{models}")
     assert [transform.torchao for transform in zoo.recipes["mixed"].source_transforms[:2]] == [
         "int8_weight_only",
         "int8_dynamic_activation_intx_weight",
@@ -220,6 +224,7 @@ def test_quantization_examples(load):
     linear = {"only_rules": True, "rules": [{"operator": "aten.linear.default", "dynamic": True}]}
     assert [quantizer.options for quantizer in zoo.recipes["mixed-int8"].quantize.chosen] == [linear, {}]
     assert zoo.models["segmenter"].calibration["forward"].samples == 256
+    assert zoo.models["classifier"].calibration["forward"].source.files == (Path("images/calibration"),)
 
 
 def test_every_ability_has_a_test():

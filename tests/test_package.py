@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "artifacts": {"errors"},
     "formats": {"artifacts", "errors"},
     "configs": {"errors", "formats"},
-    "evaluators": {"configs", "errors", "formats"},
+    "evaluators": {"configs", "errors", "formats", "tasks"},
     "tasks": {"artifacts", "configs", "errors", "formats"},
     "runtime": {"artifacts", "errors", "formats"},
     "api": {"artifacts", "configs", "errors", "formats", "runtime", "tasks"},

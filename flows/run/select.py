@@ -16,15 +16,30 @@ from ...configs.model import ModelConfig
 from ...configs.nodes import FieldPath
 from ...configs.places import HOST
 from ...configs.recipe import Recipe
-from ...configs.sources import BuilderSource, HuggingFaceSource, LayerFields, ProgramSource, ResolvedSource
+from ...configs.sources import (
+    SHIPPED_EVALUATORS,
+    BuilderSource,
+    HuggingFaceSource,
+    LayerFields,
+    ProgramSource,
+    ResolvedSource,
+)
 from ...configs.text_samples import METRICS, check_text_options
-from ...configs.verification import ERROR_BOUNDS, SHIPPED_EVALUATORS, AccuracyGate
+from ...configs.verification import ERROR_BOUNDS, AccuracyGate
 from ...configs.zoo import PublishConfig, ToolchainConfig
 from ...errors import ConfigError, InputError, Location, SourceError
 from ...tasks.engine.keys.builder import find_builder
 from ...tasks.engine.keys.search import ModuleSearch
 from ...tasks.engine.keys.source import check_program_file, named_callables
-from ...tasks.lowering.model import PlannedModel, PlannedRecipe, check_callable, check_files, errors_at, plan_recipe
+from ...tasks.lowering.model import (
+    ErrorAt,
+    PlannedModel,
+    PlannedRecipe,
+    check_callable,
+    check_files,
+    errors_at,
+    plan_recipe,
+)
 from ...tasks.sources.find import find_source, methods_of
 from ...tasks.verify.places import PlannedPlace, plan_place
 from ..releases.publish import Publication
@@ -242,7 +257,18 @@ def _check_source(loaded: LoadedZoo, name: str, config: ModelConfig, finder: Mod
     for method, calibration in (config.calibration or {}).items():
         of_method = "models", name, "calibration", method
         check_callable(calibration.dataset, calibration.kwargs, finder, error_at, of_method, "dataset")
+        _check_read(loaded, calibration.source, finder, error_at, of_method)
     return source
+
+
+def _check_read(
+    loaded: LoadedZoo, function: BuilderSource, finder: ModuleSearch, error_at: ErrorAt, where: FieldPath
+) -> None:
+    """Raises InputError where a function reads a file that does not exist, or a shipped one has a reader that does."""
+    check_files((loaded.files[0].parent / file for file in function.files), error_at, (*where, "files"))
+    for argument, _ in named_callables(function.kwargs) if function.builder.startswith(SHIPPED_EVALUATORS) else ():
+        with errors_at(error_at, (*where, "kwargs", argument)):
+            find_builder(str(function.kwargs[argument]), finder)
 
 
 def _plan_recipe(
@@ -323,14 +349,11 @@ def _gate_of(loaded: LoadedZoo, model: str, recipe: str, finder: ModuleSearch) -
 
     evaluator = gate.evaluator
     check_callable(evaluator.builder, evaluator.kwargs, finder, error_at, (), "evaluator", given=1)
-    check_files((loaded.files[0].parent / file for file in evaluator.files), error_at, ("files",))
-    if evaluator.builder.startswith(SHIPPED_EVALUATORS):
-        for argument, _ in named_callables(evaluator.kwargs):
-            with errors_at(error_at, ("kwargs", argument)):
-                find_builder(str(evaluator.kwargs[argument]), finder)
-        if (metric := evaluator.builder.rpartition(":")[2]) in METRICS:
-            with errors_at(error_at, ("kwargs",)):
-                files = check_text_options(evaluator.kwargs, metric, loaded.files[0].parent)
-            evaluator = evaluator.model_copy(update={"files": (*evaluator.files, *files)})
-            gate = gate.model_copy(update={"evaluator": evaluator})
+    _check_read(loaded, evaluator, finder, error_at, ())
+    metric = evaluator.builder.rpartition(":")[2]
+    if evaluator.builder.startswith(SHIPPED_EVALUATORS) and metric in METRICS:
+        with errors_at(error_at, ("kwargs",)):
+            files = check_text_options(evaluator.kwargs, metric, loaded.files[0].parent)
+        evaluator = evaluator.model_copy(update={"files": (*evaluator.files, *files)})
+        gate = gate.model_copy(update={"evaluator": evaluator})
     return gate

@@ -13,7 +13,6 @@ from typing import Any
 from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
 from ...configs.quantize import QuantizationSearch
-from ...configs.sources import BuilderSource
 from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ...formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from ..backend.stages.compile import Compile
@@ -427,9 +426,8 @@ async def calibrate(run: RecipeRun, method: str) -> ArtifactRef | None:
     if method not in model.calibration:
         return None
     dataset = model.calibration[method]
-    source = dataset and BuilderSource(builder=dataset.dataset, kwargs=dataset.kwargs, files=dataset.files)
     taken = {"samples": dataset.samples, "shuffle": dataset.shuffle} if dataset else {"samples": 0}
-    params = Calibration.Params(source=fields_of(run, source) if source else {}, seed=model.seed, **taken)
+    params = Calibration.Params(source=fields_of(run, dataset.source) if dataset else {}, seed=model.seed, **taken)
     return (await run(Calibration, params, method=method)).samples
 
 

@@ -938,6 +938,33 @@ def test_models_of_three_libraries(project, vision):
     assert (shapes["vit"], shapes["wav2vec2"][0]) == ((1, 3, 32, 32), 4)
 
 
+PREPROCESSED = """
+from pteforge.evaluators import files
+for model in ("timm:resnet18.a1_in1k", "torchvision:resnet18"):
+    (image,) = files("pictures", read=model)
+    print(*image.shape, *(round(value, 3) for value in image[0, :, 9, 9].tolist()))
+files("pictures", read="timm:resnet17")
+"""
+
+
+def test_preprocessing_of_two_libraries(project, vision):
+    """Files are resized and scaled as the models of timm and torchvision take them, by their names."""
+    from PIL import Image
+
+    (project.folder / "pictures").mkdir()
+    Image.new("L", (60, 40), 200).save(project.folder / "pictures" / "grey.png")
+    done = subprocess.run(
+        [sys.executable, "-c", PREPROCESSED],
+        cwd=project.folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(vision), *filter(None, [os.environ.get("PYTHONPATH")])])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["1 3 224 224 1.307 1.465 1.681"] * 2, done.stderr
+    assert "timm:resnet17 has no preprocessing: timm has no model 'resnet17'" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_quantized_checkpoint(project):
     """The summary says what became of its numbers, and the metadata what format they had."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ....artifacts.digest import Digest, digest_file, digest_json
-from ....configs.sources import BuilderSource, ProgramSource
+from ....configs.sources import BuilderSource, ProgramSource, names_model
 from ....errors import SourceError
 from ..stage import CallableParams, Params
 from .code import JSON, PTEFORGE, file_digest, module_closure, read_module
@@ -152,7 +152,7 @@ def source_fields(
 def named_callables(kwargs: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
     """The arguments that look like ``package.module:name``, each with its module, which need not exist."""
     for argument, value in kwargs.items():
-        if isinstance(value, str) and (found := _REFERENCE.fullmatch(value)):
+        if isinstance(value, str) and not names_model(value) and (found := _REFERENCE.fullmatch(value)):
             yield argument, found[1]
 
 
