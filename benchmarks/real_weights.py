@@ -12,7 +12,9 @@ Install the packages of those that you want, and without the rest of their depen
 "search" is a recipe that looks for the smallest file with 99 % of eager's score, by the samples that score. The last
 two columns are made without pteforge, with the same samples: by PT2E and `to_edge_transform_and_lower`, as ExecuTorch's
 documentation describes it, and by the recipe of `executorch.export`.
-A run goes on where the last one in the folder stopped. `--write` fills docs/how-to/quantization-check.md.
+The columns of METHODS are files with fixed scales that one field of `quantize` changes: how far each is from eager.
+A run goes on where the last one in the folder stopped. `--write` fills docs/how-to/quantization-check.md, and the table
+of methods in docs/how-to/quantization.md.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from measuring import markdown
 from torch import nn
 from trained import NETWORKS, Network, network
 
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "quantization-check.md"
+PAGES = Path(__file__).parents[1] / "docs" / "how-to"
 KEEP = 0.99
 STATIC = "xnnpack-int8-static"
 INT4 = "xnnpack-int8da-int4w-per-tensor"
@@ -44,6 +46,14 @@ SEARCH = {
     "keep": KEEP,
     "budget": 24,
     "variants": [{"smooth": True}, {"options": {"ranges": "percentile"}}, {"options": {"dynamic": True}}],
+}
+
+METHODS: dict[str, dict[str, Any]] = {
+    "`smooth: true`": {"smooth": True},
+    "`ranges: min_max`": {"options": {"ranges": "min_max"}},
+    "`ranges: moving_average`": {"options": {"ranges": "moving_average"}},
+    "`ranges: percentile`": {"options": {"ranges": "percentile"}},
+    "`dynamic: true`": {"options": {"dynamic": True}},
 }
 
 Cell = dict[str, Any]
@@ -60,7 +70,7 @@ def ours(found: Network, recipe: Any) -> Cell:
     from pteforge.errors import PteforgeError
     from pteforge.tasks.results.accuracy import FoundQuantization
 
-    observes = STATIC in (recipe, recipe["extends"] if isinstance(recipe, dict) else "")
+    observes = (recipe["extends"] if isinstance(recipe, dict) else recipe) == STATIC
     calibration = found.samples[: found.calibration] if observes else None
     cell: Cell = {}
     try:
@@ -71,6 +81,7 @@ def ours(found: Network, recipe: Any) -> Cell:
         if made is None:
             return cell
     else:
+        cell["sqnr_db"] = made.figures.overall.sqnr_db
         cell["share"] = min((reached.share for reached in made.quantization.values()), default=None)
         if search := made.delivered.get(FoundQuantization):
             count = f"{len(search.attempts)} files were scored"
@@ -84,6 +95,10 @@ def searched(name: str, found: Network) -> Cell:
     accuracy = {"evaluator": "trained:score", "kwargs": {"name": name}}
     verify = {"min_sqnr_db": None}  # of STATIC, which `pteforge.export` would ask for besides the score
     return ours(found, {"extends": STATIC, "quantize": {"search": SEARCH}, "accuracy": accuracy, "verify": verify})
+
+
+def by_method(fields: dict[str, Any]) -> Callable[[str, Network], Cell]:
+    return lambda _, found: ours(found, {"extends": STATIC, "quantize": fields, "verify": {"min_sqnr_db": None}})
 
 
 def in_four_bits(found: Network) -> Cell:
@@ -122,6 +137,7 @@ COLUMNS: dict[str, Callable[[str, Network], Cell]] = {
     "int4 weights": lambda _, found: in_four_bits(found),
     "PT2E": lambda _, found: direct(found, by_pt2e),
     "executorch.export": lambda _, found: direct(found, by_its_recipe),
+    **{name: by_method(fields) for name, fields in {"recipe": {}, **METHODS}.items()},
 }
 OF_OTHERS = ("PT2E", "executorch.export")
 
@@ -228,7 +244,7 @@ def tables(results: Mapping[str, dict[str, Cell]]) -> Iterator[str]:
     """The table of scores and sizes, what searches found, and why files are missing."""
     known = {name: cells for name, cells in results.items() if "eager" in cells}
     titles = {name: NETWORKS[name][0] for name in known}
-    own = [column for column in COLUMNS if column not in OF_OTHERS]
+    own = [column for column in COLUMNS if column not in (*OF_OTHERS, "recipe", *METHODS)]
     rows = [["network", "task", *own]]
     for name, cells in known.items():
         rows.append([titles[name], cells["eager"]["task"], *(shown(cells.get(column)) for column in own)])
@@ -256,6 +272,25 @@ def tables(results: Mapping[str, dict[str, Cell]]) -> Iterator[str]:
     )
 
 
+def methods(results: Mapping[str, dict[str, Cell]]) -> str:
+    """The table of what each method does to the distance from eager, where all of them made a file."""
+    rows = [["network", "recipe", *METHODS]]
+    gains: dict[str, list[float]] = {name: [] for name in METHODS}
+    for name, cells in results.items():
+        found = {column: cells[column].get("sqnr_db") for column in rows[0][1:] if column in cells}
+        if len(found) < len(rows[0]) - 1 or None in found.values():
+            continue
+        best = max(found.values())
+        shown = (f"**{value:.1f}**" if value == best else f"{value:.1f}" for value in found.values())
+        rows.append([NETWORKS[name][0], *shown])
+        for column in METHODS:
+            gains[column].append(found[column] - found["recipe"])
+    if len(rows) == 1:
+        return ""
+    better = (f"{sum(gain > 1 for gain in own)} of {len(own)}" for own in gains.values())
+    return markdown([*rows, ["better by 1 dB or more", "", *better]])
+
+
 def first_line(problem: str) -> str:
     """The beginning of a message, without what Markdown would take for its own."""
     return " ".join(re.sub(r"[`|<>*]", "", problem.partition("\n")[0])[:300].split())
@@ -276,9 +311,10 @@ def main() -> None:
         measure(options.folder, names, options.columns.split(","))
     results = {name: Record(options.folder, name).cells for name in names}
     text = "\n".join(filter(None, tables(results)))
-    print(text)
+    print(text, methods(results), sep="\n")
     if options.write:
-        write_section(PAGE, "benchmarks/real_weights.py --write", text)
+        write_section(PAGES / "quantization-check.md", "benchmarks/real_weights.py --write", text)
+        write_section(PAGES / "quantization.md", "benchmarks/real_weights.py --write", methods(results))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ SAMPLES = 128  # for calibration
 RECIPES: dict[str, dict[str, Any]] = {
     "fp32": {"extends": "xnnpack-fp32"},
     "nearest": {"extends": "xnnpack-llm-8da4w"},
+    "hqq": {"extends": "xnnpack-llm-8da4w", "quantize_layers": {"linear": "8da4w", "rounding": "hqq"}},
     "gptq": {"extends": "xnnpack-llm-8da4w", "quantize_layers": {"linear": "8da4w", "rounding": "gptq"}},
 }
 

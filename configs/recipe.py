@@ -362,7 +362,7 @@ class Recipe(FrozenModel):
     @property
     def rounds_by_samples(self) -> bool:
         """Whether weights are rounded by what that does to calibration samples."""
-        return any(getattr(transform, "rounding", "nearest") != "nearest" for transform in self.transforms)
+        return any(getattr(transform, "rounding", "") == "gptq" for transform in self.transforms)
 
     def with_layers(self, fields: LayerFields) -> Recipe:
         """The recipe with fields that replace those of its `quantize_layers`; raises ValueError if they do not fit."""

@@ -39,12 +39,13 @@ ResolvedSource = BuilderSource | ProgramSource
 LinearScheme = Literal["8da4w", "8da8w", "4w", "8w"]
 """Bits of weights of linear layers, and of activations, whose scales are computed at run time, before `da`."""
 
-Rounding = Literal["nearest", "gptq"]
+Rounding = Literal["nearest", "gptq", "hqq"]
 """How weights become integers."""
 
 ROUNDING = (
     "nearest: each weight becomes the nearest integer. gptq: integers are chosen so that the layers' outputs change "
-    "least on the samples of the model's `calibration`; bytes and kernels are the same."
+    "least on the samples of the model's `calibration`. hqq: scales are those by which few weights lose much, without "
+    "samples. Bytes and kernels are the same."
 )
 
 

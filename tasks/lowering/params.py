@@ -68,16 +68,17 @@ def _transform_params(run: RecipeRun, transform: Transform) -> TorchaoParams | C
     code = _code_of(transform)
     called = CallableParams(source=fields_of(run, code)) if code else None
     if isinstance(transform, TorchaoTransform):
+        chosen = {"intx_choose_qparams_algorithm": "hqq_scale_only"} if transform.rounding == "hqq" else {}
         return TorchaoParams(
             config=class_name(transform.torchao),
-            fields=transform.params,
+            fields=transform.params | chosen,
             include=transform.filter,
             exclude=transform.exclude,
             layers=transform.layers,
             at_least=transform.at_least,
             filter_fn=called,
-            otherwise=transform.otherwise,
-            rounding=transform.rounding,
+            otherwise=transform.otherwise and transform.otherwise | chosen,
+            rounding="gptq" if transform.rounding == "gptq" else "nearest",
         )
     assert called  # noqa: S101 - the other kind of transform is a function
     return called

@@ -11,13 +11,12 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from ...configs.base import did_you_mean
 from ...configs.quantize import TorchaoTransform
-from ...configs.sources import Rounding
 from ...errors import TargetError
 from ..engine.keys.code import parse_module
 from ..engine.keys.search import ModuleSearch
@@ -38,7 +37,7 @@ class TorchaoParams(Params):
     layers: tuple[str, ...] = ("linear",)  # kinds of layers, ``linear`` and ``embedding``
     at_least: float | None = None  # share of the method's weights that must be integers after all transforms
     filter_fn: CallableParams | None = None  # says of every module whether to quantize it, in place of these
-    rounding: Rounding = "nearest"
+    rounding: Literal["nearest", "gptq"] = "nearest"
 
 
 _BASE = "AOBaseConfig"
@@ -67,9 +66,10 @@ def check_transform(transform: TorchaoTransform) -> None:
             f"torchao's {name} multiplies with aten._int_mm, which ExecuTorch does not have; use "
             "int8_dynamic_activation_intx_weight with params: {weight_dtype: int8}"
         )
-    if transform.rounding == "gptq" and (name not in _IN_INTEGERS or transform.layers != ("linear",)):
+    if transform.rounding != "nearest" and (name not in _IN_INTEGERS or transform.layers != ("linear",)):
         names = " or ".join(snake_case(name.removesuffix(_ENDING)) for name in _IN_INTEGERS)
-        raise TargetError(f"`rounding: gptq` is for linear layers, with {names}; leave it out for others")
+        rounding = f"`rounding: {transform.rounding}`"
+        raise TargetError(f"{rounding} is for linear layers, with {names}; leave it out for others")
     for field in (*transform.params, *(transform.otherwise or ())):
         if field not in fields:
             raise TargetError(f"torchao's {name} has no field {field!r}{did_you_mean(field, fields)}")

@@ -44,6 +44,7 @@ _MOST_UNEVEN = 4  # ratio of the ranges of parts that share a scale: two bits
 _OF_EACH_SAMPLE = 0.1  # by which its minimum and maximum move an average
 _WITH_BIAS = (_ATEN.linear.default, *_CONVOLUTIONS, *_IN_ONE_DIMENSION)
 _PADS = (_ATEN.pad.default, _ATEN.constant_pad_nd.default)
+_JOINING = (_ATEN.cat.default, _ATEN.adaptive_avg_pool2d.default)
 _SUMS_AND_PRODUCTS = {_ATEN.add, _ATEN.add_, _ATEN.mul, _ATEN.mul_}
 _DIVISORS = {_ATEN.div: 1, _ATEN.div_: 1} | {  # what is infinite, or steepest, at zero, and the argument's position
     getattr(_ATEN, name): 0 for name in ("sqrt", "rsqrt", "reciprocal", "log", "log2", "log10", "pow")
@@ -59,6 +60,7 @@ _KEEPING_ZEROS = {  # what makes zeros of zeros
 
 _NORMS = {getattr(_ATEN, name) for name in ("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")}
 _CONCATENATIONS = {_ATEN.cat, _ATEN.concat, _ATEN.concatenate, _ATEN.stack, _ATEN.hstack, _ATEN.vstack}
+_PRODUCTS = {_ATEN.matmul, _ATEN.bmm, _ATEN.mm}  # of which XNNPACK's quantizer takes none
 _REARRANGING = {  # what returns the values of a tensor elsewhere
     getattr(_ATEN, name)
     for name in (
@@ -141,6 +143,7 @@ def _kept_in_float(model: GraphModule) -> Iterator[Node]:
     masked = [node.args[0] for node in model.graph.nodes if _packet(node) in _SOFTMAX]
     yield from _sums_and_products(masked, _KEEPING_ZEROS | _SUMS_AND_PRODUCTS)
     kept = {*_joined_for_outputs(model.graph), *_normalized(model.graph), *_uneven(model.graph)}
+    kept |= set(_between_floats(model.graph, kept))
     others = (node for node in model.graph.nodes if node not in kept)
     if any(node.target in _WITH_BIAS or _packet(node) in _SUMS_AND_PRODUCTS for node in others):  # not all may go
         yield from kept
@@ -158,10 +161,11 @@ def _normalized(graph: Graph) -> Iterator[Node]:
 
 
 def _joined_for_outputs(graph: Graph) -> Iterator[Node]:
-    """Concatenations that only outputs have, and operators that scale or move them by constants.
+    """Concatenations and products of two values that only outputs have, and what scales or moves them by constants.
 
     With one scale for boxes from 0 to 640 and scores from 0 to 1, all scores become zero. In floating point, each part
-    keeps its own scale, and XNNPACK joins them as fast.
+    keeps its own scale, and XNNPACK joins them as fast. Products of two values, such as the similarities of images and
+    texts, are in floating point in any case, and an operator after them would only be rounded.
     """
     constant, joined, returned = set[Node](), set[Node](), set[Node]()
     for node in graph.nodes:
@@ -170,7 +174,7 @@ def _joined_for_outputs(graph: Graph) -> Iterator[Node]:
             constant.add(node)
         scales = _packet(node) in _SUMS_AND_PRODUCTS and not constant.isdisjoint(inputs)
         keeps = (scales or _packet(node) in _REARRANGING) and not joined.isdisjoint(inputs)
-        if keeps or _packet(node) in _CONCATENATIONS:
+        if keeps or _packet(node) in _CONCATENATIONS | _PRODUCTS:
             joined.add(node)
     for node in reversed(graph.nodes):
         moves = node in joined or _packet(node) in _REARRANGING
@@ -191,6 +195,42 @@ def _uneven(graph: Graph) -> Iterator[Node]:
         parts = zip(node.args[0], ranges, strict=True) if ranges else ()
         if any(0 < _MOST_UNEVEN * size < max(ranges) and _is_read_elsewhere(part) for part, size in parts):
             yield node
+
+
+def _between_floats(graph: Graph, left: Collection[Node]) -> Iterator[Node]:
+    """Sums and products of values of which one is in floating point, or that no operator with integers reads.
+
+    Integers would only be rounded once more there: what scales queries before a product of matrices, or weighs channels
+    by a sigmoid. Concatenations that are `left` are in floating point, too.
+    """
+    left = set(left)
+    while True:
+        integers, read = set[Node](), set[Node]()
+        sums = [node for node in graph.nodes if _packet(node) in _SUMS_AND_PRODUCTS and node not in left]
+        for node in graph.nodes:
+            if _has_integers(node, left) or (_keeps_scale(node) and node.args[0] in integers):
+                integers.add(node)
+            elif _packet(node) in _SUMS_AND_PRODUCTS and node not in left:
+                values = [value for value in node.all_input_nodes if value.op != "get_attr"]
+                integers.update([node] if integers.issuperset(values) else [])
+        for node in reversed(graph.nodes):
+            if _has_integers(node, left) or (_keeps_scale(node) and node in read) or node in sums:
+                read.update(node.all_input_nodes)
+        found = [node for node in sums if node not in integers & read]
+        if not found:
+            return
+        yield from found
+        left.update(found)
+
+
+def _has_integers(node: Node, left: Collection[Node]) -> bool:
+    """Whether XNNPACK's quantizer takes the operator whatever comes before and after it."""
+    return node.target in _WITH_BIAS or (node.target in _JOINING and node not in left)
+
+
+def _keeps_scale(node: Node) -> bool:
+    shares = compat.xnnpack_quantizer_utils._is_share_obs_or_fq_op  # noqa: SLF001 - upstream's own list
+    return node.op == "call_function" and bool(shares(node.target))
 
 
 def _is_read_elsewhere(part: Node) -> bool:

@@ -140,3 +140,20 @@ def test_only_linear_layers():
     )
     with pytest.raises(TargetError, match="'0' is none"):
         transform_copy(block, [params], calls=calls)
+
+
+def test_scales_by_weights_alone():
+    """`rounding: hqq` is torchao's: fewer weights lose much of themselves, and none needs samples."""
+    from pteforge.configs.quantize import TorchaoTransform
+    from pteforge.tasks.lowering.params import _transform_params
+
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 48, bias=False)
+    layer.weight = nn.Parameter(torch.distributions.StudentT(2.5).sample((48, 64)))
+    fields = {"weight_dtype": "int4", "granularity": {"per_group": 32}}
+    errors = {}
+    for rounding in ("nearest", "hqq"):
+        transform = TorchaoTransform(torchao="intx_weight_only", params=fields, rounding=rounding)
+        made, *_ = transform_copy(layer, [_transform_params(None, transform)])
+        errors[rounding] = (made.weight.dequantize() - layer.weight).abs().pow(0.7).mean()
+    assert errors["hqq"] < 0.95 * errors["nearest"]

@@ -49,6 +49,7 @@ def test_as_imported():
             "`rounding: gptq` is for linear layers, with int8_dynamic",
         ),
         ({"torchao": "intx_weight_only", "rounding": "gptq", "layers": ["embedding"]}, "is for linear layers"),
+        ({"torchao": "int8_weight_only", "rounding": "hqq"}, "`rounding: hqq` is for linear layers"),
     ],
 )
 def test_mistakes(given, message):

@@ -351,14 +351,16 @@ class Detector(torch.nn.Module):
         self.register_buffer("scale", torch.tensor([640.0, 640.0, 640.0, 640.0, 1.0, 1.0])[None, :, None])
 
     def forward(self, x):
-        shares, scores = self.head(x).flatten(2).sigmoid().split([4, 2], 1)
-        joined = torch.cat([shares * 640, scores], 1)
-        return joined, torch.cat([joined, joined], 2).transpose(1, 2), torch.cat([shares, scores], 1) * self.scale
+        both = self.head(x).flatten(2).sigmoid()
+        shares, scores = both.split([4, 2], 1)
+        joined, alike = torch.cat([shares * 640, scores], 1), both @ both.mT * self.scale
+        scaled = torch.cat([shares, scores], 1) * self.scale
+        return joined, torch.cat([joined, joined], 2).transpose(1, 2), scaled, alike
 
 
 @pytest.mark.slow
 def test_parts_of_outputs_keep_their_scales():
-    """Concatenations that only outputs have are in floating point, and so is what scales them by constants."""
+    """Joined values and products that only outputs have are in floating point, and so is what scales them."""
     torch.manual_seed(0)
     network, x = Detector().eval(), torch.randn(1, 3, 8, 8)
     made, wanted = outputs_of(lower_quantized(network, x), x), network(x)
