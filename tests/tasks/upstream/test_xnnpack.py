@@ -454,6 +454,30 @@ def test_sums_are_quantized_without_norms(monkeypatch):
     assert files == [lower_quantized(network, x) for network in networks]
 
 
+def _weighed(net, x):
+    """Channels that are weighed by a sigmoid of their means, and queries that are scaled for attention."""
+    y = net.first(x)
+    rows = net.second(y * net.gate(y.mean((2, 3), keepdim=True)).sigmoid()).flatten(2)
+    return ((rows * 0.37) @ (rows.mT + 0.1)).softmax(-1)
+
+
+@pytest.mark.slow
+def test_sums_and_products_between_floats(monkeypatch):
+    """They are rounded once less, and those between layers are as before."""
+    from pteforge.tasks.upstream import xnnpack
+
+    torch.manual_seed(0)
+    layers = {name: torch.nn.Conv2d(8, 8, 1) for name in ("first", "gate", "second")}
+    weighed, x = FunctionOfLayers(_weighed, **layers).eval(), torch.randn(1, 8, 8, 8)
+    residual = FunctionOfLayers(
+        lambda net, x: net.gate((net.first(x) + net.second(net.first(x))).relu()), **layers
+    ).eval()
+    reached, between = worst_sqnr(lower_quantized(weighed, x), weighed, x), lower_quantized(residual, x)
+    monkeypatch.setattr(xnnpack, "_between_floats", lambda *_: ())
+    assert between == lower_quantized(residual, x)
+    assert reached > worst_sqnr(lower_quantized(weighed, x), weighed, x) + 1
+
+
 def _rows(value):
     return value.reshape(-1, 16)
 
