@@ -12,7 +12,7 @@ Install the packages of those that you want, and without the rest of their depen
 "search" is a recipe that looks for the smallest file with 99 % of eager's score, by the samples that score. The last
 two columns are made without pteforge, with the same samples: by PT2E and `to_edge_transform_and_lower`, as ExecuTorch's
 documentation describes it, and by the recipe of `executorch.export`.
-A run goes on where the last one in the folder stopped. `--write` fills docs/how-to/quantization-check.md.
+A run continues where the last one in the folder stopped. `--write` fills docs/how-to/quantization-check.md.
 """
 
 from __future__ import annotations

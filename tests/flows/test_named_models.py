@@ -940,7 +940,7 @@ def test_models_of_three_libraries(project, vision):
 
 @pytest.mark.slow
 def test_a_quantized_checkpoint(project):
-    """The summary says what became of its numbers, and the metadata what format they had."""
+    """The summary says which of its numbers are kept, and the metadata what format they had."""
     folder = project.folder / "checkpoint"
     folder.mkdir()
     checkpoint(folder, "gptq")
