@@ -6,7 +6,7 @@
 Models are those of transformers that a configuration alone makes, at small sizes, and, where timm is installed, some of
 timm. "Direct" exports the same module with the same example inputs, quantizes it as the recipe says, calls
 `to_edge_transform_and_lower` and `to_executorch`, runs the file, and compares with eager as the recipe asks for.
-A run goes on where the last one in the folder stopped. `--write` puts tables into docs/how-to/models-by-name.md.
+A run continues where the last one in the folder stopped. `--write` puts tables into docs/how-to/models-by-name.md.
 """
 
 from __future__ import annotations

@@ -159,6 +159,7 @@ def test_few_models_leak_nothing(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_many_models_leak_nothing(tmp_path):
     """Nor do dozens of models leave anything in the process."""
     assert run_campaign(LEAKS, tmp_path / "leaks", seed=3, trials=1).broken == []

@@ -42,7 +42,7 @@ def provenance(project, recipe):
 def test_scores_are_reported(lowered, capsys):
     """Scores of every payload are in outcome, JSON and provenance; the summary has the worst, and the drop."""
     project, run = lowered
-    scored = {"evaluator": "scoring:finite", "floor": 0.5, "max_drop": 0.1, "eager": 1.0}
+    scored = {"evaluator": "scoring:finite", "floor": 0.5, "max_drop": 0.1, "keep": None, "eager": 1.0}
     payloads = [{"payload": name, "score": 1.0} for name in ("xnnpack", "portable")]
     expected = {**scored, "file": {"scores": payloads, "not_run": {}}}
     assert provenance(project, "fat")["findings"]["accuracy"] == expected

@@ -967,7 +967,7 @@ def test_preprocessing_of_two_libraries(project, vision):
 
 @pytest.mark.slow
 def test_a_quantized_checkpoint(project):
-    """The summary says what became of its numbers, and the metadata what format they had."""
+    """The summary says which of its numbers are kept, and the metadata what format they had."""
     folder = project.folder / "checkpoint"
     folder.mkdir()
     checkpoint(folder, "gptq")

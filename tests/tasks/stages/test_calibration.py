@@ -104,7 +104,7 @@ def test_quantizers_see_the_samples(stages):
     ],
 )
 def test_ranges_that_the_last_samples_widen(scales, names):
-    """Ranges that the last quarter of the samples widens are told, the widest first, if there are eight samples."""
+    """Ranges that the last quarter of the samples widens are named, the widest first, if there are eight samples."""
     from pteforge.tasks.quantize.pt2e import quantize
     from pteforge.tasks.targets import TargetParams
 
