@@ -51,6 +51,13 @@ class QuantizationVariant(FrozenModel):
 
     options: dict[str, JsonValue] = Field({}, description=f"Over the recipe's. {_OPTIONS}")
     smooth: StrictBool | None = Field(None, description="Whether scales are moved; null: as the recipe says.")
+    correct_biases: StrictBool | None = Field(None, description="Whether biases are corrected; null: as the recipe says.")
+
+    def joined(self, other: QuantizationVariant) -> QuantizationVariant:
+        """Both at once; where they contradict each other, the other one counts."""
+        own = {name: value for name, value in self if value is not None}
+        others = {name: value for name, value in other if value is not None}
+        return QuantizationVariant(**{**own, **others, "options": self.options | other.options})
 
     @property
     def written(self) -> dict[str, Any]:
@@ -73,6 +80,12 @@ class QuantizationSearch(FrozenModel):
     )
     budget: CountOrSeconds = Field(
         20, description="How many files may be made and scored; or how long their stages may take, such as 30m."
+    )
+
+    evaluator_kwargs: dict[str, JsonValue] = Field(
+        {},
+        description="Arguments of the evaluator for the files that are tried, over the gate's, such as {split: tuning}; "
+        "the file that is found is then scored with the gate's own, on data by which nothing was chosen.",
     )
 
     @model_validator(mode="after")
@@ -115,6 +128,11 @@ class Quantize(FrozenModel):
         description="Move scales between the inputs and the weights of linear layers and convolutions, where that "
         "makes their outputs on samples more exact (SmoothQuant).",
     )
+    correct_biases: StrictBool = Field(
+        False,
+        description="Add to the biases of linear layers and convolutions what their rounded weights lose on average "
+        "over samples (bias correction).",
+    )
     exclude: Patterns = Field(
         (), description="Patterns of modules to leave in floating point, with all they contain, such as encoder.*"
     )
@@ -134,8 +152,8 @@ class Quantize(FrozenModel):
         return self
 
     def varied(self, variant: QuantizationVariant) -> Quantize:
-        smooth = self.smooth if variant.smooth is None else variant.smooth
-        return self.model_copy(update={"options": self.options | variant.options, "smooth": smooth})
+        chosen = {name: value for name, value in variant if value is not None}
+        return self.model_copy(update=chosen | {"options": self.options | variant.options})
 
     @property
     def passes(self) -> dict[str, tuple[GraphPass, ...]]:

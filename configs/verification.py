@@ -172,6 +172,11 @@ class AccuracyGate(FrozenModel):
     max_drop: float | None
     keep: float | None = None
 
+    def with_arguments(self, kwargs: Mapping[str, JsonValue]) -> AccuracyGate:
+        """The gate with other arguments of its evaluator in place of those of the same names."""
+        evaluator = self.evaluator.model_copy(update={"kwargs": {**self.evaluator.kwargs, **kwargs}})
+        return self.model_copy(update={"evaluator": evaluator})
+
 
 def resolve_gate(
     recipe: Accuracy | None, model: Accuracy | None, bounds: Mapping[str, float] = MappingProxyType({})

@@ -290,6 +290,7 @@ def _plain(value: object) -> object:
 
 def scatter(files: Sequence[ScoredFile], width: float, height: float) -> tuple[Dot, ...]:
     """Places scored files by size, to the right, and score, upwards; none where earlier versions noted no sizes."""
+    files = [file for file in files if not file.problem]
     sizes, scores = {file.size for file in files}, {file.score for file in files}
     if not all(sizes):
         return ()

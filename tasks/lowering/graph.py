@@ -12,8 +12,7 @@ from typing import Any
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.ref import ArtifactRef
-from ...configs.quantize import QuantizationSearch
-from ...errors import AccuracyMissed, InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
+from ...errors import InputError, PteforgeError, SourceError, StageFailed, VerificationFailed
 from ...formats.nfat.contents import BACKEND_ID, BYTE_ALIGNMENT
 from ..backend.stages.compile import Compile
 from ..backend.stages.edge import Edge
@@ -34,14 +33,13 @@ from ..file.stages.serialize import Serialize
 from ..quantize.stages.calibration import Calibration
 from ..quantize.stages.quantize import Quantize
 from ..quantize.stages.source_transform import SourceTransform
-from ..results.accuracy import FoundQuantization, ScoredFile, Scores, next_count
 from ..results.causes import add_known_causes, is_worth_diagnosing
 from ..results.delivered import DEBUG_ROLES
 from ..results.diagnosis import Diagnosis, add_findings
 from ..verify.stages.baseline import Baseline
 from ..verify.stages.bench import Bench
 from ..verify.stages.evaluate import Evaluate
-from ..verify.stages.gate import Gate, judge
+from ..verify.stages.gate import Gate
 from ..verify.stages.ladder import Ladder
 from ..verify.stages.prove import Prove
 from ..verify.stages.search_inputs import SearchInputs
@@ -60,6 +58,7 @@ from .params import (
     report_params,
     source_transform_params,
 )
+from .quantization_search import search_quantization
 from .runs import Exports, MadeFile, ModelRun, Payload, Prepared, ProgramsSoFar, RecipeRun, first_of, together
 
 STAGES: tuple[type[Stage], ...] = (
@@ -104,7 +103,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     """Lowers a model with one recipe: payloads, the file, its proofs, and the provenance."""
     if is_known(exports.first.methods):  # else it is planned, and never ran
         run.plan.check_methods(exports.methods)
-    recipe = await search_quantization(run, exports)
+    recipe = await search_quantization(run, exports, make_file)
     run, so_far = replace(run, plan=recipe), ProgramsSoFar()
     try:
         made = await make_file(run, exports, so_far)
@@ -144,99 +143,6 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
     if recipe.recipe.verify.bench:
         await quality.bench_on_places(run, exports, made)
     return reported
-
-
-_NAMED = 4  # layers in an error
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A file that a search has made and scored, with all that it was made of."""
-
-    scored: ScoredFile
-    recipe: PlannedRecipe
-    run: RecipeRun
-    prepared: Mapping[str, Prepared]
-
-    @property
-    def seconds(self) -> float:
-        """How long its stages took when they ran, now or before."""
-        return sum(done.seconds for step, done in self.run.done.items() if step.attempt == self.run.number)
-
-
-async def search_quantization(run: RecipeRun, exports: Exports) -> PlannedRecipe:
-    """The recipe, or what its search finds: the smallest file that passes, or else the fewest layers left out.
-
-    Each variant is tried with all layers. If no file passes, the layers that lose most are left in
-    floating point with the one that scores best. Without an accuracy gate, files are scored by their SQNR, and have to
-    be within the recipe's bounds. Raises AccuracyMissed.
-    """
-    search, trials = run.plan.search, list[_Trial]()
-    if search is None:
-        return run.plan
-    for variant, recipe in run.plan.variants:
-        if _may_try(search, trials):
-            if (trial := await _try(run, exports, recipe, ScoredFile(0, variant=variant.written))) is None:
-                return run.plan
-            trials.append(trial)
-    first = min(trials, key=lambda trial: trial.scored.order)
-    ranked = () if first.scored.passes else await quality.rank(first.run, exports, first.prepared)
-    with_layers = [first.scored]
-    while _may_try(search, trials) and (count := next_count(with_layers, len(ranked))) is not None:
-        asked = ScoredFile(count, variant=first.scored.variant)
-        if (trial := await _try(run, exports, first.recipe.without(ranked[:count]), asked)) is None:
-            return run.plan
-        trials.append(trial)
-        with_layers.append(trial.scored)
-    passing = [scored.layers for scored in with_layers if scored.passes]
-    if not passing:
-        best = min((trial.scored for trial in trials), key=lambda scored: scored.order)
-        names = f" ({', '.join(ranked[:_NAMED])}{', ...' if len(ranked) > _NAMED else ''} lose most)" if ranked else ""
-        budget = f"{search.budget}" if isinstance(search.budget, int) else f"{search.budget:g} s"
-        raise AccuracyMissed(
-            f"no file passes that `quantize.search` made. Of {len(trials)} ({budget} are allowed), the best scores "
-            f"{best.score:.6g}{'' if run.plan.gate else ' dB'}, with {best.layers} of {len(ranked)} layers in floating "
-            f"point{names}; allow more with `budget`, or accept "
-            f"{'a lower score with `drop` or `keep`' if run.plan.gate else 'less with `verify: {min_sqnr_db: ...}`'}"
-        )
-    chosen = first.recipe.without(layers := ranked[: min(passing)])
-    scored, size = tuple(trial.scored for trial in trials), _size_of(run, exports.programs.values())
-    found = FoundQuantization(layers, chosen.excluded, len(ranked), scored, size, first.scored.variant)
-    return replace(chosen, found=found)
-
-
-async def _try(run: RecipeRun, exports: Exports, recipe: PlannedRecipe, asked: ScoredFile) -> _Trial | None:
-    """Makes and scores a file; None where that is planned for a store that does not have the scores."""
-    attempt, gate = run.attempt(recipe), recipe.gate
-    made = await make_file(attempt, exports, ProgramsSoFar())
-    if gate is None:
-        if (like := await quality.likeness(attempt, exports, made)) is None:
-            return None
-        score, passes = like
-    else:
-        bounds, refs = await quality.make_scores(attempt, gate, exports, made.file)
-        if not all(map(is_known, refs.values())):
-            return None
-        scores = {role: Scores.from_json(run.read_json(ref)) for role, ref in refs.items()}
-        judged = judge(bounds, scores["scores"], scores.get("baseline"))
-        score, passes = judged.worst, not judged.misses()
-    size = _size_of(run, filter(None, (made.file.file, made.file.data)))
-    fastest = recipe.search is not None and recipe.search.goal == "latency"
-    seconds = await quality.time_calls(attempt, exports, made) if fastest else 0.0
-    scored = replace(asked, score=score, passes=passes, size=size, seconds=seconds)
-    return _Trial(scored, recipe, attempt, made.prepared)
-
-
-def _may_try(search: QuantizationSearch, trials: Sequence[_Trial]) -> bool:
-    """Whether one more file is within the budget."""
-    if isinstance(search.budget, int):
-        return len(trials) < search.budget
-    return sum(trial.seconds for trial in trials) < search.budget
-
-
-def _size_of(run: RecipeRun, artifacts: Iterable[ArtifactRef]) -> int:
-    """Bytes of artifacts; what several have counts once."""
-    return sum(blob.size for blob in {blob for ref in artifacts for blob in run.store.objects_of(ref)})
 
 
 async def make_file(run: RecipeRun, exports: Exports, so_far: ProgramsSoFar) -> MadeFile:

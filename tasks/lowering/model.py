@@ -35,6 +35,8 @@ from ..verify.places import PlannedPlace
 
 T = TypeVar("T")
 
+_OF_FIXED_SCALES = ("ranges", "percentile", "symmetric")  # options of quantizers
+
 TOOLCHAIN = ("pteforge", "torch", "executorch", "torchao")
 
 
@@ -123,21 +125,20 @@ class PlannedRecipe:
         quantize = quantize.model_copy(update={"exclude": (*quantize.exclude, *map(escape, layers))})
         return replace(self, recipe=self.recipe.model_copy(update={"quantize": quantize}))
 
-    @property
-    def variants(self) -> Iterator[tuple[QuantizationVariant, PlannedRecipe]]:
-        """The recipe itself, and with each variant that its search tries."""
-        for variant in (QuantizationVariant(), *(self.search.variants if self.search else ())):
-            assert self.recipe.quantize  # noqa: S101 - of a recipe with a search
-            quantize = self.recipe.quantize.varied(variant)
-            recipe = self.recipe.model_copy(update={"quantize": quantize})
-            yield variant, replace(self, recipe=recipe, quantizers=check_quantizers(quantize))
+    def varied(self, variant: QuantizationVariant) -> PlannedRecipe:
+        """The recipe with a variant that its search tries; raises TargetError if a quantizer refuses it."""
+        assert self.recipe.quantize  # noqa: S101 - of a recipe with a search
+        quantize = self.recipe.quantize.varied(variant)
+        recipe = self.recipe.model_copy(update={"quantize": quantize})
+        return replace(self, recipe=recipe, quantizers=check_quantizers(quantize))
 
     def with_computed_scales(self) -> PlannedRecipe | None:
         """The recipe with scales of activations that the file computes; None if its quantizer has no option for it."""
         if [quantizer.options.get("dynamic") for quantizer in self.quantizers] != [False]:
             return None
         (quantizer,) = self.quantizers
-        computed = quantizer.model_copy(update={"options": {**quantizer.options, "dynamic": True}})
+        options = {name: value for name, value in quantizer.options.items() if name not in _OF_FIXED_SCALES}
+        computed = quantizer.model_copy(update={"options": {**options, "dynamic": True}})
         return replace(self, quantizers=(computed,))
 
     def for_debugging(self) -> PlannedRecipe:
@@ -344,6 +345,11 @@ def plan_recipe(
         for position, variant in enumerate(recipe.quantize.search.variants):
             with errors_at(error_at, ("quantize", "search", "variants", position, "options")):
                 check_quantizers(recipe.quantize.varied(variant))
+        if recipe.quantize.search.evaluator_kwargs and not gate:
+            raise error_at(
+                "there is no evaluator to take these arguments: give the model or the recipe an `accuracy` gate",
+                ("quantize", "search", "evaluator_kwargs"),
+            )
     if gate and not bounded and (recipe.quantize or recipe.transforms):
         bounds = bounds.model_copy(update=dict.fromkeys(ERROR_BOUNDS))
     try:

@@ -25,19 +25,20 @@ from ..export.batch_norms import WITH_WEIGHTS
 from ..export.eager import buffers_written_in
 from ..export.method import Shapes, export_method
 from ..export.sizes import dynamic_sizes, export_again, sizes_collection
-from ..results.quantization import SmoothedLayer, WidenedRange
+from ..results.quantization import CorrectedBias, SmoothedLayer, WidenedRange
 from ..targets import TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from ..upstream.compat import pytree
 from ..upstream.torch_export import whole_dynamic_quantization
 from ..upstream.torchao import RANGES
 from ..usercode.recipe_functions import node_filter, run_graph_passes
+from .biases import correct_biases
 from .linear_layers import unroll_recurrent_layers, write_as_linear
 from .smoothing import smooth
 
 _FEW = 8  # samples, below which a quarter of them says nothing
 _WIDENED = 1.25
-_SMOOTHED_ON = 8  # samples
+_PREPARED_ON = 8  # samples, by which layers are changed
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"
 
@@ -119,11 +120,12 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     state: Collection[str] = (),
     count: int = 0,
     smooths: bool = False,
-) -> tuple[ExportedProgram, tuple[WidenedRange, ...], tuple[SmoothedLayer, ...]]:
+    corrects: bool = False,
+) -> tuple[ExportedProgram, dict[str, Any]]:
     """Quantizes a program; returns one that is quantized already, as by QAT, as it is.
 
-    Also returns the activations whose range the last quarter of the samples has widened by more than a quarter, if
-    there are at least eight samples; and the layers that are smoothed.
+    Also returns fields of `Quantization`: the activations whose range the last quarter of the samples has widened by
+    more than a quarter, if there are at least eight samples; and the layers that are smoothed or have other biases.
 
     Args:
         program: takes the samples.
@@ -137,13 +139,14 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
         state: names of buffers that other methods change.
         count: the number of samples; 0 if it does not matter.
         smooths: whether scales are moved between inputs and weights of layers; see `smoothing.smooth`.
+        corrects: whether biases make up for rounded weights; see `biases.correct_biases`.
 
     Raises:
         TargetError: there is nothing to quantize.
         SourceError: a function cannot be imported, raises, or does not return a module.
     """
     if any(str(node.target).rpartition(".")[0] in _QUANTIZING for node in program.graph.nodes):
-        return program, (), ()
+        return program, {}
     module = run_graph_passes(passes, "pre_prepare_passes", program.module(check_guards=False))
     hide_integer_scalars(module)
     if knows_linear_only(quantizers):
@@ -152,14 +155,19 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     _leave_computed_weights(module)
     changed = buffers_written_in(module).union(state)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
-    taken = list(itertools.islice(samples := iter(samples), _SMOOTHED_ON if smooths else 1))
+    taken = list(itertools.islice(samples := iter(samples), _PREPARED_ON if smooths or corrects else 1))
     smoothed: list[SmoothedLayer] = []
+    corrected: list[CorrectedBias] = []
+    left = {node for node in module.graph.nodes if Q_ANNOTATION_KEY in node.meta or is_inside(node, exclude)}
     if smooths:
         by_row = all(quantizer.options.get("dynamic") for quantizer in quantizers)
-        left = [node for node in module.graph.nodes if Q_ANNOTATION_KEY in node.meta or is_inside(node, exclude)]
         smoothed, added = smooth(module, taken, by_row=by_row, leaves=left.__contains__)
         for node in added:
             _leave_out(node)
+        _set_buffers(module, initial)
+    if corrects:
+        per_channel = all(quantizer.options.get("per_channel", True) for quantizer in quantizers)
+        corrected = correct_biases(module, taken, per_channel=per_channel, leaves=left.__contains__)
         _set_buffers(module, initial)
     _note_ranges(module, taken[0])
     _set_buffers(module, initial)
@@ -195,7 +203,7 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     widened = [WidenedRange(name, factor) for name, factor in factors.items() if factor > _WIDENED]
     widened.sort(key=lambda each: -each.factor)
     again = export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
-    return again, tuple(widened), tuple(smoothed)
+    return again, {"widened": tuple(widened), "smoothed": tuple(smoothed), "corrected": tuple(corrected)}
 
 
 def _widths(prepared: GraphModule) -> dict[str, float]:

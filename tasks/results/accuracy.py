@@ -102,11 +102,12 @@ class ScoredFile(Record):
     size: int = 0  # bytes, with its external data; 0 if written by a version that did not note them
     seconds: float = 0.0  # of calls of all methods, each the median, where a search asks for the fastest file
     variant: Mapping[str, Any] = field(default_factory=dict)  # fields of `quantize` that are not the recipe's
+    problem: str = ""  # why it has no score: it cannot be made, or run
 
     @property
     def order(self) -> tuple[bool, float, float]:
         """The fastest or smallest of files that pass comes first, and where none does, that with the highest score."""
-        return (not self.passes, (self.seconds or self.size) if self.passes else 0, -self.score)
+        return (not self.passes, (self.seconds or self.size) if self.passes else bool(self.problem), -self.score)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,14 @@ class SmoothedLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class CorrectedBias:
+    """A layer with a bias that makes up for what its weights lose on average over samples."""
+
+    name: str
+    shift: float  # the most of all channels, as a share of the deviation of their outputs
+
+
+@dataclass(frozen=True, slots=True)
 class Quantization(Finding):
     """Weights of one method after quantization: matrices and kernels, and not biases, scales and state."""
 
@@ -58,6 +66,7 @@ class Quantization(Finding):
     method: str = ""
     widened: tuple[WidenedRange, ...] = ()  # the widest first
     smoothed: tuple[SmoothedLayer, ...] = ()
+    corrected: tuple[CorrectedBias, ...] = ()
     # of a quantized checkpoint, layers that keep its numbers, and those that are rounded to others
     exact: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
@@ -96,6 +105,11 @@ class Quantization(Finding):
                 many = f"{len(left)} layers" if len(left) > 1 else "a layer"
                 note = f"{where}scales are moved to the weights of {many}, with {min(left):.2f}"
                 note += f" to {max(left):.2f} of the error" if len(left) > 1 else " of the error"
+                yield Fact("quantization", note=note)
+            if reached.corrected:
+                most = max(bias.shift for bias in reached.corrected)
+                many = f"{len(reached.corrected)} layers are" if len(reached.corrected) > 1 else "a layer is"
+                note = f"{where}biases of {many} corrected by at most {most:.2f} of what their outputs vary"
                 yield Fact("quantization", note=note)
             if reached.exact or reached.rounded:
                 kept = "1 layer has" if len(reached.exact) == 1 else f"{len(reached.exact) or 'no'} layers have"

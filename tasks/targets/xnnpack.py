@@ -47,19 +47,23 @@ class Scales(TargetOptions):
         dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
             convolutions in one and two dimensions that have several input channels in a group.
         ranges: which range of an activation gets its fixed scale: histogram, the one with the least squared error;
-            min_max; moving_average, of the minima and maxima of samples; or percentile, all but the outermost values.
+            entropy, the one whose rounded values are distributed most alike; min_max; moving_average, of the minima and
+            maxima of samples; or percentile, all but the outermost values.
         percentile: percent of the values that are in the range, for `ranges: percentile`. None: 99.99.
+        symmetric: fixed scales of activations have no zero point.
     """
 
     per_channel: bool = True
     dynamic: bool = False
-    ranges: Literal["histogram", "min_max", "moving_average", "percentile"] = "histogram"
+    ranges: Literal["histogram", "entropy", "min_max", "moving_average", "percentile"] = "histogram"
     percentile: float | None = Field(None, gt=50, le=100)
+    symmetric: bool = False
 
     @model_validator(mode="after")
     def _ranges_are_observed(self) -> Self:
-        if self.dynamic and self.ranges != "histogram":
-            raise ValueError("`ranges` is for fixed scales, and `dynamic` computes them at run time; leave one out")
+        if self.dynamic and (self.ranges != "histogram" or self.symmetric):
+            field = "symmetric" if self.symmetric else "ranges"
+            raise ValueError(f"`{field}` is for fixed scales, and `dynamic` computes them at run time; leave one out")
         if self.percentile is not None and self.ranges != "percentile":
             raise ValueError("`percentile` is for `ranges: percentile`")
         return self
@@ -97,8 +101,10 @@ class XnnpackQuantizerOptions(Scales):
         dynamic: scales of activations are computed at run time; quantizes only linear and recurrent layers, and
             convolutions in one and two dimensions that have several input channels in a group.
         ranges: which range of an activation gets its fixed scale: histogram, the one with the least squared error;
-            min_max; moving_average, of the minima and maxima of samples; or percentile, all but the outermost values.
+            entropy, the one whose rounded values are distributed most alike; min_max; moving_average, of the minima and
+            maxima of samples; or percentile, all but the outermost values.
         percentile: percent of the values that are in the range, for `ranges: percentile`. None: 99.99.
+        symmetric: fixed scales of activations have no zero point.
         rules: other options for some modules or operators. Those of modules by name come first, then those by type.
         only_rules: leave everything that no rule names in floating point.
     """
@@ -184,7 +190,9 @@ def _config(scales: Scales) -> Any:
     from ..upstream.xnnpack import with_ranges
 
     config = get_symmetric_quantization_config(is_per_channel=scales.per_channel, is_dynamic=scales.dynamic)
-    return config if scales.dynamic else with_ranges(config, scales.ranges, scales.percentile or 99.99)
+    if scales.dynamic:
+        return config
+    return with_ranges(config, scales.ranges, scales.percentile or 99.99, symmetric=scales.symmetric)
 
 
 def _add_rule(quantizer: Any, rule: XnnpackRule) -> None:

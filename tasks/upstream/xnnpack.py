@@ -318,9 +318,49 @@ class PercentileObserver(HistogramObserver):  # type: ignore[misc]  # torchao is
         return self.min_val + width * first, self.min_val + width * min(last + 1, self.bins)
 
 
-def with_ranges(config: compat.QuantizationConfig, ranges: str, percentile: float) -> compat.QuantizationConfig:
+class EntropyObserver(HistogramObserver):  # type: ignore[misc]  # torchao is untyped here
+    """Observes the range with the least Kullback-Leibler divergence of the rounded histogram from the whole one.
+
+    Source: Migacz, "8-bit Inference with TensorRT" (GPU Technology Conference 2017), here with ends of their own.
+    """
+
+    _STEPS, _LEVELS = 32, 256
+
+    def _non_linear_param_search(self) -> tuple[torch.Tensor, torch.Tensor]:
+        counts, bins = self.histogram.double(), len(self.histogram)
+        width = (self.max_val - self.min_val) / self.bins
+        first, last, best, least = 0, bins, (0, bins), torch.inf
+        while last - first > self._LEVELS:
+            if (divergence := self._divergence(counts, first, last)) < least:
+                best, least = (first, last), divergence
+            step = max(1, (last - first) // self._STEPS)  # off the end with fewer values
+            below, above = counts[: first + step].sum(), counts[last - step :].sum()
+            first, last = (first + step, last) if below < above else (first, last - step)
+        return self.min_val + width * best[0], self.min_val + width * best[1]
+
+    def _divergence(self, counts: torch.Tensor, first: int, last: int) -> float:
+        clipped = counts[first:last].clone()
+        clipped[0] += counts[:first].sum()
+        clipped[-1] += counts[last:].sum()
+        levels = torch.arange(last - first) * self._LEVELS // (last - first)
+        used = (counts[first:last] > 0).double()
+        of_level, bins_of_level = torch.zeros(2, self._LEVELS, dtype=torch.float64)
+        of_level.index_add_(0, levels, counts[first:last])
+        bins_of_level.index_add_(0, levels, used)
+        rounded = (of_level / bins_of_level.clamp(min=1))[levels] * used
+        wanted, given = clipped / clipped.sum(), rounded / rounded.sum().clamp(min=1e-12)
+        return float((wanted * (wanted.clamp(min=1e-12) / given.clamp(min=1e-12)).log()).sum())
+
+
+def with_ranges(
+    config: compat.QuantizationConfig, ranges: str, percentile: float, *, symmetric: bool
+) -> compat.QuantizationConfig:
     """The configuration with fixed scales from these ranges, see `tasks.targets.xnnpack.Scales`."""
+    if symmetric:
+        centred = replace(config.input_activation, qscheme=torch.per_tensor_symmetric)
+        config = replace(config, input_activation=centred, output_activation=centred)
     observers = {
+        "entropy": EntropyObserver.with_args(),
         "min_max": MinMaxObserver.with_args(),
         "moving_average": MovingAverageMinMaxObserver.with_args(averaging_constant=_OF_EACH_SAMPLE),
         "percentile": PercentileObserver.with_args(percentile=percentile),

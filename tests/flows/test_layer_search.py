@@ -77,17 +77,18 @@ def test_fewest_layers(lowered, made, lower, capsys):
     assert outcome.status == "made", outcome.failure
     search, accuracy = outcome.get(FoundQuantization), outcome.get(AccuracyReport)
     assert set(search.layers) == LAYERS
-    assert [(attempt.layers, attempt.passes) for attempt in search.attempts] == [(0, False), (1, False), (2, True)]
-    assert (accuracy.max_drop, accuracy.worst) == (0.1, search.attempts[-1].score)
+    tried = [(0, False), (1, False), (2, True), (1, False)]  # at last, the worse of the two is quantized again
+    assert [(attempt.layers, attempt.passes) for attempt in search.attempts] == tried
+    assert (accuracy.max_drop, accuracy.worst) == (0.1, search.attempts[2].score)
     print_summary(run.outcome)
     said = " ".join(capsys.readouterr().out.split())
     assert "net/int8: in floating point: 2 of 5 layers (layers." in said
-    assert "3 files were scored; the recipe is in" in said
+    assert "4 files were scored; the recipe is in" in said
     assert json.loads(json.dumps(run.outcome.to_json()))["models"]["net"]["int8"]["search"]["ranked"] == 5
 
     assert {name for name in run.ran("net") if name.startswith("quantize")} == {
         f"quantize/forward/int8{attempt}"
-        for attempt in ("#1", "#2", "")  # the last one's file is that of the recipe
+        for attempt in ("#1", "#2", "#4", "")  # the last one's file is that of the recipe
     }
     found = made.out / "net" / "int8.found.yaml"
     provenance = json.loads((made.out / "net" / "int8.json").read_text(encoding="utf-8"))
@@ -159,6 +160,68 @@ def test_variants(made, lower):
     assert {name for name in again.ran("net") if name.startswith(("quantize", "edge", "partition"))} == set()
 
 
+def test_variants_together(made, lower):
+    """Where one variant is not enough, the best one is tried together with the others."""
+    uneven = OUTLIERS.replace("if name in ():", "if name == 'brittle':").replace("weight[1:, 0]", "weight[1, 0]")
+    made.write("fragile.py", uneven + ALIKE)
+    variants = [{"options": {"per_channel": True}}, {"options": {"ranges": "percentile", "percentile": 90}}]
+    quantize = {"options": {"per_channel": False}, "search": {"keep": 0.9, "variants": variants}}
+    models = {"net": {**MODEL, "accuracy": {"evaluator": "fragile:usual"}}}
+    made.write_zoo(models, ("int8",), {"int8": {"extends": "xnnpack-int8-static", "quantize": quantize}})
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert outcome.status == "made", outcome.failure
+    search = outcome.get(FoundQuantization)
+    assert [(trial.layers, trial.passes) for trial in search.attempts] == [(0, False), (0, False), (0, False), (0, True)]
+    assert search.variant == {"options": {**variants[0]["options"], **variants[1]["options"]}}
+
+
+BRANCH = FRAGILE.replace("        return x\n", "        return x + 1e-3 * self.branch(x)\n", 1).replace(
+    "    def forward(self, x):",
+    """        self.branch = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.branch.weight = torch.nn.Parameter(torch.where(torch.arange(WIDTH) > 0, 1 / WIDTH, 1e3).expand(WIDTH, WIDTH))
+
+    def forward(self, x):""",
+    1,
+)
+"""One more layer loses all that it computes, and nothing depends on that."""
+
+
+def test_layers_are_quantized_again(made, lower):
+    """Layers that lose much are quantized where the others are enough."""
+    made.write("fragile.py", BRANCH)
+    made.write_zoo(*zoo())
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert outcome.status == "made", outcome.failure
+    search = outcome.get(FoundQuantization)
+    assert set(search.layers) == LAYERS
+    assert max(trial.layers for trial in search.attempts if trial.passes) > len(LAYERS)
+
+
+def test_scores_on_other_data(made, lower):
+    """Files are tried with other arguments of the evaluator, and the one that is found is scored with the gate's."""
+    made.write("fragile.py", FRAGILE + PARTS)
+    quantize = {"search": {"drop": 0.1, "evaluator_kwargs": {"tuning": True}}}
+    recipes = {"int8": {"extends": "xnnpack-int8-static", "quantize": quantize}}
+    models = {"net": {**MODEL, "accuracy": {"evaluator": "fragile:of_part"}}}
+    made.write_zoo(models, ("int8",), recipes)
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert outcome.status == "made", outcome.failure
+    tried = next(trial for trial in outcome.get(FoundQuantization).attempts if trial.passes)
+    assert tried.score == pytest.approx(1.0, abs=0.1)
+    assert outcome.get(AccuracyReport).worst == pytest.approx(tried.score - 1)
+    recipes["int8"]["quantize"]["search"].pop("drop")
+    made.write_zoo({"net": "fragile:net"}, ("int8",), recipes)
+    with pytest.raises(InputError, match=r"search.evaluator_kwargs: there is no evaluator"):
+        select_models(load_zoo(made.folder / "zoo.yaml"), "*", "*")
+
+
+PARTS = """
+
+def of_part(predict, tuning=False):
+    return alike(predict) - (not tuning)
+"""
+
+
 def test_the_fastest_file(made, lower):
     """With that goal, files that pass are timed, once."""
     made.write_zoo(*zoo(search={"drop": 1.0, "goal": "latency", "variants": [{"options": {"dynamic": True}}]}))
@@ -199,7 +262,7 @@ def test_without_an_evaluator(made, lower):
     assert outcome.status == "made", outcome.failure
     search = outcome.get(FoundQuantization)
     assert set(search.layers) == LAYERS
-    assert search.attempts[-1].score == outcome.get(Figures).overall.sqnr_db > 25
+    assert search.attempts[2].score == outcome.get(Figures).overall.sqnr_db > 25
     assert lower(made).ran("net") == set()
     made.write_zoo({"net": "fragile:net"}, ("int8",), {"int8": {**recipe, "verify": {"min_sqnr_db": 100}}})
     (outcome,) = lower(made).outcome.models[0].recipes

@@ -29,6 +29,7 @@ class Quantize(stage.Stage, name="quantize"):
         post_convert_passes: tuple[stage.CallableParams, ...] = ()
         exclude: tuple[str, ...] = ()  # patterns of the modules to leave in floating point
         smooth: bool = False  # whether scales are moved between the inputs and the weights of layers
+        correct_biases: bool = False  # whether biases make up for what weights lose on average
         at_least: float | None = None  # share of the weights' elements that must become integers
         one_of_several: bool = False  # whether the model has other methods: this one may only look tokens up
 
@@ -77,7 +78,7 @@ class Quantize(stage.Stage, name="quantize"):
         for ref in inputs.others.values():
             state |= written_buffers(load_program(ref, work.store))
         try:
-            quantized, widened, smoothed = quantize(
+            quantized, changes = quantize(
                 program,
                 real[0],
                 with_progress(samples, count, work.progressed),
@@ -89,19 +90,20 @@ class Quantize(stage.Stage, name="quantize"):
                 state=state,
                 count=count,
                 smooths=params.smooth,
+                corrects=params.correct_biases,
             )
         except TargetError as error:
             if not (params.one_of_several and only_looks_up(program)):
                 if why := why_nothing_to_quantize(program):
                     error.args = (f"{error}; {why}",)
                 raise
-            quantized, widened, smoothed = program, (), ()
+            quantized, changes = program, {}
         observed = f"{count} {'sample' if inputs.samples else 'example'}{'' if count == 1 else 's'}"
         reached = quantization_of(quantized, program, Asked(params.quantizers, params.filters, params.exclude))
         if inputs.transformed:
             (transformed,) = Quantization.found(work.store.read_json(inputs.transformed))
             reached = reached.after(transformed)
-        reached = replace(reached, widened=widened, smoothed=smoothed)
+        reached = replace(reached, **changes)
         reached.check(params.at_least, "quantize.at_least")
         return Quantize.Outputs(
             program=save_program(quantized, kind="program/quantized", store=work.store),

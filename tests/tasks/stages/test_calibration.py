@@ -113,7 +113,7 @@ def test_ranges_that_the_last_samples_widen(scales, names):
     program = torch.export.export(torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False)).eval(), (inputs,))
     quantizers = (TargetParams(name="xnnpack", options={}),)
     samples = [(inputs * scale,) for scale in scales]
-    _, widened, _ = quantize(program, (inputs,), samples, quantizers, count=len(samples))
+    widened = quantize(program, (inputs,), samples, quantizers, count=len(samples))[1]["widened"]
     assert len(widened) == len(names)
     assert all(each.factor == pytest.approx(3, rel=0.1) for each in widened)
 

@@ -55,6 +55,7 @@ def test_what_is_preserved():
         ({}, 1, 100),
         ({"ranges": "min_max"}, 98, 100),
         ({"ranges": "moving_average"}, 10, 13),
+        ({"ranges": "min_max", "symmetric": True}, 98, 100),
         ({"ranges": "percentile", "percentile": 90.0}, 0.85, 0.95),
         ({"ranges": "percentile", "percentile": 100.0}, 98, 100),
         ({"only_rules": True, "rules": [{"module": "1", "ranges": "min_max"}]}, 98, 100),
@@ -74,6 +75,7 @@ def test_ranges(options, least, largest):
     first = next(node for node in quantized.graph.nodes if "quantize_per_tensor" in str(node.target))
     _, scale, zero, _, most, _ = first.args
     assert least < scale * (most - zero) < largest
+    assert (zero == 0) == options["symmetric"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,8 @@ def test_ranges(options, least, largest):
         ({"ranges": "min_max", "dynamic": True}, "`ranges` is for fixed scales"),
         ({"percentile": 99.0}, "is for `ranges: percentile`"),
         ({"ranges": "percentile", "percentile": 101}, "percentile"),
-        ({"ranges": "entropy"}, "ranges"),
+        ({"symmetric": True, "dynamic": True}, "`symmetric` is for fixed scales"),
+        ({"ranges": "kl"}, "ranges"),
     ],
 )
 def test_wrong_ranges(options, problem):

@@ -591,3 +591,18 @@ def test_convolutions_outside_of_the_delegate_leave_scales_inside():
     x = torch.randn(2, 8, 16)
     made = lower_quantized(network, x, dynamic_shapes=sizes, per_channel=False)
     assert worst_sqnr(made, network, x) > 30
+
+
+@pytest.mark.parametrize(("outlier", "least", "largest"), [(40, 7, 10), (4, 7.5, 8.1)])
+def test_ranges_by_entropy(outlier, least, largest):
+    """Few values of a normal distribution are worth no wider range."""
+    from pteforge.tasks.upstream.xnnpack import EntropyObserver
+
+    torch.manual_seed(0)
+    observer = EntropyObserver(dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_affine)
+    for _ in range(8):
+        values = torch.randn(20000).clamp(-4, 4)
+        values[0] = outlier
+        observer(values)
+    scale, _ = observer.calculate_qparams()
+    assert least < 255 * float(scale) < largest

@@ -1,0 +1,53 @@
+"""Biases that make up for what rounded weights lose on average."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pteforge.tasks.quantize.pt2e import quantize
+from pteforge.tasks.targets import TargetParams
+from torch import nn
+
+OPERATORS = {
+    "linear": (nn.Linear(24, 6), (8, 24)),
+    "linear without a bias": (nn.Linear(24, 6, bias=False), (8, 24)),
+    "linear over rows": (nn.Linear(24, 6), (2, 4, 24)),
+    "convolution": (nn.Conv2d(6, 6, 3), (2, 6, 8, 8)),
+    "depthwise": (nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=False), (2, 6, 8, 8)),
+    "one dimension": (nn.Conv1d(6, 6, 3, stride=2), (2, 6, 16)),
+    "transposed": (nn.ConvTranspose2d(6, 6, 3, stride=2), (2, 6, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_means_are_kept(name, per_channel):
+    """Of each output channel, for inputs whose mean is far from zero; without a weight that is coarse, nothing changes."""
+    torch.manual_seed(0)
+    layer, shape = OPERATORS[name]
+    with torch.no_grad():
+        nn.init.uniform_(layer.weight, 0.01, 0.015)
+        layer.weight.view(-1)[::7] = 4.0  # so that less than half a step is left of all others
+    samples = [[torch.rand(shape) + 2] for _ in range(8)]
+    program = torch.export.export(nn.Sequential(layer).eval(), tuple(samples[0]))
+    quantizers = (TargetParams(name="xnnpack", options={"per_channel": per_channel}),)
+    axis = -1 if isinstance(layer, nn.Linear) else 1
+    off = []
+    for corrects in (False, True):
+        quantized, changes = quantize(program, samples[0], samples, quantizers, corrects=corrects)
+        errors = torch.cat([quantized.module()(*sample) - layer(*sample) for sample in samples])
+        off.append(errors.movedim(axis, 0).flatten(1).mean(1).abs().max())
+        assert [bias.name for bias in changes["corrected"]] == (["0"] if corrects else [])
+    assert off[1] < 0.3 * off[0]
+
+
+def test_layers_that_are_left_out():
+    """They keep their biases, as do those whose weights are exact."""
+    network = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval()
+    with torch.no_grad():
+        network[0].weight.copy_(torch.eye(8))
+    samples = [[torch.rand(4, 8)] for _ in range(2)]
+    program = torch.export.export(network, tuple(samples[0]))
+    quantizers = (TargetParams(name="xnnpack", options={}),)
+    _, changes = quantize(program, samples[0], samples, quantizers, exclude=["1"], corrects=True)
+    assert changes["corrected"] == ()
