@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, StrictBool, StrictInt, Tag, model_validator
 
 from .base import CountOrSeconds, FrozenModel, MethodName, ObjectReference, by_key
-from .sources import ROUNDING, LayerFields, LinearScheme, NamedFunction, Rounding
+from .sources import EQUALIZE, ROUNDING, Equalization, LayerFields, LinearScheme, NamedFunction, Rounding
 
 _QUANTIZER = "Name of the target whose quantizer annotates the program."
 _OPTIONS = "The quantizer's own options, such as per_channel or dynamic for xnnpack; checked before any work starts."
@@ -210,6 +210,14 @@ class TorchaoTransform(FrozenModel):
         return self
 
 
+class EqualizingTransform(FrozenModel):
+    """Changes the weights of a decoder so that they, or activations, lose less when they are rounded."""
+
+    equalize: Equalization = Field(description=EQUALIZE)
+    bits: Literal[2, 3, 4, 8] = Field(4, description="Of the integers that weights become, for awq.")
+    group_size: StrictInt = Field(32, ge=1, description="How many weights share a scale, for awq.")
+
+
 ENCODERS = ("*encoder.*", "*vision*", "*visual.*", "*audio_tower*", "*speech*")
 """Patterns of names of modules that read an image, a sound or a text for a decoder, in models of transformers."""
 
@@ -229,14 +237,19 @@ class LayerQuantization(LayerFields):
             raise ValueError("`group_size` is for int4 weights of linear layers, and there are none; leave it out")
         if self.rounding != "nearest" and not (self.linear or self.encoder not in (None, "float")):
             raise ValueError("`rounding` is for weights of linear layers, and none are quantized; leave it out")
+        if self.equalize and not (self.linear or self.embedding):
+            raise ValueError("`equalize` is for layers that are quantized, and none are; leave it out")
         if self.embedding_group_size and not self.embedding:
             raise ValueError("`embedding_group_size` needs `embedding`: int4 or int8")
         return self
 
     @property
-    def transforms(self) -> tuple[TorchaoTransform, ...]:
+    def transforms(self) -> tuple[SourceTransform, ...]:
         """The same as transforms; embeddings come first, since linear layers may share their weights."""
-        transforms = []
+        transforms: list[SourceTransform] = []
+        for method in self.equalize:
+            group = self.group_size or _GROUP
+            transforms.append(EqualizingTransform(equalize=method, group_size=group))
         if self.embedding:
             group = self.embedding_group_size or (_GROUP if self.embedding == "int4" else None)
             params: dict[str, JsonValue] = {"weight_dtype": self.embedding, "granularity": _granularity(group)}
@@ -285,11 +298,15 @@ class CallableTransform(FrozenModel):
 
 
 SourceTransform = Annotated[
-    Annotated[TorchaoTransform, Tag("<torchao>")] | Annotated[CallableTransform, Tag("<callable>")],
+    Annotated[TorchaoTransform, Tag("<torchao>")]
+    | Annotated[CallableTransform, Tag("<callable>")]
+    | Annotated[EqualizingTransform, Tag("<equalize>")],
     by_key(
         "torchao",
         "callable",
-        problem="must be a mapping with either `torchao`, the name of a config, or `callable`, package.module:name",
+        "equalize",
+        problem="must be a mapping with `torchao`, the name of a config, `callable`, package.module:name, or "
+        "`equalize`, rotate or awq",
     ),
 ]
-"""Either transform."""
+"""Any transform."""

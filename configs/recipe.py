@@ -361,8 +361,11 @@ class Recipe(FrozenModel):
 
     @property
     def rounds_by_samples(self) -> bool:
-        """Whether weights are rounded by what that does to calibration samples."""
-        return any(getattr(transform, "rounding", "") == "gptq" for transform in self.transforms)
+        """Whether weights are rounded or scaled by what that does to calibration samples."""
+        return any(
+            getattr(transform, "rounding", "") == "gptq" or getattr(transform, "equalize", "") == "awq"
+            for transform in self.transforms
+        )
 
     def with_layers(self, fields: LayerFields) -> Recipe:
         """The recipe with fields that replace those of its `quantize_layers`; raises ValueError if they do not fit."""
@@ -426,7 +429,8 @@ class Recipe(FrozenModel):
     def _rounds_the_model_itself(self) -> Self:
         if self.rounds_by_samples and any(isinstance(each, CallableTransform) for each in self.transforms):
             raise ValueError(
-                "`rounding: gptq` observes the model itself, and functions among `source_transforms` change it"
+                "`rounding: gptq` and `equalize: awq` observe the model itself, and functions among `source_transforms` "
+                "change it"
             )
         return self
 

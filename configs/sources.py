@@ -49,6 +49,16 @@ ROUNDING = (
 )
 
 
+Equalization = Literal["rotate", "awq"]
+"""What is done to a decoder whose layers compute the same afterwards."""
+
+EQUALIZE = (
+    "rotate: states and values of attention are multiplied by a Hadamard matrix, which spreads outliers over all "
+    "channels (SpinQuant without training). awq: scales are moved from inputs of layers to their weights, as samples of "
+    "the model's `calibration` say (AWQ). Both are for decoders built as Llama's, and add no operator."
+)
+
+
 class LayerFields(FrozenModel):
     """Which linear layers and embeddings are quantized, and how."""
 
@@ -61,6 +71,7 @@ class LayerFields(FrozenModel):
         None, ge=1, description="How many int4 weights of linear layers share a scale; null: 32. Those in int8: a row."
     )
     rounding: Rounding = Field("nearest", description=f"Weights of linear layers. {ROUNDING}")
+    equalize: tuple[Equalization, ...] = Field((), description=f"Before layers are quantized. {EQUALIZE}")
     embedding: Literal["int4", "int8"] | None = Field(
         None, description="Weights of embeddings, other than those of positions; null: in floating point."
     )

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ...artifacts.digest import canonical_json, digest_json
-from ...configs.quantize import CallableTransform, TorchaoTransform
+from ...configs.quantize import CallableTransform, EqualizingTransform, TorchaoTransform
 from ...configs.quantize import SourceTransform as Transform
 from ...configs.sources import BuilderSource, ProgramSource
 from ..backend.stages.compile import Compile, EmissionPassParams
@@ -21,7 +21,7 @@ from ..file.stages.report import Report
 from ..file.stages.serialize import MetadataParams
 from ..quantize.stages.quantize import Quantize
 from ..quantize.stages.source_transform import SourceTransform
-from ..quantize.torchao_configs import TorchaoParams, class_name
+from ..quantize.torchao_configs import EqualizingParams, TorchaoParams, class_name
 from ..targets import TargetParams
 from .model import PlannedRecipe, PlannedSpecialization, params_of
 from .runs import RecipeRun, StageCalls
@@ -61,10 +61,13 @@ def _code_of(transform: Transform) -> BuilderSource | None:
     """The user's function that a transform calls, if it calls one."""
     if isinstance(transform, CallableTransform):
         return BuilderSource(builder=transform.callable, kwargs=transform.kwargs, files=transform.files)
-    return BuilderSource(builder=transform.filter_fn) if transform.filter_fn else None
+    filter_fn = transform.filter_fn if isinstance(transform, TorchaoTransform) else None
+    return BuilderSource(builder=filter_fn) if filter_fn else None
 
 
-def _transform_params(run: RecipeRun, transform: Transform) -> TorchaoParams | CallableParams:
+def _transform_params(run: RecipeRun, transform: Transform) -> TorchaoParams | CallableParams | EqualizingParams:
+    if isinstance(transform, EqualizingTransform):
+        return EqualizingParams(**transform.model_dump())
     code = _code_of(transform)
     called = CallableParams(source=fields_of(run, code)) if code else None
     if isinstance(transform, TorchaoTransform):

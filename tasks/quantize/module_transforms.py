@@ -37,8 +37,9 @@ from ..programs.weights import TensorFiles, cast_of, rebuilt
 from ..upstream.compat import pytree
 from ..usercode.model_source import BuiltModel, user_code_error
 from ..usercode.modules import copy_module
+from .equalization import rotate, scale_inputs
 from .rounding import ObservedCalls, on_grid, rounded
-from .torchao_configs import PACKAGES, TorchaoParams, snake_case
+from .torchao_configs import PACKAGES, EqualizingParams, TorchaoParams, snake_case
 
 
 def make_config(name: str, fields: Mapping[str, Any]) -> AOBaseConfig:
@@ -151,7 +152,7 @@ def _members(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-Transforms = Sequence[TorchaoParams | CallableParams]
+Transforms = Sequence[TorchaoParams | CallableParams | EqualizingParams]
 """What is done to a module, one after another."""
 
 _KINDS: dict[str, type[nn.Module]] = {"linear": nn.Linear, "embedding": nn.Embedding}
@@ -218,6 +219,11 @@ def transform_copy(
         if isinstance(transform, CallableParams):
             holder.add_module(_ROOT, _called(transform, holder.get_submodule(_ROOT), what))
             matched.add(position)
+        elif isinstance(transform, EqualizingParams):
+            _equalize(own := holder.get_submodule(_ROOT), transform, calls, what)
+            if calls:  # what comes next observes it
+                calls, module = calls.in_place_of(module, other := copy_module(own)), other
+            matched.add(position)
         elif _quantize(holder, transform, kept, what, files, calls):
             matched.add(position)
     unwrap_tensor_subclass(holder)
@@ -254,6 +260,17 @@ def _called(transform: CallableParams, module: nn.Module, what: str) -> nn.Modul
     if result is not None and not isinstance(result, nn.Module):
         raise SourceError(f"{what}: {name} returned {type(result).__name__}; it must return a module, or None")
     return module if result is None else result
+
+
+def _equalize(module: nn.Module, transform: EqualizingParams, calls: ObservedCalls | None, what: str) -> None:
+    try:
+        if transform.equalize == "rotate":
+            rotate(module)
+        elif calls:  # else, it is only to be known whether it can be done
+            scale_inputs(module, calls, bits=transform.bits, group_size=transform.group_size)
+    except TargetError as error:
+        error.args = (f"{what}: {error}",)
+        raise
 
 
 def _quantize(

@@ -40,6 +40,14 @@ class TorchaoParams(Params):
     rounding: Literal["nearest", "gptq"] = "nearest"
 
 
+class EqualizingParams(Params):
+    """How a decoder is changed, see `equalization`."""
+
+    equalize: Literal["rotate", "awq"]
+    bits: int = 4
+    group_size: int = 32
+
+
 _BASE = "AOBaseConfig"
 _ENDING = "Config"
 _INT_MM = "Int8DynamicActivationInt8WeightConfig"

@@ -40,6 +40,8 @@ _GROUPS = 6  # the position of this argument of transposed convolutions
 _CONVOLUTIONS = (_ATEN.conv2d.default, _ATEN.conv_transpose2d.input)
 _CLAMPS = {getattr(_ATEN, name).default for name in ("relu", "relu_", "hardtanh", "hardtanh_", "relu6", "relu6_")}
 _UPSTREAMS_SMALLEST = 2**-12  # scale, also of weights
+_SMALLEST = 2**-40
+_LARGEST_BIAS = 2**29  # in multiples of the scales of its layer
 _MOST_UNEVEN = 4  # ratio of the ranges of parts that share a scale: two bits
 _OF_EACH_SAMPLE = 0.1  # by which its minimum and maximum move an average
 _WITH_BIAS = (_ATEN.linear.default, *_CONVOLUTIONS, *_IN_ONE_DIMENSION)
@@ -105,7 +107,7 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
         if _is_dynamic(config):
             with _apart_from_activations(model):
                 return super()._annotate_all_patterns(model, config, *args, **kwargs)
-        config = _with_scales_from(_smallest_scale(model), config)
+        config = _with_scales_from(*_smallest_scales(model), config)
         with patch.object(compat.xnnpack_quantizer_utils, "is_relu_node", lambda node: node.target in _CLAMPS):
             return super()._annotate_all_patterns(model, config, *args, **kwargs)
 
@@ -293,10 +295,47 @@ def _give_own_biases(model: GraphModule) -> None:
         seen.add(value.data_ptr())
 
 
-def _smallest_scale(model: GraphModule) -> float:
-    """2^-20, or as much as keeps each bias within 30 bits: XNNPACK has it as a multiple of both scales of its layer."""
-    largest = max((float(value.detach().abs().max()) for _, _, value in _biases(model) if value.numel()), default=0.0)
-    return min(max(largest / (_UPSTREAMS_SMALLEST * 2**29), 2**-20), _UPSTREAMS_SMALLEST)
+def _smallest_scales(model: GraphModule) -> tuple[float, float]:
+    """Of activations and of weights, which keep each bias within 30 bits: it is a multiple of both scales of its layer.
+
+    A channel without weights that has a bias asks for larger ones; upstream's are the largest.
+    """
+    layers = [(_channels(node, model), value.detach().abs().flatten().double()) for node, _, value in _biases(model)]
+    smallest = _SMALLEST
+    while True:
+        biases = [float((bias / (weights / 127).clamp(min=smallest)).max()) for weights, bias in layers if len(bias)]
+        needed = max(biases, default=0.0) / _LARGEST_BIAS
+        if needed <= _UPSTREAMS_SMALLEST / 2**8 or smallest >= _UPSTREAMS_SMALLEST:
+            return min(max(needed, _SMALLEST), _UPSTREAMS_SMALLEST), smallest
+        smallest *= 2
+
+
+def _channels(node: Node, model: GraphModule) -> torch.Tensor:
+    """The largest weight of each output channel of a layer, or the least of these where groups share them."""
+    weight = attrgetter(node.args[1].target)(model).detach().abs().double()
+    if "transpose" in str(node.target):
+        return weight.transpose(0, 1).flatten(1).amax(1).amin()
+    return weight.flatten(1).amax(1)
+
+
+class WideHistogramObserver(HistogramObserver):  # type: ignore[misc]  # torchao is untyped here
+    """Observes the range with the least squared error, also of values whose cubes are no float32.
+
+    torchao adds up cubes of distances (`_get_norm` in quantization/pt2e/observer.py), which are infinite from 4e12 on,
+    and zero below 1e-13. Those of values near one, by a power of two, choose the same range otherwise.
+    """
+
+    def _non_linear_param_search(self) -> tuple[torch.Tensor, torch.Tensor]:
+        least, most = self.min_val.clone(), self.max_val.clone()
+        unit = 2.0 ** torch.maximum(least.abs(), most.abs()).clamp(min=1e-30).log2().floor()
+        try:
+            self.min_val.copy_(least / unit)
+            self.max_val.copy_(most / unit)
+            found = super()._non_linear_param_search()
+        finally:
+            self.min_val.copy_(least)
+            self.max_val.copy_(most)
+        return found[0] * unit, found[1] * unit
 
 
 class PercentileObserver(HistogramObserver):  # type: ignore[misc]  # torchao is untyped here
@@ -360,26 +399,29 @@ def with_ranges(
         centred = replace(config.input_activation, qscheme=torch.per_tensor_symmetric)
         config = replace(config, input_activation=centred, output_activation=centred)
     observers = {
+        "histogram": WideHistogramObserver.with_args(),
         "entropy": EntropyObserver.with_args(),
         "min_max": MinMaxObserver.with_args(),
         "moving_average": MovingAverageMinMaxObserver.with_args(averaging_constant=_OF_EACH_SAMPLE),
         "percentile": PercentileObserver.with_args(percentile=percentile),
     }
-    if ranges not in observers:
-        return config
     observed = replace(config.input_activation, observer_or_fake_quant_ctr=observers[ranges])
     return replace(config, input_activation=observed, output_activation=observed)
 
 
 @cache
-def _with_scales_from(smallest: float, config: compat.QuantizationConfig | None) -> compat.QuantizationConfig | None:
-    """The configuration with this smallest scale of activations, if it has fixed scales."""
+def _with_scales_from(
+    of_activations: float, of_weights: float, config: compat.QuantizationConfig | None
+) -> compat.QuantizationConfig | None:
+    """The configuration with these smallest scales, if it has fixed ones."""
     if config is None or config.input_activation is None:
         return config
-    observer = config.input_activation.observer_or_fake_quant_ctr
-    observer = type(observer)(partial(observer.p, eps=smallest))
-    smaller = replace(config.input_activation, observer_or_fake_quant_ctr=observer)
-    return replace(config, input_activation=smaller, output_activation=smaller)
+    smaller, weight = (
+        replace(spec, observer_or_fake_quant_ctr=type(observer)(partial(observer.p, eps=smallest)))
+        for spec, smallest in ((config.input_activation, of_activations), (config.weight, of_weights))
+        for observer in [spec.observer_or_fake_quant_ctr]
+    )
+    return replace(config, input_activation=smaller, output_activation=smaller, weight=weight)
 
 
 def _is_dynamic(config: Any) -> bool:

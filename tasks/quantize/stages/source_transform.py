@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...engine import kinds, stage
 from ...export.stages.export import MethodParams
-from ..torchao_configs import TorchaoParams
+from ..torchao_configs import EqualizingParams, TorchaoParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ class SourceTransform(stage.Stage, name="source_transform"):
     distributions = ("torch", "executorch", "torchao", "coremltools")  # the last one makes codebooks
 
     class Params(MethodParams):
-        transforms: tuple[TorchaoParams | stage.CallableParams, ...]  # applied one after another
+        transforms: tuple[TorchaoParams | stage.CallableParams | EqualizingParams, ...]  # applied one after another
         # whether the first dimension of tensors is dynamic, for quantizers to observe batches of any size
         dynamic_batch: bool = False
 
@@ -41,7 +41,14 @@ class SourceTransform(stage.Stage, name="source_transform"):
         def callables(self) -> list[stage.CallableParams]:
             """The user's functions."""
             functions = (item.filter_fn if isinstance(item, TorchaoParams) else item for item in self.transforms)
-            return [function for function in functions if function]
+            return [function for function in functions if isinstance(function, stage.CallableParams)]
+
+        @property
+        def observes(self) -> bool:
+            """Whether layers are observed with samples."""
+            rounds = (item.rounding != "nearest" for item in self.transforms if isinstance(item, TorchaoParams))
+            scales = (item.equalize == "awq" for item in self.transforms if isinstance(item, EqualizingParams))
+            return any((*rounds, *scales))
 
     class Inputs(stage.Roles):
         """A module is not an artifact, so the model is built as `export` builds it."""
@@ -97,8 +104,7 @@ def transform_built(
     from ..reached import Asked, quantization_of
     from ..rounding import kept_layers, observed_calls
 
-    rounds = any(isinstance(each, TorchaoParams) and each.rounding != "nearest" for each in params.transforms)
-    calls = observed_calls(model.definition, samples, store) if rounds else None
+    calls = observed_calls(model.definition, samples, store) if params.observes else None
     model, name, shapes, _ = choose_method(model, params)
     if model.program is not None:
         again = "`quantize.dynamic_batch_size` exports a model's modules again"
