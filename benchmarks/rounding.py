@@ -30,11 +30,22 @@ VOCABULARY = 1024
 WINDOW = 128  # tokens
 SCORED = 16384  # tokens
 SAMPLES = 128  # for calibration
+
+
+def layers(**fields: Any) -> dict[str, Any]:
+    return {"extends": "xnnpack-llm-8da4w", "quantize_layers": {"linear": "8da4w", **fields}}
+
+
 RECIPES: dict[str, dict[str, Any]] = {
     "fp32": {"extends": "xnnpack-fp32"},
-    "nearest": {"extends": "xnnpack-llm-8da4w"},
-    "hqq": {"extends": "xnnpack-llm-8da4w", "quantize_layers": {"linear": "8da4w", "rounding": "hqq"}},
-    "gptq": {"extends": "xnnpack-llm-8da4w", "quantize_layers": {"linear": "8da4w", "rounding": "gptq"}},
+    "nearest": layers(),
+    "hqq": layers(rounding="hqq"),
+    "gptq": layers(rounding="gptq"),
+    "rotate": layers(equalize=["rotate"]),
+    "awq": layers(equalize=["awq"]),
+    "awq-hqq": layers(equalize=["awq"], rounding="hqq"),
+    "awq-gptq": layers(equalize=["awq"], rounding="gptq"),
+    "rotate-gptq": layers(equalize=["rotate"], rounding="gptq"),
 }
 
 
