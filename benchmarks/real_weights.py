@@ -13,8 +13,8 @@ Install the packages of those that you want, and without the rest of their depen
 two columns are made without pteforge, with the same samples: by PT2E and `to_edge_transform_and_lower`, as ExecuTorch's
 documentation describes it, and by the recipe of `executorch.export`.
 The columns of METHODS are files with fixed scales that one field of `quantize` changes: how far each is from eager.
-A run continues where the last one in the folder stopped. `--write` fills docs/how-to/quantization-check.md, and the table
-of methods in docs/how-to/quantization.md.
+A run continues where the last one in the folder stopped. `--write` fills docs/how-to/quantization-check.md, and the
+table of methods in docs/how-to/quantization.md.
 """
 
 from __future__ import annotations

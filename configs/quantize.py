@@ -51,7 +51,7 @@ class QuantizationVariant(FrozenModel):
 
     options: dict[str, JsonValue] = Field({}, description=f"Over the recipe's. {_OPTIONS}")
     smooth: StrictBool | None = Field(None, description="Whether scales are moved; null: as the recipe says.")
-    correct_biases: StrictBool | None = Field(None, description="Whether biases are corrected; null: as the recipe says.")
+    correct_biases: StrictBool | None = Field(None, description="Whether biases change; null: as the recipe says.")
 
     def joined(self, other: QuantizationVariant) -> QuantizationVariant:
         """Both at once; where they contradict each other, the other one counts."""
@@ -84,8 +84,8 @@ class QuantizationSearch(FrozenModel):
 
     evaluator_kwargs: dict[str, JsonValue] = Field(
         {},
-        description="Arguments of the evaluator for the files that are tried, over the gate's, such as {split: tuning}; "
-        "the file that is found is then scored with the gate's own, on data by which nothing was chosen.",
+        description="Arguments of the evaluator for files that are tried, over the gate's, such as {split: tuning}. "
+        "The file that is found is scored with the gate's own, on data by which nothing was chosen.",
     )
 
     @model_validator(mode="after")
@@ -246,13 +246,13 @@ class LayerQuantization(LayerFields):
     @property
     def transforms(self) -> tuple[SourceTransform, ...]:
         """The same as transforms; embeddings come first, since linear layers may share their weights."""
-        transforms: list[SourceTransform] = []
-        for method in self.equalize:
-            group = self.group_size or _GROUP
-            transforms.append(EqualizingTransform(equalize=method, group_size=group))
+        group = self.group_size or _GROUP
+        transforms: list[SourceTransform] = [
+            EqualizingTransform(equalize=method, group_size=group) for method in self.equalize
+        ]
         if self.embedding:
-            group = self.embedding_group_size or (_GROUP if self.embedding == "int4" else None)
-            params: dict[str, JsonValue] = {"weight_dtype": self.embedding, "granularity": _granularity(group)}
+            sharing = self.embedding_group_size or (_GROUP if self.embedding == "int4" else None)
+            params: dict[str, JsonValue] = {"weight_dtype": self.embedding, "granularity": _granularity(sharing)}
             transform = TorchaoTransform(
                 torchao="intx_weight_only", params=params, layers=("embedding",), exclude=_POSITIONS
             )

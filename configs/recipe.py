@@ -429,8 +429,8 @@ class Recipe(FrozenModel):
     def _rounds_the_model_itself(self) -> Self:
         if self.rounds_by_samples and any(isinstance(each, CallableTransform) for each in self.transforms):
             raise ValueError(
-                "`rounding: gptq` and `equalize: awq` observe the model itself, and functions among `source_transforms` "
-                "change it"
+                "`rounding: gptq` and `equalize: awq` observe the model itself, and functions among "
+                "`source_transforms` change it"
             )
         return self
 

@@ -54,8 +54,8 @@ Equalization = Literal["rotate", "awq"]
 
 EQUALIZE = (
     "rotate: states and values of attention are multiplied by a Hadamard matrix, which spreads outliers over all "
-    "channels (SpinQuant without training). awq: scales are moved from inputs of layers to their weights, as samples of "
-    "the model's `calibration` say (AWQ). Both are for decoders built as Llama's, and add no operator."
+    "channels (SpinQuant without training). awq: scales are moved from inputs of layers to their weights, as samples "
+    "of the model's `calibration` say (AWQ). Both are for decoders built as Llama's, and add no operator."
 )
 
 

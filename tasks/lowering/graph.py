@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -45,7 +45,7 @@ from ..verify.stages.prove import Prove
 from ..verify.stages.search_inputs import SearchInputs
 from ..verify.stages.verify import Verify
 from . import quality
-from .model import PlannedRecipe, PlannedSpecialization, params_of
+from .model import PlannedSpecialization, params_of
 from .params import (
     compile_params,
     edge_params,

@@ -17,7 +17,7 @@ from ...configs.contract_file import RELEASE, Runtime, read_contract
 from ...configs.model import Limits, MethodConfig, ModelOptions
 from ...configs.nodes import FieldPath
 from ...configs.problems import raise_all
-from ...configs.quantize import QuantizationSearch, QuantizationVariant, TorchaoTransform
+from ...configs.quantize import CallableTransform, QuantizationSearch, QuantizationVariant, TorchaoTransform
 from ...configs.recipe import EdgeOptions, MethodOptions, Recipe, Specialization
 from ...configs.sources import BuilderSource, Dataset, NamedFunction, ProgramSource, ResolvedSource
 from ...configs.verification import ERROR_BOUNDS, AccuracyGate, VerifyBounds
@@ -425,9 +425,9 @@ def _check_source_transforms(recipe: Recipe, finder: ModuleSearch, error_at: Err
                 check_transform(transform)
             if transform.filter_fn:
                 check_callable(transform.filter_fn, {}, finder, error_at, where, "filter_fn", given=2)
-            continue
-        check_callable(transform.callable, transform.kwargs, finder, error_at, where, given=1)
-        check_files(transform.files, error_at, (*where, "files"))
+        elif isinstance(transform, CallableTransform):
+            check_callable(transform.callable, transform.kwargs, finder, error_at, where, given=1)
+            check_files(transform.files, error_at, (*where, "files"))
 
 
 def _check_functions(recipe: Recipe, finder: ModuleSearch, error_at: ErrorAt) -> None:

@@ -117,8 +117,8 @@ class _Search:
         budget = f"{self.asked.budget}" if isinstance(self.asked.budget, int) else f"{self.asked.budget:g} s"
         gate = self.run.plan.gate
         raise AccuracyMissed(
-            f"no file passes that `quantize.search` made. Of {len(self.trials)} ({budget} are allowed), the best scores "
-            f"{best.score:.6g}{'' if gate else ' dB'}, with {best.layers} of {len(ranked)} layers in floating "
+            f"no file passes that `quantize.search` made. Of {len(self.trials)} ({budget} are allowed), the best "
+            f"scores {best.score:.6g}{'' if gate else ' dB'}, with {best.layers} of {len(ranked)} layers in floating "
             f"point{names}; allow more with `budget`, or accept "
             f"{'a lower score with `drop` or `keep`' if gate else 'less with `verify: {min_sqnr_db: ...}`'}"
         )
@@ -142,7 +142,8 @@ class _Search:
     async def _try(self, variant: QuantizationVariant, layers: Sequence[str] = ()) -> _Trial:
         """Makes and scores a file with these layers in floating point."""
         attempt = self.run.attempt(self.run.plan.varied(variant).without(layers))
-        asked, prepared = ScoredFile(len(layers), variant=variant.written), dict[str, Prepared]()
+        asked = ScoredFile(len(layers), variant=variant.written)
+        prepared: Mapping[str, Prepared] = {}
         try:
             made = await self.make_file(attempt, self.exports, ProgramsSoFar())
             scored, prepared = await self._score(asked, attempt, made), made.prepared

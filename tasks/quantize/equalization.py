@@ -2,9 +2,9 @@
 
 ``rotate`` is QuaRot's and SpinQuant's rotation without training (Ashkboos et al., 2024, arXiv:2404.00456; Liu et al.,
 2024, arXiv:2405.16406): states between layers, and the values of attention, are multiplied by a Hadamard matrix, which
-weights before and after it take in. No operator is added, so outliers are spread over all channels for nothing. ``awq``
-moves scales from the inputs of layers to their weights (Lin et al., 2024, arXiv:2306.00978), with what samples say about
-the inputs: the weights of a norm, or of the layer before, are divided.
+the weights before and after them take in, so that outliers are spread over all channels and no operator is added.
+``awq`` moves scales from the inputs of layers to their weights (Lin et al., 2024, arXiv:2306.00978), as samples of the
+inputs say: the weights of a norm, or of the layer before, are divided.
 
 Both know decoders by the names that transformers gives their parts, those of Llama, Mistral, Qwen and others. torchao
 has both as prototypes (prototype/spinquant, prototype/awq of 0.18), for its own model and for kernels of GPUs.
@@ -130,9 +130,8 @@ def _blocks(layer: nn.Module) -> Iterator[_Block]:
                 f"same; {type(parts[part]).__name__} has {', '.join(dict(parts[part].named_children()))}; leave it out"
             )
         values, head_dim = layers.get("v_proj"), int(getattr(parts[part], "head_dim", 0) or 0)
-        normed = hasattr(parts[part], "v_norm")
-        fits = values is not None and head_dim and not (values.out_features % head_dim or outputs[0].in_features % head_dim)
-        yield _Block(parts[norm], (*layers.values(),), outputs[0], values if fits and not normed else None, head_dim)
+        fits = values is not None and head_dim and not hasattr(parts[part], "v_norm")
+        yield _Block(parts[norm], (*layers.values(),), outputs[0], values if fits else None, head_dim)
 
 
 def _as_double(values: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ from .smoothing import smooth
 
 _FEW = 8  # samples, below which a quarter of them says nothing
 _WIDENED = 1.25
-_PREPARED_ON = 8  # samples, by which layers are changed
+_CHANGED_ON = 8  # samples, by which layers are changed
 _OPERATORS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 _PREFIX = "_integer_scalar_"
 
@@ -155,20 +155,12 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     _leave_computed_weights(module)
     changed = buffers_written_in(module).union(state)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers() if name in changed}
-    taken = list(itertools.islice(samples := iter(samples), _PREPARED_ON if smooths or corrects else 1))
-    smoothed: list[SmoothedLayer] = []
-    corrected: list[CorrectedBias] = []
+    taken = list(itertools.islice(samples := iter(samples), _CHANGED_ON if smooths or corrects else 1))
     left = {node for node in module.graph.nodes if Q_ANNOTATION_KEY in node.meta or is_inside(node, exclude)}
-    if smooths:
-        by_row = all(quantizer.options.get("dynamic") for quantizer in quantizers)
-        smoothed, added = smooth(module, taken, by_row=by_row, leaves=left.__contains__)
-        for node in added:
-            _leave_out(node)
-        _set_buffers(module, initial)
-    if corrects:
-        per_channel = all(quantizer.options.get("per_channel", True) for quantizer in quantizers)
-        corrected = correct_biases(module, taken, per_channel=per_channel, leaves=left.__contains__)
-        _set_buffers(module, initial)
+    smoothed = _smooth(module, taken, quantizers, left) if smooths else []
+    _set_buffers(module, initial)
+    corrected = _correct_biases(module, taken, quantizers, left) if corrects else []
+    _set_buffers(module, initial)
     _note_ranges(module, taken[0])
     _set_buffers(module, initial)
     node_filters = {position: node_filter(function, position) for position, function in filters.items()}
@@ -204,6 +196,24 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     widened.sort(key=lambda each: -each.factor)
     again = export_again(converted, shaped or program, example, program.call_spec.in_spec, strict=False)
     return again, {"widened": tuple(widened), "smoothed": tuple(smoothed), "corrected": tuple(corrected)}
+
+
+def _smooth(
+    module: GraphModule, samples: Sequence[Any], quantizers: Sequence[TargetParams], left: Collection[Node]
+) -> list[SmoothedLayer]:
+    """Moves scales to the weights of all layers but those that are left in floating point, as are added operators."""
+    by_row = all(quantizer.options.get("dynamic") for quantizer in quantizers)
+    smoothed, added = smooth(module, samples, by_row=by_row, leaves=left.__contains__)
+    for node in added:
+        _leave_out(node)
+    return smoothed
+
+
+def _correct_biases(
+    module: GraphModule, samples: Sequence[Any], quantizers: Sequence[TargetParams], left: Collection[Node]
+) -> list[CorrectedBias]:
+    per_channel = all(quantizer.options.get("per_channel", True) for quantizer in quantizers)
+    return correct_biases(module, samples, per_channel=per_channel, leaves=left.__contains__)
 
 
 def _widths(prepared: GraphModule) -> dict[str, float]:

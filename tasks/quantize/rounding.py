@@ -54,9 +54,8 @@ class ObservedCalls:
     def in_place_of(self, module: nn.Module, other: nn.Module) -> ObservedCalls:
         """The calls of one module, of another one that computes the same."""
         methods = [method for method, own in self.modules.items() if own is module]
-        return ObservedCalls(
-            dict.fromkeys(methods, other), {method: self.samples[method] for method in methods}, self.identity
-        )
+        samples = {method: self.samples[method] for method in methods}
+        return ObservedCalls(dict.fromkeys(methods, other), samples, self.identity)
 
     def second_moments(self, layers: Sequence[nn.Linear]) -> Iterator[tuple[list[nn.Linear], dict[nn.Linear, Tensor]]]:
         """The sum of ``x * x.T`` over a layer's inputs ``x``: [in_features, in_features], in float32.
@@ -109,7 +108,8 @@ def observed_calls(definition: ModelDefinition, samples: Mapping[str, ArtifactRe
     """The calls of those methods of a model that have samples in a store; raises SourceError if there is none."""
     samples = {name: ref for name, ref in samples.items() if name in definition.methods}
     if not samples:
-        raise SourceError(f"`rounding: gptq` and `equalize: awq` need calibration samples of a method: {', '.join(definition.methods)}")
+        methods = ", ".join(definition.methods)
+        raise SourceError(f"`rounding: gptq` and `equalize: awq` need calibration samples of a method: {methods}")
 
     def calls_of(method: MethodDefinition, ref: ArtifactRef) -> Callable[[], Iterable[Call]]:
         keywords = method.example_kwarg_inputs[0] if method.example_kwarg_inputs else {}

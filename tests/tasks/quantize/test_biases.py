@@ -22,7 +22,7 @@ OPERATORS = {
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_means_are_kept(name, per_channel):
-    """Of each output channel, for inputs whose mean is far from zero; without a weight that is coarse, nothing changes."""
+    """Of each output channel, for inputs whose mean is far from zero."""
     torch.manual_seed(0)
     layer, shape = OPERATORS[name]
     with torch.no_grad():

@@ -39,6 +39,8 @@ TOKENS = torch.arange(24).reshape(2, 12) * 5 % 64
 
 
 class Logits(torch.nn.Module):
+    """The logits of a model of transformers."""
+
     def __init__(self, model):
         super().__init__()
         self.model = model
@@ -56,7 +58,7 @@ def decoder(name, largest=60, **fields):
     for parameter_name, weight in model.named_parameters():
         with torch.no_grad():
             if "norm" in parameter_name or parameter_name.endswith("bias"):
-                weight += torch.rand_like(weight) / 2
+                weight.add_(torch.rand_like(weight) / 2)
             if "embed_tokens" in parameter_name:
                 weight[:, 5] *= largest  # so that all other channels are rounded coarsely next to it
     return Logits(model)
@@ -102,7 +104,7 @@ def test_less_is_lost(methods, bits, rounding, largest):
 
 
 def test_scales_that_samples_ask_for():
-    """torchao's steps clip the largest weights, which is why they win back less than with chosen steps."""
+    """The steps of torchao clip the largest weights, which is why they win back less than with chosen steps."""
     model = decoder("llama", largest=10)
     wanted, lost = model(TOKENS), []
     for transforms in ([], [EqualizingParams(equalize="awq", group_size=16)]):
