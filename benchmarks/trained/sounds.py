@@ -58,7 +58,7 @@ def torchcrepe() -> Network:
     frames = (waves - waves.mean(1, keepdim=True)) / waves.std(1, keepdim=True)
     samples = [(frame[None],) for frame in frames]
     pitch = lambda outputs: float(package.decode.weighted_argmax(outputs[0][..., None])[1])  # noqa: E731
-    return Network(package.infer.model, samples, pitch, "pitches of 128 tones, within 50 cents", pitches)
+    return Network(package.infer.model, samples, pitch, "pitches of {} tones, within 50 cents", pitches)
 
 
 def pesto() -> Network:
@@ -75,7 +75,7 @@ def pesto() -> Network:
     waves, pitches = tones(48, 0.5)
     samples = [(one[None],) for one in waves]
     pitch = lambda outputs: 440 * 2 ** ((float(outputs[0][0, 25]) - 69) / 12)  # noqa: E731
-    return Network(module, samples, pitch, "pitches of 40 tones, within 50 cents", pitches)
+    return Network(module, samples, pitch, "pitches of {} tones, within 50 cents", pitches)
 
 
 def torchfcpe() -> Network:
@@ -87,14 +87,14 @@ def torchfcpe() -> Network:
         samples = [(whole.wav2mel(one[None, :, None], RATE),) for one in waves]
     decode = whole.model.latent2cents_local_decoder
     pitch = lambda outputs: float(whole.model.cent_to_f0(decode(outputs[0]))[0, 25, 0])  # noqa: E731
-    return Network(whole.model, samples, pitch, "pitches of 32 tones, within 50 cents", pitches)
+    return Network(whole.model, samples, pitch, "pitches of {} tones, within 50 cents", pitches)
 
 
 def resemblyzer() -> Network:
     from resemblyzer import VoiceEncoder, wav_to_mel_spectrogram
 
     samples = [(torch.from_numpy(wav_to_mel_spectrogram(sound)[:48].copy())[None],) for sound in spoken()]
-    task = "cosine with eager's vectors of 24 sentences"
+    task = "cosine with eager's vectors of {} sentences"
     return Network(VoiceEncoder("cpu", verbose=False), samples, lambda outputs: outputs[0], task)
 
 
@@ -140,7 +140,7 @@ def silero_vad() -> Network:
         louder = 0.1 * sound / sound.std() + 0.002 * torch.randn(length, generator=made)
         samples.append((louder.unfold(0, 576, 512).clone(),))
     is_voice = lambda outputs: bool(outputs[0][4:].median() > 0.5)  # noqa: E731 - the first frames are not sure
-    task = "48 sounds, half of them voices"
+    task = "{} sounds, half of them voices"
     return Network(module, samples, is_voice, task, [True, False] * 32, calibration=16)
 
 
@@ -195,5 +195,5 @@ def nsnet2() -> Network:
         clean, noisy = spectrum(voice), spectrum(voice + noise)
         samples.append((noisy.square().clamp(min=1e-12).log10()[None],))
         wanted.append((clean / noisy).clamp(max=1))
-    task = "cosine of gains for 24 noisy sentences with the right ones"
+    task = "cosine of gains for {} noisy sentences with the right ones"
     return Network(module, samples, lambda outputs: outputs[0][0], task, wanted)
