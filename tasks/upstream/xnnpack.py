@@ -311,7 +311,12 @@ def _smallest_scales(model: GraphModule) -> tuple[float, float]:
 
 
 def _channels(node: Node, model: GraphModule) -> torch.Tensor:
-    """The largest weight of each output channel of a layer, or the least of these where groups share them."""
+    """The largest weight of each output channel of a layer, or the least of these where groups share them.
+
+    Zero where weights are not known yet.
+    """
+    if node.args[1].op != "get_attr":
+        return torch.zeros(1, dtype=torch.float64)
     weight = attrgetter(node.args[1].target)(model).detach().abs().double()
     if "transpose" in str(node.target):
         return weight.transpose(0, 1).flatten(1).amax(1).amin()
@@ -399,7 +404,7 @@ def with_ranges(
         centred = replace(config.input_activation, qscheme=torch.per_tensor_symmetric)
         config = replace(config, input_activation=centred, output_activation=centred)
     observers = {
-        "histogram": WideHistogramObserver.with_args(),
+        "histogram": WideHistogramObserver.with_args(eps=_UPSTREAMS_SMALLEST),
         "entropy": EntropyObserver.with_args(),
         "min_max": MinMaxObserver.with_args(),
         "moving_average": MovingAverageMinMaxObserver.with_args(averaging_constant=_OF_EACH_SAMPLE),

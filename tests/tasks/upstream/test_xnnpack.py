@@ -299,6 +299,13 @@ CALIBRATED = {
     "hardtanh": (lambda net, x: net.second(net.hardtanh(net.conv(x))), 8.0, 30, True),
     "small values": (lambda net, x: net.second(net.conv(x) * 2**12), 2.0**-12, 30, True),
     "called on its own result": (lambda net, x: net.linear(net.linear(x)), 1.0, 30, True),
+    "tiny values": (lambda net, x: net.conv(net.conv(x)), 2.0**-30, 30, True),
+    "huge values": (lambda net, x: net.conv(net.conv(x)), 2.0**45, 30, False),
+    "small weights": (lambda net, x: net.small(net.small(x)) * 2.0**20, 0.5, 30, True),
+    "computed weights": (
+        lambda net, x: torch.nn.functional.linear(x, net.linear.weight.t(), net.linear.bias),
+        *(1.0, 30, False),
+    ),
     "large bias": (lambda net, x: net.biased(x), 2.0**-16, 30, False),
     "norm": (lambda net, x: _normalized(net, x, lambda y, _: y.norm(dim=-1, keepdim=True) + 1e-6), 1.0, 30, True),
     "root": (lambda net, x: _normalized(net, x, lambda _, variance: (variance + 1e-6).sqrt()), 1.0, 30, True),
@@ -312,9 +319,11 @@ def _calibrated(function: Any, scale: float) -> Any:
     torch.manual_seed(0)
     layers = {name: torch.nn.Conv2d(8, 8, 1, bias=scale >= 1 or name != "conv") for name in ("conv", "second")}
     layers["biased"] = torch.nn.Conv2d(8, 8, 1)
+    layers["small"] = torch.nn.Conv2d(8, 8, 1, bias=False)
     layers |= {"linear": torch.nn.Linear(16, 16), "relu6": torch.nn.ReLU6(), "hardtanh": torch.nn.Hardtanh()}
     with torch.no_grad():
         layers["biased"].weight[3], layers["biased"].bias[3] = 0, 8
+        layers["small"].weight *= 2.0**-10
     return FunctionOfLayers(function, **layers).eval(), torch.randn(2, 8, 16, 16) * scale
 
 
