@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -37,6 +37,18 @@ def network(name: str) -> Network:
     made = NETWORKS[name][1]()
     made.module.eval()
     return made
+
+
+def built(name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """The module and an example, for a zoo."""
+    made = network(name)
+    return made.module, made.samples[0]
+
+
+def calibration(name: str) -> Sequence[tuple[torch.Tensor, ...]]:
+    """What quantizers observe."""
+    made = network(name)
+    return made.samples[: made.calibration]
 
 
 def score(predict: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], name: str, *, tuning: bool = False) -> float:
