@@ -3,10 +3,10 @@
     python benchmarks/search.py [--network NAME] [--folder DIR]
 
 EfficientNet-lite0 by default, with 4.7 million trained parameters; see `benchmarks/real_weights.py` for the packages.
-The search has the methods of METHODS as variants, and 30 minutes. Then each combination of them that the quantizer takes
-is a recipe of its own, which leaves out as many layers as it has to, without a limit. Sizes are those of the smallest
-files that keep 99 % of eager's score. A search that is killed half-way runs again in the same store, and at last once
-more.
+The search has the methods of METHODS as variants, and 30 minutes. Then each combination of them that the quantizer
+takes is a recipe of its own, which leaves out as many layers as it has to, without a limit. Sizes are those of the
+smallest files that keep 99 % of eager's score. A search that is killed half-way runs again in the same store, and at
+last once more.
 """
 
 from __future__ import annotations
