@@ -305,7 +305,7 @@ SourceTransform = Annotated[
         "torchao",
         "callable",
         "equalize",
-        problem="must be a mapping with `torchao`, the name of a config, `callable`, package.module:name, or "
+        problem="must be a mapping with either `torchao`, the name of a config, `callable`, package.module:name, or "
         "`equalize`, rotate or awq",
     ),
 ]

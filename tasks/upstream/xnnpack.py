@@ -296,7 +296,7 @@ def _give_own_biases(model: GraphModule) -> None:
 
 
 def _smallest_scales(model: GraphModule) -> tuple[float, float]:
-    """Of activations and of weights, which keep each bias within 30 bits: it is a multiple of both scales of its layer.
+    """The smallest scales of activations and weights with which each bias, a multiple of both, has at most 30 bits.
 
     A channel without weights that has a bias asks for larger ones; upstream's are the largest.
     """

@@ -56,7 +56,7 @@ LIST = "quantizers: [{quantizer: xnnpack}]"
         (
             TRANSFORMS,
             "[{filter: a}]",
-            rf"6:25: .*{TRANSFORMS}\[0\]: must be a mapping with either `torchao`.* or `call",
+            rf"6:25: .*{TRANSFORMS}\[0\]: must be a mapping with either `torchao`.*`call",
         ),
         (TRANSFORMS, "[{torchao: a, callable: 'p:q'}]", rf"{TRANSFORMS}\[0\]: must be a mapping with either"),
         (TRANSFORMS, "[{torchao: a, param: {}}]", r"unknown key 'param'; did you mean 'params'"),
