@@ -160,6 +160,7 @@ def test_variants(made, lower):
     assert {name for name in again.ran("net") if name.startswith(("quantize", "edge", "partition"))} == set()
 
 
+@pytest.mark.slow
 def test_variants_together(made, lower):
     """Where one variant is not enough, the best one is tried together with the others."""
     uneven = OUTLIERS.replace("if name in ():", "if name == 'brittle':").replace("[1:, 0]", "[1, 0]")
@@ -191,6 +192,7 @@ BRANCH = FRAGILE.replace("        return x\n", "        return x + 1e-3 * self.b
 """One more layer loses all that it computes, and nothing depends on that."""
 
 
+@pytest.mark.slow
 def test_layers_are_quantized_again(made, lower):
     """Layers that lose much are quantized where the others are enough."""
     made.write("fragile.py", BRANCH)
@@ -202,6 +204,7 @@ def test_layers_are_quantized_again(made, lower):
     assert max(trial.layers for trial in search.attempts if trial.passes) > len(LAYERS)
 
 
+@pytest.mark.slow
 def test_scores_on_other_data(made, lower):
     """Files are tried with other arguments of the evaluator, and the one that is found is scored with the gate's."""
     made.write("fragile.py", FRAGILE + PARTS)
