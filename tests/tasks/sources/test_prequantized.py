@@ -11,7 +11,8 @@ from pteforge.tasks.quantize.rounding import kept_layers
 from pteforge.tasks.quantize.torchao_configs import TorchaoParams
 from pteforge.tasks.sources.huggingface import load_model, repo_of
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from torchao.quantization import IntxWeightOnlyConfig, PerGroup
+from transformers import LlamaConfig, LlamaForCausalLM, TorchAoConfig
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 GROUP = 32
@@ -116,6 +117,28 @@ def test_formats(form, symmetric, tmp_path):
     assert len(known) == 14
     for name, value in net.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_torchao(bits, tmp_path):
+    """Weights that transformers reads are torchao's numbers, which a file of as many bits keeps."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64)).save_pretrained(tmp_path / "float")
+    config = IntxWeightOnlyConfig(getattr(torch, f"int{bits}"), PerGroup(GROUP))
+    quantized = LlamaForCausalLM.from_pretrained(
+        tmp_path / "float", quantization_config=TorchAoConfig(config), dtype=torch.float32
+    )
+    quantized.save_pretrained(tmp_path / "quantized")
+    model, _ = load_model(repo_of(str(tmp_path / "quantized"), None), "text-generation", None)
+    for name, layer in quantized.model.layers.named_modules():
+        if name.endswith("_proj"):
+            weight = model.model.layers.get_submodule(name).weight
+            torch.testing.assert_close(weight, layer.weight.dequantize(), rtol=0, atol=0, check_dtype=False)
+    fields = {"weight_dtype": "int4", "weight_granularity": {"per_group": GROUP}}
+    transform = TorchaoParams(config="Int8DynamicActivationIntxWeightConfig", fields=fields, include=("model.*_proj",))
+    transformed, _ = transform_copy(model, [transform])
+    exact, rounded = kept_layers(model, transformed)
+    assert (len(exact), len(rounded)) == ((14, 0) if bits == 4 else (0, 14))
 
 
 def test_order_of_activations(tmp_path):
