@@ -204,6 +204,36 @@ def test_layers_are_quantized_again(made, lower):
     assert max(trial.layers for trial in search.attempts if trial.passes) > len(LAYERS)
 
 
+STRICT = """
+
+def strict(predict):
+    if (score := usual(predict)) < 0.9:
+        raise ValueError("nothing is left of it")
+    return score
+"""
+
+
+@pytest.mark.slow
+def test_files_that_have_no_score(made, lower):
+    """They do not pass, and say why; others may, and where none has a score, that is the failure."""
+    made.write("fragile.py", OUTLIERS + ALIKE + STRICT)
+    models = {"net": {**MODEL, "accuracy": {"evaluator": "fragile:strict"}}}
+    for variants in ([{"options": {"ranges": "percentile", "percentile": 90}}], []):
+        searched = {"keep": 0.9, "variants": variants}
+        recipe = {"extends": "xnnpack-int8-static", "quantize": {"search": searched}}
+        made.write_zoo(models, ("int8",), {"int8": recipe})
+        run = lower(made)
+        (outcome,) = run.outcome.models[0].recipes
+        if variants:
+            assert (outcome.status, run.outcome.exit_code) == ("made", 0), outcome.failure
+            first, second = outcome.get(FoundQuantization).attempts
+            assert "nothing is left of it" in first.problem
+            assert (first.passes, second.passes, second.problem) == (False, True, "")
+            assert lower(made).ran("net") <= {"evaluate/int8#1"}  # failures are not kept
+        else:
+            assert "nothing is left of it" in outcome.failure.problem
+
+
 @pytest.mark.slow
 def test_scores_on_other_data(made, lower):
     """Files are tried with other arguments of the evaluator, and the one that is found is scored with the gate's."""
