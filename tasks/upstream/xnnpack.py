@@ -226,8 +226,9 @@ def _between_floats(graph: Graph, left: Collection[Node]) -> Iterator[Node]:
 
 
 def _has_integers(node: Node, left: Collection[Node]) -> bool:
-    """Whether XNNPACK's quantizer takes the operator whatever comes before and after it."""
-    return node.target in _WITH_BIAS or (node.target in _JOINING and node not in left)
+    """Whether XNNPACK's quantizer takes the operator whatever comes before and after it, and nothing left it out."""
+    takes = node.target in _WITH_BIAS or (node.target in _JOINING and node not in left)
+    return takes and Q_ANNOTATION_KEY not in node.meta
 
 
 def _keeps_scale(node: Node) -> bool:

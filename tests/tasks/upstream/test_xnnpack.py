@@ -487,6 +487,22 @@ def test_sums_and_products_between_floats(monkeypatch):
     assert reached > worst_sqnr(lower_quantized(weighed, x), weighed, x) + 1
 
 
+@pytest.mark.parametrize(("exclude", "between"), [([], True), (["second"], False), (["gate"], False)])
+def test_sums_next_to_layers_that_are_left_out(exclude, between):
+    """They are in floating point like these."""
+    from pteforge.tasks.quantize.pt2e import quantize
+    from pteforge.tasks.targets import TargetParams
+
+    torch.manual_seed(0)
+    layers = {name: torch.nn.Conv2d(8, 8, 1) for name in ("first", "second", "gate")}
+    network = FunctionOfLayers(lambda net, x: net.gate(net.first(x) + net.second(x)), **layers).eval()
+    x = torch.randn(1, 8, 4, 4)
+    program = torch.export.export(network, (x,))
+    quantized, _ = quantize(program, (x,), [(x,)], (TargetParams(name="xnnpack", options={}),), exclude=exclude)
+    (total,) = (node for node in quantized.graph.nodes if node.target is torch.ops.aten.add.Tensor)
+    assert all("dequantize" in str(value.target) for value in total.all_input_nodes) == between
+
+
 def _rows(value):
     return value.reshape(-1, 16)
 
