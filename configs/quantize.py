@@ -81,7 +81,6 @@ class QuantizationSearch(FrozenModel):
     budget: CountOrSeconds = Field(
         20, description="How many files may be made and scored; or how long their stages may take, such as 30m."
     )
-
     evaluator_kwargs: dict[str, JsonValue] = Field(
         {},
         description="Arguments of the evaluator for files that are tried, over the gate's, such as {split: tuning}. "
@@ -246,10 +245,9 @@ class LayerQuantization(LayerFields):
     @property
     def transforms(self) -> tuple[SourceTransform, ...]:
         """The same as transforms; embeddings come first, since linear layers may share their weights."""
-        group = self.group_size or _GROUP
-        transforms: list[SourceTransform] = [
-            EqualizingTransform(equalize=method, group_size=group) for method in self.equalize
-        ]
+        sizes: dict[str, Any] = {"bits": 4 if (self.linear or "").endswith("4w") else 8}
+        sizes["group_size"] = self.group_size or _GROUP
+        transforms: list[SourceTransform] = [EqualizingTransform(equalize=each, **sizes) for each in self.equalize]
         if self.embedding:
             sharing = self.embedding_group_size or (_GROUP if self.embedding == "int4" else None)
             params: dict[str, JsonValue] = {"weight_dtype": self.embedding, "granularity": _granularity(sharing)}

@@ -140,6 +140,11 @@ def test_layers_are_short_for_transforms():
         "weight_dtype": "int4",
         "granularity": {"per_group": 32},
     }
+    even, scaled, *_ = LayerQuantization(linear="8da8w", equalize=["rotate", "awq"]).transforms
+    assert (even.equalize, scaled.equalize, scaled.bits) == ("rotate", "awq", 8)
+    assert LayerQuantization(linear="8da4w", equalize=["awq"], group_size=64).transforms[0].group_size == 64
+    with pytest.raises(ValueError, match="`equalize` is for layers that are quantized"):
+        LayerQuantization(equalize=["awq"])
     table, rounded = LayerQuantization(linear="8da4w", embedding="int4", rounding="gptq").transforms
     assert (table.rounding, rounded.rounding) == ("nearest", "gptq")
     with pytest.raises(ValueError, match=r"`rounding` is for .*none are quantized"):
