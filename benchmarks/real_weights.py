@@ -280,18 +280,22 @@ def methods(results: Mapping[str, dict[str, Cell]]) -> str:
     rows = [["network", "recipe", *METHODS]]
     gains: dict[str, list[float]] = {name: [] for name in METHODS}
     for name, cells in results.items():
-        found = {column: cells[column].get("sqnr_db") for column in rows[0][1:] if column in cells}
-        if len(found) < len(rows[0]) - 1 or None in found.values():
+        reached = {column: cells[column].get("sqnr_db") for column in rows[0][1:] if column in cells}
+        if len(reached) < len(rows[0]) - 1 or None in reached.values():
             continue
-        best = max(found.values())
-        shown = (f"**{value:.1f}**" if value == best else f"{value:.1f}" for value in found.values())
-        rows.append([NETWORKS[name][0], *shown])
+        best = max(reached.values())
+        figures = (f"**{value:.1f}**" if value == best else f"{value:.1f}" for value in reached.values())
+        rows.append([NETWORKS[name][0], *figures])
         for column in METHODS:
-            gains[column].append(found[column] - found["recipe"])
+            gains[column].append(reached[column] - reached["recipe"])
     if len(rows) == 1:
         return ""
     better = (f"{sum(gain > 1 for gain in own)} of {len(own)}" for own in gains.values())
-    return markdown([*rows, ["better by 1 dB or more", "", *better]])
+    table = markdown([*rows, ["better by 1 dB or more", "", *better]])
+    return f"""SQNR in dB of networks with trained weights, by `{STATIC}` and one field more
+(`python benchmarks/real_weights.py --write`):
+
+{table}"""
 
 
 def first_line(problem: str) -> str:

@@ -1,4 +1,4 @@
-"""A search for a quantization beside each combination of its methods by itself, and what a second run takes.
+"""A search for a quantization next to each combination of the same methods, and what a second run takes.
 
     python benchmarks/search.py [--network NAME] [--folder DIR]
 
@@ -81,11 +81,11 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, check=False)
         seconds = time.monotonic() - began
         outcomes = json.loads(done.stdout)["models"]["net"]
-        made = [outcome for outcome in outcomes.values() if outcome.get("search")]
-        best = min(made, key=lambda outcome: outcome["size"])
-        scored = sum(len(outcome["search"]["attempts"]) for outcome in made)
-        found = f"{best['search']['variant']}, {len(best['search']['layers'])} layers in floating point"
-        rows.append([name, f"{seconds:.1f}", f"{scored}", f"{best['size']:,}", found])
+        files = [outcome for outcome in outcomes.values() if outcome.get("search")]
+        best = min(files, key=lambda outcome: outcome["size"])
+        scored = sum(len(outcome["search"]["attempts"]) for outcome in files)
+        changes = f"{best['search']['variant']}, {len(best['search']['layers'])} layers in floating point"
+        rows.append([name, f"{seconds:.1f}", f"{scored}", f"{best['size']:,}", changes])
     print(markdown(rows))
 
 

@@ -55,9 +55,7 @@ class QuantizationVariant(FrozenModel):
 
     def joined(self, other: QuantizationVariant) -> QuantizationVariant:
         """Both at once; where they contradict each other, the other one counts."""
-        own = {name: value for name, value in self if value is not None}
-        others = {name: value for name, value in other if value is not None}
-        return QuantizationVariant(**{**own, **others, "options": self.options | other.options})
+        return QuantizationVariant(**{**self.written, **other.written, "options": self.options | other.options})
 
     @property
     def written(self) -> dict[str, Any]:
@@ -151,8 +149,7 @@ class Quantize(FrozenModel):
         return self
 
     def varied(self, variant: QuantizationVariant) -> Quantize:
-        chosen = {name: value for name, value in variant if value is not None}
-        return self.model_copy(update=chosen | {"options": self.options | variant.options})
+        return self.model_copy(update=variant.written | {"options": self.options | variant.options})
 
     @property
     def passes(self) -> dict[str, tuple[GraphPass, ...]]:
@@ -244,7 +241,7 @@ class LayerQuantization(LayerFields):
 
     @property
     def transforms(self) -> tuple[SourceTransform, ...]:
-        """The same as transforms; embeddings come first, since linear layers may share their weights."""
+        """The same as transforms; embeddings come before linear layers, which may share their weights."""
         sizes: dict[str, Any] = {"bits": 4 if (self.linear or "").endswith("4w") else 8}
         sizes["group_size"] = self.group_size or _GROUP
         transforms: list[SourceTransform] = [EqualizingTransform(equalize=each, **sizes) for each in self.equalize]

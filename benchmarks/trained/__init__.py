@@ -41,14 +41,14 @@ def network(name: str) -> Network:
 
 def built(name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     """The module and an example, for a zoo."""
-    made = network(name)
-    return made.module, made.samples[0]
+    trained = network(name)
+    return trained.module, trained.samples[0]
 
 
 def calibration(name: str) -> Sequence[tuple[torch.Tensor, ...]]:
     """What quantizers observe."""
-    made = network(name)
-    return made.samples[: made.calibration]
+    trained = network(name)
+    return trained.samples[: trained.calibration]
 
 
 def score(predict: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]], name: str, *, tuning: bool = False) -> float:

@@ -38,8 +38,8 @@ def correct_biases(
         def run_node(self, n: Node) -> Any:
             value = super().run_node(n)
             if n in lost:
-                given, weight, *rest = self.fetch_args_kwargs_from_env(n)[0]
-                error = n.target(given, _rounded(weight, n, per_channel=per_channel) - weight, None, *rest[1:])
+                inputs, weight, *rest = self.fetch_args_kwargs_from_env(n)[0]
+                error = n.target(inputs, _rounded(weight, n, per_channel=per_channel) - weight, None, *rest[1:])
                 lost[n].append(_by_channel(error, n).mean(1))
                 spread[n].append(_by_channel(value, n).std(1))
             return value
@@ -77,19 +77,15 @@ def _rounded(weight: Tensor, node: Node, *, per_channel: bool) -> Tensor:
 
 def _by_channel(value: Tensor, node: Node) -> Tensor:
     """Values by output channel: [channels, others]."""
-    axis = -1 if "linear" in str(node.target) else node.meta["val"].dim() - _spatial(node) - 1
-    return value.float().movedim(axis, 0).flatten(1)
-
-
-def _spatial(node: Node) -> int:
-    return int(node.args[1].meta["val"].dim()) - 2
+    after = node.args[1].meta["val"].dim() - 2  # dimensions of a kernel
+    return value.float().movedim(value.dim() - after - 1, 0).flatten(1)
 
 
 def _subtract(module: GraphModule, node: Node, shift: Tensor, name: str) -> None:
     """Gives the layer a bias of its own, smaller by a shift for each channel."""
     old = node.args[_BIAS] if len(node.args) > _BIAS else None
-    given = module.get_parameter(str(old.target)) if old is not None else torch.zeros(())
-    bias = (given.detach() - shift).to(module.get_parameter(str(node.args[1].target)).dtype)
+    before = module.get_parameter(str(old.target)) if old is not None else torch.zeros(())
+    bias = (before.detach() - shift).to(module.get_parameter(str(node.args[1].target)).dtype)
     module.register_parameter(name, nn.Parameter(bias, requires_grad=False))
     with module.graph.inserting_before(node):
         constant = module.graph.get_attr(name)
