@@ -145,7 +145,7 @@ ZOOS = {
     "rounding of a changed model": (
         OWN_RECIPE + "    source_transforms:\n      - {callable: 'nets:linear'}\n"
         "      - {torchao: intx_weight_only, rounding: gptq}\n",
-        ("recipes.mine", "`rounding: gptq` observes the model itself, and functions among `source_transforms`"),
+        ("recipes.mine", "`rounding: gptq` and `equalize: awq` observe the model itself, and functions among"),
     ),
     "YAML": ("models: [\n", ("zoo.yaml:2:1", "not valid YAML")),
 }

@@ -47,9 +47,9 @@ def _loaded_before(name: str) -> str:
 
 LOADED_PACKAGES = frozenset(
     {
-        *("annotated_types", "colorama", "executorch", "filelock", "flatbuffers", "functorch", "mpmath", "networkx"),
-        *("numpy", "psutil", "pteforge", "pydantic", "pydantic_core", "ruamel", "sympy", "tabulate", "torch"),
-        *("torchao", "torchgen", "tqdm", "typing_extensions", "typing_inspection", "wcwidth", "yaml"),
+        *("annotated_types", "colorama", "dill", "executorch", "filelock", "flatbuffers", "functorch", "mpmath"),
+        *("networkx", "numpy", "psutil", "pteforge", "pydantic", "pydantic_core", "ruamel", "sympy", "tabulate"),
+        *("torch", "torchao", "torchgen", "tqdm", "typing_extensions", "typing_inspection", "wcwidth", "yaml"),
     }
 )
 """Top-level modules of other distributions than Python that a worker loads: a user's file cannot have their names."""

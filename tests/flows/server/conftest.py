@@ -187,7 +187,8 @@ class Recorded:
         def find() -> Any:
             with self._client() as client:
                 runs = client.read_task_runs(flow_run_filter=wanted)
-            return {run.name: run for run in runs} if sum(run.state.is_final() for run in runs) == count else None
+            ended = [run for run in runs if run.state is not None and run.state.is_final()]  # a new one has none yet
+            return {run.name: run for run in runs} if len(ended) == count else None
 
         return eventually(find)
 
