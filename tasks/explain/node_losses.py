@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from ..upstream.compat import EdgeOpOverload
 from ..verify.compare import compare
 from ..verify.running import StoredProgram
 
+_PROBES = 4  # random directions in the outputs, for each input
 _CODING = ("quantize_per", "dequantize_per", "quantize_affine", "dequantize_affine")
 
 
@@ -33,12 +37,15 @@ class Comparison:
         self._own: dict[str, list[Case]] = defaultdict(list)
         self._passed_on: dict[str, list[Case]] = defaultdict(list)
         self._problems: dict[str, str] = {}
+        self._in_outputs: dict[str, list[float]] = defaultdict(list)
 
     def add(self, flat: Sequence[Any]) -> None:
         """Runs both programs on one input, and the second one again with the first one's values."""
-        expected = self._values(flat)
+        expected, errors = self._values(flat), dict[str, torch.Tensor]()
         self._after.run(flat, self._compare(expected, self._passed_on))
-        self._after.run(flat, self._compare(expected, self._own, corrected=True))
+        self._after.run(flat, self._compare(expected, self._own, errors))
+        for name, noise in self._noise_of_outputs(flat, errors).items():
+            self._in_outputs[name].append(noise)
 
     def losses(self, origins: Mapping[str, NodeOrigin]) -> tuple[NodeLoss, ...]:
         """One for each operator, those that lose most first."""
@@ -60,9 +67,38 @@ class Comparison:
         self._before.run(flat, watch)
         return values
 
+    def _noise_of_outputs(self, flat: Sequence[Any], errors: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
+        """What each error by itself adds to the outputs: its square over theirs, summed over outputs; to first order.
+
+        Gradients of random sums of the outputs estimate that for all nodes at once. Nodes without a gradient, and those
+        of a program that cannot be differentiated, are left out.
+        """
+        sources = {name: self._matches[name].before.name for name in errors}
+        wanted, values, noise = set(sources.values()), dict[str, torch.Tensor](), dict[str, float]()
+
+        def watch(node: Node, value: Any) -> Any:
+            if node.op == "output":
+                gradients = _gradients(value, values)
+                noise.update((name, _noise(errors[name], gradients[source])) for name, source in sources.items())
+            elif node.name in wanted and not value._is_view():  # noqa: SLF001 - torch has no public name for it
+                values[node.name] = value if value.requires_grad else value.detach().requires_grad_()
+                return values[node.name].clone()  # a later operator may write to it
+            elif node.name in wanted and value.requires_grad:
+                values[node.name] = value
+            return value
+
+        with suppress(RuntimeError):  # what an operator without gradients raises
+            self._before.run(flat, watch, gradients=True)
+        return {name: added for name, added in noise.items() if math.isfinite(added)}
+
     def _compare(
-        self, expected: Mapping[str, torch.Tensor], figures: dict[str, list[Case]], *, corrected: bool = False
+        self,
+        expected: Mapping[str, torch.Tensor],
+        figures: dict[str, list[Case]],
+        errors: dict[str, torch.Tensor] | None = None,
     ) -> Callable[[Node, Any], Any]:
+        """Compares each value; with `errors`, these are kept there, and later operators get the first program's."""
+
         def watch(node: Node, value: Any) -> Any:
             match = self._matches.get(node.name)
             if match is None:
@@ -73,7 +109,11 @@ class Comparison:
                 figures[node.name].append(compare(output, reference, method=node.name, label="", output_position=0))
             except VerificationFailed as error:
                 self._problems.setdefault(node.name, str(error).rpartition("output 0: ")[2])
-            return reference.to(value.dtype, copy=True) if corrected else value
+            if errors is None:
+                return value
+            if reference.is_floating_point() and not torch.equal(output, reference):
+                errors[node.name] = output - reference
+            return reference.to(value.dtype, copy=True)
 
         return watch
 
@@ -90,7 +130,29 @@ class Comparison:
             own=worst_of(self._own[name]) if self._own[name] and not problem else None,
             passed_on=worst_of(self._passed_on[name]) if self._passed_on[name] and not problem else None,
             problem=problem,
+            in_outputs=fmean(self._in_outputs[name]) if self._in_outputs[name] and not problem else None,
         )
+
+
+def _gradients(outputs: Sequence[Any], values: Mapping[str, torch.Tensor]) -> Mapping[str, list[torch.Tensor]]:
+    """The gradients of random sums of outputs of norm 1, by value; none where outputs do not depend on it."""
+    differentiable = [value for value in outputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    scaled = [value.float() / norm for value in differentiable if (norm := value.detach().float().norm())]
+    gradients, generator = defaultdict[str, list[torch.Tensor]](list), torch.Generator().manual_seed(0)
+    for _ in range(_PROBES if scaled and values else 0):
+        probes = (torch.randn(value.shape, generator=generator) for value in scaled)
+        total = torch.stack([(value * probe).sum() for value, probe in zip(scaled, probes, strict=True)]).sum()
+        found = torch.autograd.grad(total, [*values.values()], retain_graph=True, allow_unused=True)
+        for name, gradient in zip(values, found, strict=True):
+            if gradient is not None:
+                gradients[name].append(gradient)
+    return gradients
+
+
+def _noise(error: torch.Tensor, gradients: Sequence[torch.Tensor]) -> float:
+    """What an error adds to the outputs, see `Comparison`; NaN without gradients."""
+    added = [float((error.float() * gradient.float()).sum().square()) for gradient in gradients]
+    return fmean(added) if added else math.nan
 
 
 def operator_name(node: Node) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -160,9 +161,14 @@ def next_count(attempts: Sequence[ScoredFile], ranked: int) -> int | None:
 
 
 def rank_layers(losses: Iterable[NodeLosses]) -> tuple[str, ...]:
-    """Names of the innermost modules whose operators lose something by themselves, the largest loss first."""
+    """Names of the innermost modules whose operators lose something by themselves, the largest loss first.
+
+    That is the one whose operators add most to the outputs, where it is known, and else that of the worst operator.
+    """
+    added: defaultdict[str, float] = defaultdict(float)
     worst: dict[str, float] = {}
     for node in (node for method in losses for node in method.losing if node.module):
+        added[node.module] += math.inf if node.problem else node.in_outputs or 0.0
         worst[node.module] = min(node.order, worst.get(node.module, node.order))
     layers = [name for name in worst if not any(other.startswith(f"{name}.") for other in worst)]
-    return tuple(sorted(layers, key=lambda name: (worst[name], name)))
+    return tuple(sorted(layers, key=lambda name: (-added[name], worst[name], name)))

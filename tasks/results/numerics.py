@@ -101,6 +101,8 @@ class NodeLoss:
     own: Worst | None  # its own loss, given the inputs of the program before; None if there is a `problem`
     passed_on: Worst | None  # the loss of its value including that of its inputs
     problem: str = ""  # why its value cannot be compared: NaN, infinity
+    # what its own loss adds to the method's outputs, as squares of noise over those of the outputs; None if unknown
+    in_outputs: float | None = None
 
     @property
     def loses(self) -> bool:

@@ -274,19 +274,24 @@ class TorchProgram:
             self._module = self._load().module(check_guards=False)  # inputs were checked when they were stored
         return self._module
 
-    def run(self, flat: Sequence[Any], watch: Watch | None = None) -> list[Any]:
-        """Flat outputs, preceded by the inputs that it writes to. `watch` may replace values; `flat` is unchanged."""
+    def run(self, flat: Sequence[Any], watch: Watch | None = None, *, gradients: bool = False) -> list[Any]:
+        """Flat outputs, preceded by the inputs that it writes to. `watch` may replace values; `flat` is unchanged.
+
+        With `gradients`, torch records operators, so that `watch` can differentiate what the node `output` gets.
+        """
         module = self.module
         buffers = list(module.buffers())
         versions = [buffer._version for buffer in buffers]  # noqa: SLF001 - the only way to see a write
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in flat]
-        with torch.no_grad(), weights_on_use():
-            outputs = prepend_mutated_inputs(
-                inputs, lambda: list(_Watched(module, watch).run(*inputs, enable_io_processing=False))
-            )
-        outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
-        if versions != [buffer._version for buffer in buffers] or _writes_unseen(module):  # noqa: SLF001 - as above
-            self._module, self.stateful = None, True
+        try:
+            with torch.set_grad_enabled(gradients), weights_on_use():
+                outputs = prepend_mutated_inputs(
+                    inputs, lambda: list(_Watched(module, watch).run(*inputs, enable_io_processing=False))
+                )
+            outputs = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in outputs]
+        finally:
+            if versions != [buffer._version for buffer in buffers] or _writes_unseen(module):  # noqa: SLF001 - as above
+                self._module, self.stateful = None, True
         return outputs
 
 

@@ -28,3 +28,23 @@ class Residual(nn.Module):
 
 def residual() -> tuple[nn.Module, list[tuple[torch.Tensor]]]:
     return Residual(), [(torch.randn(2, 3, 8, 8),), (torch.randn(2, 3, 8, 8),)]
+
+
+class Branches(nn.Module):
+    """Two layers. Eight bits make zeros of most weights of one of them, of which the sum has a millionth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main = nn.Linear(16, 16)
+        self.faint = nn.Linear(16, 16)
+        with torch.no_grad():
+            self.faint.weight[:, 0] = 1000
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """[batch, 16] to the same, of which the first of each row is not used."""
+        values = torch.nn.functional.pad(values[:, 1:], (1, 0))
+        return self.main(values) + 1e-6 * self.faint(values)
+
+
+def branches() -> tuple[nn.Module, list[tuple[torch.Tensor]]]:
+    return Branches(), [(torch.randn(8, 16),), (torch.randn(8, 16),)]

@@ -1,5 +1,6 @@
 """bisect: operators of two programs are matched by what they came from, and the one that is wrong is found."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from pteforge.tasks.backend.stages.edge import Edge
 from pteforge.tasks.explain.stages.bisect import Bisect
 from pteforge.tasks.quantize.stages.quantize import Quantize
+from pteforge.tasks.results.accuracy import rank_layers
 from pteforge.tasks.results.numerics import NodeLosses
 from pteforge.tasks.targets import TargetParams
 
@@ -102,6 +104,16 @@ def test_quantized_program(stages, exported):
     assert (worst.sources, worst.operator) == (("add",), "aten.sub.Tensor")
     assert sqnr(worst) < 20
     assert all(sqnr(node) > 120 for node in others)
+
+
+def test_noise_that_reaches_outputs(stages, exported):
+    """A layer that loses much, of which outputs get little, is after one that loses little, of which they get all."""
+    exported = stages.export("residual:branches")
+    found = losses(stages, exported, exported["program"], quantize(stages, exported))
+    assert next(node.module for node in found.losing if node.module) == "faint"
+    assert rank_layers([found])[:2] == ("main", "faint")
+    main = next(node for node in found.nodes if node.module == "main")
+    assert abs(-10 * math.log10(main.in_outputs) - sqnr(main)) < 6
 
 
 @pytest.fixture
