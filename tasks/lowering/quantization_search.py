@@ -48,7 +48,7 @@ async def search_quantization(run: RecipeRun, exports: Exports, make_file: MakeF
     """The recipe, or what its search finds: the smallest file that passes, with as few layers left out as will do.
 
     Each variant is tried with all layers. If no file passes, the one that scores best is tried together with each
-    other one; then the layers that lose most are left in floating point. Those of them that save most are quantized
+    other one, as long as that helps; then the layers that lose most are left in floating point. Those of them that save most are quantized
     again where the others are enough. Without an accuracy gate, files are scored by their SQNR, and have to be within
     the recipe's bounds. Raises AccuracyMissed.
     """
@@ -89,14 +89,18 @@ class _Search:
         for variant in (QuantizationVariant(), *self.asked.variants):
             if self.may_try:
                 await self._try(variant)
-        best = self.best
         varied = sorted(self.trials[1:], key=_order)
-        for other in varied[1:]:
-            both = (best if best.variant.written else varied[0]).variant.joined(other.variant)
-            if self.may_try and not best.scored.passes and all(trial.variant != both for trial in self.trials):
-                with suppress(TargetError):  # where they contradict each other
-                    await self._try(both)
+        improved = True
+        while improved:
+            before = self.best
+            for other in varied:
                 best = self.best
+                both = (best if best.variant.written else varied[0]).variant.joined(other.variant)
+                if self.may_try and not best.scored.passes and all(trial.variant != both for trial in self.trials):
+                    with suppress(TargetError):  # where they contradict each other
+                        await self._try(both)
+            improved = self.best is not before
+        best = self.best
         if best.scored.problem:
             raise self.failures[0]
         return best

@@ -113,13 +113,14 @@ class ExtendedXnnpackQuantizer(XNNPACKQuantizer):  # type: ignore[misc]  # execu
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Does what upstream does, but leaves out what divides or is masked, and adds what pads and what follows it."""
+        of_others = {node for node in model.graph.nodes if Q_ANNOTATION_KEY in node.meta}
         for node in _kept_in_float(model):
-            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)  # which keeps others off
+            node.meta.setdefault(Q_ANNOTATION_KEY, QuantizationAnnotation(_annotated=True))  # which keeps others off
         model = super().annotate(model)
         _share_scales_of_steps(model)
         padded = False
         for node in model.graph.nodes:
-            annotation = node.meta.get(Q_ANNOTATION_KEY)
+            annotation = node.meta.get(Q_ANNOTATION_KEY) if node not in of_others else None
             if annotation and not all(map(_is_quantizable, (node, *annotation.input_qspec_map))):
                 del node.meta[Q_ANNOTATION_KEY]
             if node.target in _PADS and _pads_with_zeros(node):

@@ -505,6 +505,36 @@ def test_sums_next_to_layers_that_are_left_out(exclude, between):
     assert all("quantize_per_tensor" in str(value.target) for value in around) == between
 
 
+class Inner(torch.nn.Module):
+    """What is kept in floating point in any case, and integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        weighed = self.layer(x) * (torch.arange(4) + 1)
+        return (weighed * x.mean((2, 3), keepdim=True).sigmoid()).flatten(2).softmax(-1).view_as(x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_modules_that_are_left_out(dynamic):
+    """Nothing inside of them is quantized, whatever else keeps a part of it in floating point."""
+    from pteforge.tasks.quantize.pt2e import quantize
+    from pteforge.tasks.targets import TargetParams
+
+    torch.manual_seed(0)
+    layers = {"inner": Inner(), "last": torch.nn.Conv2d(8, 8, 1)}
+    network = FunctionOfLayers(lambda net, x: net.last(net.inner(x)), **layers).eval()
+    x = torch.randn(1, 8, 4, 4)
+    program = torch.export.export(network, (x,))
+    quantizers = (TargetParams(name="xnnpack", options={"dynamic": dynamic}),)
+    quantized, _ = quantize(program, (x,), [(x,)], quantizers, exclude=["inner"])
+    inner, last = (node for node in quantized.graph.nodes if node.target is torch.ops.aten.conv2d.default)
+    assert ["dequantize" in str(value.target) for value in (inner.args[0], inner.args[1])] == [False, False]
+    assert ["dequantize" in str(value.target) for value in (last.args[0], last.args[1])] == [True, True]
+
+
 def _rows(value):
     return value.reshape(-1, 16)
 
