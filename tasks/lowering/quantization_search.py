@@ -48,9 +48,9 @@ async def search_quantization(run: RecipeRun, exports: Exports, make_file: MakeF
     """The recipe, or what its search finds: the smallest file that passes, with as few layers left out as will do.
 
     Each variant is tried with all layers. If no file passes, the one that scores best is tried together with each
-    other one, as long as that helps; then the layers that lose most are left in floating point. Those of them that save most are quantized
-    again where the others are enough. Without an accuracy gate, files are scored by their SQNR, and have to be within
-    the recipe's bounds. Raises AccuracyMissed.
+    other one, as long as that helps; then the layers that lose most are left in floating point. Those of them that save
+    most are quantized again where the others are enough. Without an accuracy gate, files are scored by their SQNR, and
+    have to be within the recipe's bounds. Raises AccuracyMissed.
     """
     asked = run.plan.search
     if asked is None:
