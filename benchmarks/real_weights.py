@@ -46,7 +46,12 @@ SEARCH = {
     "keep": KEEP,
     "evaluator_kwargs": {"tuning": True},
     "budget": 24,
-    "variants": [{"smooth": True}, {"options": {"ranges": "percentile"}}, {"options": {"dynamic": True}}],
+    "variants": [
+        {"smooth": True},
+        {"correct_biases": True},
+        {"options": {"ranges": "percentile"}},
+        {"options": {"dynamic": True}},
+    ],
 }
 
 METHODS: dict[str, dict[str, Any]] = {

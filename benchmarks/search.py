@@ -81,11 +81,15 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, check=False)
         seconds = time.monotonic() - began
         outcomes = json.loads(done.stdout)["models"]["net"]
-        files = [outcome for outcome in outcomes.values() if outcome.get("search")]
-        best = min(files, key=lambda outcome: outcome["size"])
-        scored = sum(len(outcome["search"]["attempts"]) for outcome in files)
-        changes = f"{best['search']['variant']}, {len(best['search']['layers'])} layers in floating point"
-        rows.append([name, f"{seconds:.1f}", f"{scored}", f"{best['size']:,}", changes])
+        if files := [outcome for outcome in outcomes.values() if outcome.get("search")]:
+            best = min(files, key=lambda outcome: outcome["size"])
+            scored = sum(len(outcome["search"]["attempts"]) for outcome in files)
+            changes = f"{best['search']['variant']}, {len(best['search']['layers'])} layers in floating point"
+            rows.append([name, f"{seconds:.1f}", f"{scored}", f"{best['size']:,}", changes])
+        else:
+            rows.append(
+                [name, f"{seconds:.1f}", "", "", "; ".join(outcome["problem"] for outcome in outcomes.values())]
+            )
     print(markdown(rows))
 
 

@@ -25,11 +25,11 @@ from ..export.batch_norms import WITH_WEIGHTS
 from ..export.eager import buffers_written_in
 from ..export.method import Shapes, export_method
 from ..export.sizes import dynamic_sizes, export_again, sizes_collection
-from ..results.quantization import CorrectedBias, SmoothedLayer, WidenedRange
+from ..results.quantization import SmoothedLayer, WidenedRange
 from ..targets import TargetParams
 from ..targets.find import fold_weights, knows_linear_only, make_quantizer
 from ..upstream.compat import pytree
-from ..upstream.torch_export import whole_dynamic_quantization
+from ..upstream.torch_export import add_constant, whole_dynamic_quantization
 from ..upstream.torchao import RANGES
 from ..usercode.recipe_functions import node_filter, run_graph_passes
 from .biases import correct_biases
@@ -54,11 +54,8 @@ def hide_integer_scalars(module: GraphModule) -> None:
         if node.op != "call_function" or node.target not in _OPERATORS or fake is None or fake.is_floating_point():
             continue
         for number in [argument for argument in node.args if isinstance(argument, int)]:
-            name, value = next(names), torch.tensor(number)
-            module.register_buffer(name, value)
             with module.graph.inserting_before(node):
-                constant = module.graph.get_attr(name)
-            constant.meta["val"] = fake.fake_mode.from_tensor(value, static_shapes=True)
+                constant = add_constant(module, next(names), torch.tensor(number), like=node)
             node.args = tuple(constant if argument is number else argument for argument in node.args)
     module.recompile()
 
@@ -159,8 +156,6 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     left = {node for node in module.graph.nodes if Q_ANNOTATION_KEY in node.meta or is_inside(node, exclude)}
     smoothed = _smooth(module, taken, quantizers, left) if smooths else []
     _set_buffers(module, initial)
-    corrected = _correct_biases(module, taken, quantizers, left) if corrects else []
-    _set_buffers(module, initial)
     _note_ranges(module, taken[0])
     _set_buffers(module, initial)
     node_filters = {position: node_filter(function, position) for position, function in filters.items()}
@@ -176,6 +171,8 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
             "where other methods have some, name those in the recipe's `quantize.methods`"
             + ("; `quantize.exclude` may leave out all" if exclude else "")
         )
+    corrected = correct_biases(prepared, taken) if corrects else []
+    _set_buffers(prepared, initial)
     prepared = run_graph_passes(passes, "post_prepare_passes", prepared)
     before: Mapping[str, float] = {}
     with torch.no_grad():
@@ -207,13 +204,6 @@ def _smooth(
     for node in added:
         _leave_out(node)
     return smoothed
-
-
-def _correct_biases(
-    module: GraphModule, samples: Sequence[Any], quantizers: Sequence[TargetParams], left: Collection[Node]
-) -> list[CorrectedBias]:
-    per_channel = all(quantizer.options.get("per_channel", True) for quantizer in quantizers)
-    return correct_biases(module, samples, per_channel=per_channel, leaves=left.__contains__)
 
 
 def _widths(prepared: GraphModule) -> dict[str, float]:

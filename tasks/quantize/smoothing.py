@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from ..results.quantization import SmoothedLayer
-from ..upstream.torch_export import call_operator
+from ..upstream.torch_export import add_constant, call_operator
 
 _ATEN = torch.ops.aten
 _LINEAR, _CONV = _ATEN.linear.default, _ATEN.conv2d.default
@@ -188,12 +188,9 @@ def _move(module: GraphModule, layers: _Layers, scale: Tensor, name: str) -> lis
 
 
 def _divided(module: GraphModule, value: Node, layers: _Layers, scale: Tensor, name: str) -> Node:
-    fake = value.meta["val"]
-    factor = (1 / scale).to(fake.dtype).reshape(-1, *([1, 1] if layers.convolves else []))
-    module.register_buffer(name, factor)
+    factor = (1 / scale).to(value.meta["val"].dtype).reshape(-1, *([1, 1] if layers.convolves else []))
     with module.graph.inserting_after(value):
-        constant = module.graph.get_attr(name)
-    constant.meta["val"] = fake.fake_mode.from_tensor(factor, static_shapes=True)
+        constant = add_constant(module, name, factor, like=value)
     with module.graph.inserting_after(constant):
         divided = call_operator(module.graph, _ATEN.mul.Tensor, value, constant)
     divided.meta = {**layers.users[0].meta, "val": divided.meta["val"]}

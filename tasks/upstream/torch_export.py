@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import transformer
 
@@ -150,6 +150,15 @@ def call_operator(graph: Graph, operator: OpOverload, *args: Any) -> Node:
     values = [argument.meta["val"] if isinstance(argument, Node) else argument for argument in args]
     with values[0].fake_mode:
         node.meta["val"] = operator(*values)
+    return node
+
+
+def add_constant(module: GraphModule, name: str, value: torch.Tensor, like: Node) -> Node:
+    """A node that reads a new parameter or buffer, with its value in its metadata, as `like` has one."""
+    register = module.register_parameter if isinstance(value, torch.nn.Parameter) else module.register_buffer
+    register(name, value)
+    node: Node = module.graph.get_attr(name)
+    node.meta["val"] = like.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
     return node
 
 

@@ -51,3 +51,18 @@ def test_layers_that_are_left_out():
     quantizers = (TargetParams(name="xnnpack", options={}),)
     _, changes = quantize(program, samples[0], samples, quantizers, exclude=["1"], corrects=True)
     assert changes["corrected"] == ()
+
+
+def test_layers_that_the_quantizer_does_not_take():
+    """They keep their biases: with computed scales, XNNPACK's quantizer takes no convolutions of single channels."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8)).eval()
+    for layer in network:
+        with torch.no_grad():
+            layer.weight.view(-1)[::7] = 4.0
+    samples = [[torch.rand(2, 8, 9, 9) + 2] for _ in range(2)]
+    program = torch.export.export(network, tuple(samples[0]))
+    for dynamic, names in ((False, ["0", "1"]), (True, ["0"])):
+        quantizers = (TargetParams(name="xnnpack", options={"dynamic": dynamic}),)
+        _, changes = quantize(program, samples[0], samples, quantizers, corrects=True)
+        assert [bias.name for bias in changes["corrected"]] == names
