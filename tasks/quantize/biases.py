@@ -61,8 +61,10 @@ def _errors(module: GraphModule) -> Iterator[tuple[Node, Tensor]]:
     """Each layer whose weight will be rounded, and by how much."""
     for node in module.graph.nodes:
         if getattr(node.target, "overloadpacket", None) in WITH_WEIGHTS and node.args[1].op == "call_module":
-            weight = attrgetter(str(_attribute(node.args[1]).target))(module).detach()
-            yield node, _rounded(module.get_submodule(str(node.args[1].target)), weight) - weight
+            weight, *bias = (_attribute(value) for value in node.args[1 : _BIAS + 1] if value is not None)
+            if all(value.op == "get_attr" for value in (weight, *bias)):  # and not computed from others
+                value = attrgetter(str(weight.target))(module).detach()
+                yield node, _rounded(module.get_submodule(str(node.args[1].target)), value) - value
 
 
 def _attribute(node: Node) -> Node:

@@ -66,3 +66,20 @@ def test_layers_that_the_quantizer_does_not_take():
         quantizers = (TargetParams(name="xnnpack", options={"dynamic": dynamic}),)
         _, changes = quantize(program, samples[0], samples, quantizers, corrects=True)
         assert [bias.name for bias in changes["corrected"]] == names
+
+
+def test_weights_that_are_computed():
+    """Such as a transposed one, which the quantizer rounds after that: their layers keep their biases."""
+
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(8, 8))
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight.t())
+
+    samples = [[torch.rand(4, 8) + 2] for _ in range(2)]
+    program = torch.export.export(Transposed().eval(), tuple(samples[0]))
+    _, changes = quantize(program, samples[0], samples, (TargetParams(name="xnnpack", options={}),), corrects=True)
+    assert changes["corrected"] == ()
