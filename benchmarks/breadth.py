@@ -300,19 +300,24 @@ def section(recipe: str, kinds: Mapping[str, str], sides: Results, folder: Path)
         rows.append([kind, *cells])
     rates = [100 * [*problems.values()].count("") / len(problems) for problems in sides.values()]
     rows.append(["rate", *(f"{rate:.1f} %" for rate in rates)])
-    shares = [*integers(folder, recipe, [name for name in kinds if sides.get("ours", {}).get(name) == ""])]
+    verified = [name for name in kinds if sides.get("ours", {}).get(name) == ""]
     of_all = ""
-    if shares:
-        of_all = f"\nIntegers of our weights: {sum(shares) / len(shares):.0%} on average, {min(shares):.0%} at least.\n"
+    for what, tables in (("our weights", True), ("those of layers, without tables of embeddings", False)):
+        if shares := [*integers(folder, recipe, verified, tables=tables)]:
+            least = min(shares)
+            of_all += f"\nIntegers of {what}: {sum(shares) / len(shares):.0%} on average, {least:.0%} at least.\n"
     return "".join([f"### {recipe}\n\n{markdown(rows)}", of_all, *(failures(*each, kinds) for each in sides.items())])
 
 
-def integers(folder: Path, recipe: str, names: Sequence[str]) -> Iterator[float]:
-    """The share of integer weights in each file that was quantized."""
+def integers(folder: Path, recipe: str, names: Sequence[str], *, tables: bool) -> Iterator[float]:
+    """The share of integer weights in each file that was quantized, with or without tables of embeddings."""
     for name in names:
         made = [folder / "out" / name / f"{each}.json" for each in (recipe, STATIC)]
         found = json.loads(next(filter(Path.exists, made)).read_bytes())["findings"].get("quantization", [])
-        if elements := sum(each["elements"] for each in found):
+        left = [weight for each in found for weight in each["left"] if "tables of embeddings" in weight["why"]]
+        elements = sum(each["elements"] for each in found)
+        elements -= 0 if tables else sum(weight["elements"] for weight in left)
+        if elements:
             yield sum(each["quantized"] for each in found) / elements
 
 
