@@ -312,13 +312,13 @@ def section(recipe: str, kinds: Mapping[str, str], sides: Results, folder: Path)
 def integers(folder: Path, recipe: str, names: Sequence[str], *, tables: bool) -> Iterator[float]:
     """The share of integer weights in each file that was quantized, with or without tables of embeddings."""
     for name in names:
-        made = [folder / "out" / name / f"{each}.json" for each in (recipe, STATIC)]
-        found = json.loads(next(filter(Path.exists, made)).read_bytes())["findings"].get("quantization", [])
-        left = [weight for each in found for weight in each["left"] if "tables of embeddings" in weight["why"]]
-        elements = sum(each["elements"] for each in found)
+        reports = [folder / "out" / name / f"{each}.json" for each in (recipe, STATIC)]
+        methods = json.loads(next(filter(Path.exists, reports)).read_bytes())["findings"].get("quantization", [])
+        left = [weight for each in methods for weight in each["left"] if "tables of embeddings" in weight["why"]]
+        elements = sum(each["elements"] for each in methods)
         elements -= 0 if tables else sum(weight["elements"] for weight in left)
         if elements:
-            yield sum(each["quantized"] for each in found) / elements
+            yield sum(each["quantized"] for each in methods) / elements
 
 
 def failures(side: str, problems: Mapping[str, str], kinds: Mapping[str, str]) -> str:
@@ -363,8 +363,8 @@ def main() -> None:
             for side in options.sides.split(",")
         }
         if recipe in SEARCHED and "ours" in records:
-            made = Record(options.folder, f"{STATIC}, ours", lambda _: False).problems
-            records["ours"].problems |= {name: "" for name in kinds if made.get(name) == ""}
+            by_default = Record(options.folder, f"{STATIC}, ours", lambda _: False).problems
+            records["ours"].problems |= {name: "" for name in kinds if by_default.get(name) == ""}
         for first in range(0, len(known), BATCH):
             batch = {name: source for _, name, source in known[first : first + BATCH]}
             for side, record in () if options.table else records.items():

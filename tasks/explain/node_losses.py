@@ -136,14 +136,14 @@ class Comparison:
 
 def _gradients(outputs: Sequence[Any], values: Mapping[str, torch.Tensor]) -> Mapping[str, list[torch.Tensor]]:
     """The gradients of random sums of outputs of norm 1, by value; none where outputs do not depend on it."""
-    differentiable = [value for value in outputs if isinstance(value, torch.Tensor) and value.requires_grad]
-    scaled = [value.float() / norm for value in differentiable if (norm := value.detach().float().norm())]
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
+    norms = [output.detach().float().norm() for output in tensors]
+    scaled = [output.float() / norm for output, norm in zip(tensors, norms, strict=True) if norm]
     gradients, generator = defaultdict[str, list[torch.Tensor]](list), torch.Generator().manual_seed(0)
     for _ in range(_PROBES if scaled and values else 0):
-        probes = (torch.randn(value.shape, generator=generator) for value in scaled)
-        total = torch.stack([(value * probe).sum() for value, probe in zip(scaled, probes, strict=True)]).sum()
-        found = torch.autograd.grad(total, [*values.values()], retain_graph=True, allow_unused=True)
-        for name, gradient in zip(values, found, strict=True):
+        probes = [torch.randn(output.shape, generator=generator) for output in scaled]
+        of_values = torch.autograd.grad(scaled, [*values.values()], probes, retain_graph=True, allow_unused=True)
+        for name, gradient in zip(values, of_values, strict=True):
             if gradient is not None:
                 gradients[name].append(gradient)
     return gradients

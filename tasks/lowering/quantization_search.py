@@ -90,8 +90,8 @@ class _Search:
             if self.may_try:
                 await self._try(variant)
         varied = sorted(self.trials[1:], key=_order)
-        improved = True
-        while improved:
+        before: _Trial | None = None
+        while self.best is not before:
             before = self.best
             for other in varied:
                 best = self.best
@@ -99,7 +99,6 @@ class _Search:
                 if self.may_try and not best.scored.passes and all(trial.variant != both for trial in self.trials):
                     with suppress(TargetError):  # where they contradict each other
                         await self._try(both)
-            improved = self.best is not before
         best = self.best
         if best.scored.problem:
             raise self.failures[0]

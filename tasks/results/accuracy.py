@@ -163,7 +163,7 @@ def next_count(attempts: Sequence[ScoredFile], ranked: int) -> int | None:
 def rank_layers(losses: Iterable[NodeLosses]) -> tuple[str, ...]:
     """Names of the innermost modules whose operators lose something by themselves, the largest loss first.
 
-    That is the one whose operators add most to the outputs, where it is known, and else that of the worst operator.
+    A module's loss is what its operators add to the outputs, and where that is unknown, that of its worst operator.
     """
     added: defaultdict[str, float] = defaultdict(float)
     worst: dict[str, float] = {}
