@@ -35,18 +35,22 @@ class LoadedZoo:
     files: tuple[Path, ...]  # every file that was read, absolute, the zoo file first
 
 
-def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = None) -> LoadedZoo:
+def load_zoo(
+    path: Path, overrides: Sequence[str] = (), *, text: str | None = None, recipes: Sequence[str] = ()
+) -> LoadedZoo:
     """Reads a zoo file; raises ConfigError, with a line for each problem in the files or the overrides.
 
     The overrides are ``KEY=VALUE`` texts. They are applied in order after includes and defaults have been merged and
     before ``extends`` is. Paths in them are relative to the current folder. `text` replaces a file that does not exist.
+    Of the `recipes`, all models get shipped ones that nothing in the zoo is named after.
     """
     changes = [parse_override(text) for text in overrides]
     of_entries = [change for change in changes if change.written[0] in ("models", "recipes")]
     gathered = _gather(path, [change for change in changes if change not in of_entries], text)
     for change in of_entries:
         gathered.set_entry(change)
-    recipes, problems = _resolve_recipes(gathered)
+    gathered.add_presets(recipes)
+    resolved, problems = _resolve_recipes(gathered)
     root = gathered.root
     defaults: dict[str, Scalar | dict[str, Node]] = {
         "name": path.stem,
@@ -57,7 +61,7 @@ def load_zoo(path: Path, overrides: Sequence[str] = (), *, text: str | None = No
     }
     sections = {name: Node(value, root.location, (name,)) for name, value in defaults.items()}
     sections |= {name: node for name, node in root.entries.items() if name in (*defaults, "version")}
-    for name, entries in (("models", gathered.models), ("recipes", recipes)):
+    for name, entries in (("models", gathered.models), ("recipes", resolved)):
         sections[name] = Node(entries, root.entries.get(name, root).location, (name,))
     sections["python_path"] = Node(gathered.python_path, root.location, ("python_path",))
     tree = Node(sections, root.location)
@@ -194,6 +198,17 @@ class _Gathered:
         changed = nodes.assign(tree, change).entries[section].entries[name]
         defaults = _nothing(change) if below else self.defaults
         entries[name] = _with_defaults(changed, defaults) if section == "models" else changed
+
+    def add_presets(self, names: Sequence[str]) -> None:
+        """Gives all models the shipped recipes among these that nothing in the zoo is named after."""
+        listed = {key: recipes for key, model in self.models.items() if (recipes := model.child("recipes"))}
+        named = {*self.recipes, *(node.value for recipes in listed.values() for node in recipes.items)}
+        for name in [name for name in names if name in preset_names() and name not in named]:
+            for key, recipes in listed.items():
+                added = Node(name, Location("--recipe"), recipes.written)
+                model = self.models[key]
+                listed[key] = replace(recipes, value=[*recipes.items, added])
+                self.models[key] = model.with_entries({"recipes": listed[key]})
 
 
 def _gather(path: Path, overrides: Sequence[Node], text: str | None) -> _Gathered:

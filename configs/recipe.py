@@ -256,10 +256,11 @@ class SelfCheck(FrozenModel):
 class Output(FrozenModel):
     """What kind of file is made."""
 
-    form: Literal["plain", "fat"] = Field(
+    form: Literal["plain", "fat", "header"] = Field(
         "plain",
         description="plain: the specialization's own .pte, as it is. fat: one .pte with all specializations, of which "
-        "the device runs the first that it can; common weights are stored once.",
+        "the device runs the first that it can; common weights are stored once. header: plain, and next to it the same "
+        "bytes as an array in a C header, for firmware.",
     )
     external_data: StrictBool | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         False,
@@ -286,6 +287,8 @@ class Output(FrozenModel):
             raise ValueError("`self_check` needs `form: fat`: nothing checks a plain file when it is loaded")
         if not isinstance(self.external_data, bool) and self.form == "fat":
             raise ValueError("`external_data` takes patterns with `form: plain` only: write true, or false")
+        if self.external_data and self.form == "header":
+            raise ValueError("`external_data` needs `form: plain` or `fat`: a header has all of a file")
         return self
 
     @property
@@ -412,10 +415,10 @@ class Recipe(FrozenModel):
             raise ValueError("is empty; a recipe needs at least one specialization")
         output = info.data.get("output")
         form = output.form if isinstance(output, Output) else None
-        if form == "plain" and len(value) > 1:
+        if form in ("plain", "header") and len(value) > 1:
             targets = ", ".join(specialization.target for specialization in value)
             raise ValueError(
-                f"`output.form: plain` takes exactly one specialization, and there are {len(value)} ({targets}); "
+                f"`output.form: {form}` takes exactly one specialization, and there are {len(value)} ({targets}); "
                 "write one recipe for each, or `output: {form: fat}` for one file with all of them"
             )
         names = [specialization.payload for specialization in value]

@@ -212,7 +212,7 @@ def load(request: ExportRequest) -> LoadedZoo:
     if one := split_source(request.zoo):
         loaded = load_source(*one, recipe_names(request.recipes), changes)
     else:
-        loaded = load_zoo(request.zoo, changes)
+        loaded = load_zoo(request.zoo, changes, recipes=request.recipes.split(","))
     return replace(loaded, zoo=loaded.zoo.with_places(request.places)) if request.places else loaded
 
 

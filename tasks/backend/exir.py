@@ -18,10 +18,11 @@ from torch.fx import Node
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
-from ...errors import StoreError, first_line
+from ...errors import StoreError, TargetError, first_line
 from ..programs.binding import REFUSED, is_graph
 from ..programs.graphs import affine_calls, decompose_affine
 from ..programs.program import load_graph, load_program, save_graph, save_program
+from ..targets import Target
 from ..upstream.absent_weights import WeightRead, no_weight_reads
 from ..upstream.compat import edge_manager_module, get_fake_program
 from ..upstream.exir import declared_bounds, exclude_from_partitions, no_idle_decompositions, take_numbers_as_tensors
@@ -52,6 +53,20 @@ def to_edge_program(
         manager = manager.transform(ExportedProgramPassManager(list(passes)))
     edge: ExportedProgram = manager.exported_program(_METHOD)
     return edge
+
+
+def rewritten(edge: ExportedProgram, target: Target) -> ExportedProgram:
+    """An edge program with the target's own operators; raises TargetError where its passes fail."""
+    try:
+        return target.after_edge(edge)
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__:  # exir's pass managers name their passes
+            cause = cause.__cause__
+        raise TargetError(
+            f"the passes of target {target.name!r} fail: {type(cause).__name__}: {first_line(cause)}; leave the layer "
+            "that they cannot take in floating point, with `quantize: {exclude: [...]}`"
+        ) from error
 
 
 def decompose_left_affine(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> ExportedProgram:

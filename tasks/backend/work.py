@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,20 +15,31 @@ from ..programs.graphs import calls_of, graph_modules, lowered_modules
 from ..results.delegation import NOT_TAKEN
 from ..upstream.exir import KEPT
 
-_PRODUCTS = re.compile(r"\b(addmm|baddbmm|mm|bmm|matmul|linear\w*)\b")
+_PRODUCTS = re.compile(r"(?:\b|_)(addmm|baddbmm|mm|bmm|matmul|linear\w*)\b")
 
 
-def work_of(program: ExportedProgram, reasons: Mapping[str, str]) -> dict[str, Any]:
-    """A `MethodWork` without payload and method, as JSON; removes the reasons that partitioners left in the program."""
+def own_calls(program: ExportedProgram, namespaces: Collection[str]) -> Iterator[Node]:
+    """The calls of operators of a target, by their namespaces."""
+    calls = (node for module in graph_modules(program.graph_module) for node in calls_of(module.graph))
+    return (node for node in calls if getattr(node.target, "namespace", "") in namespaces)
+
+
+def work_of(program: ExportedProgram, reasons: Mapping[str, str], namespaces: Collection[str] = ()) -> dict[str, Any]:
+    """A `MethodWork` without payload and method, as JSON; removes the reasons that partitioners left in the program.
+
+    Operators of the target's own, by their `namespaces`, count as delegated.
+    """
     graphs = [module.original_module.graph for _, _, module in lowered_modules(program)]
-    delegated = sum(_operations(node) for graph in graphs for node in calls_of(graph))
+    own = {*own_calls(program, namespaces)}
+    delegated = sum(_operations(node) for node in (*own, *(node for graph in graphs for node in calls_of(graph))))
+    not_taken = f"no operator of {' and '.join(namespaces)} computes it" if namespaces else NOT_TAKEN
     counts: dict[tuple[str, str, bool], list[int]] = {}
     for module in graph_modules(program.graph_module):
         for node in calls_of(module.graph):
             kept = node.meta.pop(KEPT, "")
             # others take results apart, or compute sizes
-            if hasattr(node.target, "_schema") and (kept or [*_tensors([node])]):
-                why = kept or reasons.get(node.name) or NOT_TAKEN
+            if node not in own and hasattr(node.target, "_schema") and (kept or [*_tensors([node])]):
+                why = kept or reasons.get(node.name) or not_taken
                 count = counts.setdefault((str(node.target.name()).replace("::", "."), why, bool(kept)), [0, 0])
                 count[0] += 1
                 count[1] += _operations(node)
@@ -49,7 +60,8 @@ def _operations(node: Node) -> int:
     if "conv" in name and len(inputs) > 1:
         weight, transposed = inputs[1], "transpose" in name or (len(node.args) > 6 and node.args[6] is True)
         positions = inputs[0] if transposed else outputs[0]
-        return 2 * _elements(positions) * _elements(weight) // max(_size(weight.shape[0]), 1)
+        channels = weight.shape[-1 if "depthwise" in name else 0]  # CMSIS-NN has those of depthwise weights last
+        return 2 * _elements(positions) * _elements(weight) // max(_size(channels), 1)
     if _PRODUCTS.search(name) and len(inputs) > 1:
         left = inputs[1] if "addmm" in name and len(inputs) > 2 else inputs[0]
         return 2 * _elements(outputs[0]) * (_size(left.shape[-1]) if left.dim() else 1)

@@ -115,7 +115,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
         raise
     proofs = {
         "verified": verify_and_search(run, exports, made),
-        "accuracy": quality.score(run, exports, made.file),
+        "accuracy": quality.score(run, exports, made),
         "numerics": quality.compare_programs(run, exports, so_far),
         "proofs": quality.prove_on_places(run, exports, made),
     }
@@ -132,7 +132,7 @@ async def lower_recipe(run: RecipeRun, exports: Exports) -> Report.Outputs:
         Report.Inputs(
             file=made.file.file,
             data=made.file.data,
-            assets=exports.first.assets,
+            assets=made.file.assets or exports.first.assets,
             origin=made.file.origin,
             examples=exports.examples,
             findings={key: ref for key, ref in run.findings().items() if key.split("/")[1] in ("", *made.payloads)},
@@ -402,6 +402,7 @@ async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Pay
     described = run.model.metadata is not None or of_source is not None
     params = Serialize.Params(
         form=output.form,
+        header=f"{recipe.name}.pte" if output.form == "header" else "",
         methods=tuple(exports.methods),
         backends=(BACKEND_ID,) if recipe.fat else fallback.backends,
         external_data=bool(output.external_data),
@@ -409,6 +410,7 @@ async def serialize(run: RecipeRun, exports: Exports, payloads: Mapping[str, Pay
     )
     inputs = Serialize.Inputs(
         payload=compiled.payload,
+        assets=exports.first.assets if output.form == "header" else None,
         container=await pack(run, exports, payloads) if recipe.fat else None,
         data=compiled.data if output.external_data and not recipe.fat else None,
         metadata=of_source,

@@ -96,9 +96,9 @@ def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str)
     return Edge.Params(
         preserve_for=None if preserved is None else TargetParams(name=target.name, options=preserved),
         passes_of=None if passes is None else TargetParams(name=target.name, options=passes),
-        preserve_operators=options.preserve_operators,
-        check_ir_validity=options.check_ir_validity,
-        skip_dim_order=options.skip_dim_order,
+        preserve_operators=(*options.preserve_operators, *target.preserved_operators),
+        check_ir_validity=options.check_ir_validity and target.keeps_dialect,
+        skip_dim_order=options.skip_dim_order or target.skips_dim_order,
         decompose_affine=bool(recipe.recipe.transforms) and decomposes,
         core_aten_exceptions=options.core_aten_ops_exception_list,
     )

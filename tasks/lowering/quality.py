@@ -17,7 +17,6 @@ from ..engine.keys.search import host_capability
 from ..engine.runner import CutShort, NotCached, StageId
 from ..engine.stage import is_known
 from ..explain.stages.bisect import Bisect
-from ..file.stages.serialize import Serialize
 from ..results.accuracy import rank_layers
 from ..results.causes import Circumstance
 from ..results.costs import MemoryUse, Timing, exceeded
@@ -66,14 +65,13 @@ async def verify_file(
     transformed = {method: own.transformed for method, own in prepared.items() if own.transformed}
     kept = sorted({*_found_before(run, made), *([found] if found else [])}, key=lambda ref: ref.identity)
     may_be_unverified = not (recipe.fat or (recipe.recipe.verify.required and not recipe.places))
-    edges = made.payloads[recipe.specializations[0].name].edges if may_be_unverified else {}
     inputs = Verify.Inputs(
         file=made.file.file,
         data=made.file.data,
         quantized={method: outputs.program for method, outputs in quantized.items() if method in on_examples},
         examples=exports.examples,
         constants=exports.first.constants,
-        edge={method: edge.program for method, edge in edges.items()},
+        edge=_edge_programs(run, made) if may_be_unverified else _for_reference(run, made),
         notes={method: outputs.notes for method, outputs in transformed.items() if outputs.notes},
         calibration={method: outputs.calibration for method, outputs in quantized.items() if recipe.calibrates(method)},
         samples=samples,
@@ -85,6 +83,17 @@ async def verify_file(
         bounds=bounds or recipe.bounds, host=host_capability(), on_examples=on_examples, runtime=recipe.runtime
     )
     return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, made.so_far)))).figures
+
+
+def _edge_programs(run: RecipeRun, made: MadeFile) -> dict[str, ArtifactRef]:
+    edges = made.payloads[run.plan.specializations[0].name].edges
+    return {method: edge.program for method, edge in edges.items()}
+
+
+def _for_reference(run: RecipeRun, made: MadeFile) -> dict[str, ArtifactRef]:
+    """The edge programs of a plain file that may have operators of its target's own."""
+    rewritten = any(target.operators for spec in run.plan.specializations for target in spec.targets)
+    return _edge_programs(run, made) if rewritten and not run.plan.fat else {}
 
 
 _EXACT = 300.0  # dB that stand for outputs without an error
@@ -312,20 +321,20 @@ async def rank(run: RecipeRun, exports: Exports, prepared: Mapping[str, Prepared
     return rank_layers(NodeLosses.from_json(run.read_json(outputs.nodes)) for outputs in losses.values())
 
 
-async def score(run: RecipeRun, exports: Exports, file: Serialize.Outputs) -> ArtifactRef | None:
+async def score(run: RecipeRun, exports: Exports, made: MadeFile) -> ArtifactRef | None:
     """The accuracy of the file, which passes the recipe's gate, if it has one."""
     if run.plan.gate is None:
         return None
-    bounds, scores = await make_scores(run, run.plan.gate, exports, file)
+    bounds, scores = await make_scores(run, run.plan.gate, exports, made)
     return (await run(Gate, bounds, Gate.Inputs(**scores))).accuracy
 
 
 async def make_scores(
-    run: RecipeRun, gate: AccuracyGate, exports: Exports, file: Serialize.Outputs
+    run: RecipeRun, gate: AccuracyGate, exports: Exports, made: MadeFile
 ) -> tuple[Gate.Params, dict[str, ArtifactRef]]:
     """The bounds of a gate, and the scores of the file and, if they are compared, of eager."""
     scorer = {"evaluator": fields_of(run, gate.evaluator), "seed": run.model.seed, "host": host_capability()}
-    inputs = Evaluate.Inputs(file=file.file, data=file.data)
+    inputs = Evaluate.Inputs(file=made.file.file, data=made.file.data, edge=_for_reference(run, made))
     scoring: dict[str, Awaitable[Evaluate.Outputs | Baseline.Outputs]] = {
         "scores": run(Evaluate, Evaluate.Params(**scorer), inputs)
     }

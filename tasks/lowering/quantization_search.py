@@ -165,7 +165,7 @@ class _Search:
             score, passes = like
         else:
             tuning = gate.with_arguments(self.asked.evaluator_kwargs)
-            bounds, refs = await quality.make_scores(attempt, tuning, self.exports, made.file)
+            bounds, refs = await quality.make_scores(attempt, tuning, self.exports, made)
             if not all(map(is_known, refs.values())):
                 raise _NotScoredError
             scores = {role: Scores.from_json(attempt.read_json(ref)) for role, ref in refs.items()}

@@ -14,16 +14,17 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import NodeSource
 
+from ..targets.find import operator_modules
 from ..upstream import compat
 from .storages import copied_storage
 
 # Modules that register operators: imported when a stream names an operator that the process does not know yet.
 _LIBRARIES = {
-    "quantized_decomposed": "torch.ao.quantization.fx._decomposed",
-    "torchao": "torchao",
-    "llama": "executorch.extension.llm.custom_ops.custom_ops",
-    "quant": "torchao.prototype.quantization.codebook_coreml.codebook_ops",
-    "dim_order_ops": "executorch.exir.passes.dim_order_ops_registry",
+    "quantized_decomposed": ("torch.ao.quantization.fx._decomposed",),
+    "torchao": ("torchao",),
+    "llama": ("executorch.extension.llm.custom_ops.custom_ops",),
+    "quant": ("torchao.prototype.quantization.codebook_coreml.codebook_ops",),
+    "dim_order_ops": ("executorch.exir.passes.dim_order_ops_registry",),
 }
 
 
@@ -87,8 +88,9 @@ def missing() -> None:
 
 def operator(namespace: str, name: str, overload: str) -> Any:
     packets = getattr(torch.ops, namespace)
-    if namespace in _LIBRARIES and not hasattr(packets, name):
-        importlib.import_module(_LIBRARIES[namespace])
+    if not hasattr(packets, name):
+        for module in {**operator_modules(), **_LIBRARIES}.get(namespace, ()):
+            importlib.import_module(module)
     return getattr(getattr(packets, name), overload)
 
 

@@ -20,7 +20,7 @@ from ...configs.places import HOST
 from ...errors import InputError, PteforgeError, StageError, StageFailed, is_bad_input
 from ...formats.contract import Contract
 from .diagnosis import Cause
-from .figures import WHOLE_FILE, Figures, Proof, Worst
+from .figures import REFERENCE, WHOLE_FILE, Figures, Proof, Worst
 from .finding import AREAS, Fact, Finding, Findings, Value, from_json, to_json
 from .numerics import Rung, Rungs
 from .tables import fat_cost, format_size
@@ -263,10 +263,10 @@ class Delivered(Record):
         return tuple(dict.fromkeys(of_fat)) or ("",)
 
     def proven_on(self, payload: str) -> tuple[str, ...]:
-        """The places on which a payload computes what eager computes: ``host`` and others."""
+        """The places on which a payload computes what eager computes: ``host`` or ``reference kernels``, and others."""
         here = self.figures and (payload in self.figures.payloads if payload else self.figures.of_file)
         there = [proof.place for proof in self.every(Proof) if proof.payload == payload and proof.figures]
-        return (*([HOST] if here else []), *there)
+        return (*([self.figures.by] if self.figures and here else []), *there)
 
     def why_not_run(self, payload: str) -> dict[str, str]:
         """Why places have not run a payload, by place."""
@@ -296,7 +296,9 @@ class Delivered(Record):
             return self.status
         if not self.verified:
             return f"{self.status}, not run"
-        return "verified" if self.status == "made" else self.status
+        if self.status != "made":
+            return self.status
+        return f"verified by {REFERENCE}" if REFERENCE in self.proven_on("") else "verified"
 
     @property
     def measured(self) -> Worst | None:

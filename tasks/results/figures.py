@@ -27,6 +27,9 @@ the way, by scales that are computed there, a few are rounded to the neighbour o
 reaches some 60 dB.
 """
 
+REFERENCE = "reference kernels"
+"""In place of a place's name: kernels in Python, which are all that this machine has of a target's operators."""
+
 WHOLE_FILE = "the file"  # in place of a payload's name, which has no spaces
 _RUNS = 4  # of entries that a text names
 _ABOUT = 100  # characters of what a place says of itself
@@ -129,6 +132,7 @@ class Figures(Finding):
     calibration: dict[str, str] = field(default_factory=dict)  # method -> what quantizers observed, as ``8 samples``
     notes: tuple[str, ...] = ()  # what else is to be known of the file, such as sizes that it was to take and does not
     parts: tuple[Part, ...] = ()  # the worst of each output, where it has less SQNR than outputs need, or is lost
+    by: str = HOST  # or `REFERENCE`, which ran its edge programs in its place
 
     @property
     def of_file(self) -> bool:
@@ -229,7 +233,8 @@ def _places(figures: Figures, payload: str, file: Delivered) -> Iterator[Fact]:
     places, where, what = file.proven_on(payload), payload and f"{payload}: ", payload or WHOLE_FILE
     proven = ", ".join(places) or "not run"
     note = f"{where}proven on: {proven}"
-    yield Fact("numerics", f"{where}proven on", proven, note=note, telling=not places, listed=True)
+    by_others = not places or figures.by != HOST
+    yield Fact("numerics", f"{where}proven on", proven, note=note, telling=by_others, listed=True)
     reason = file.why_not_run(payload).get(HOST, "")
     if reason and places:
         here = reason.partition("; ")[0]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import requires
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -52,9 +53,14 @@ class Target:
         extra: the pip extra of pteforge that installs its requirements; None if the base installation has them.
         distributions: packages besides torch and executorch whose versions its result depends on.
         reproducible: whether the same inputs result in the same bytes each time.
-        delegates: whether it has partitioners at all; without, programs go from `edge` to `compile` as they are.
+        operators: namespaces of the operators that it puts in place of ATen's, each with the modules that register
+            them and what they compute in Python; empty for a target that has partitioners.
+        delegates: whether it has partitioners or operators; without, programs go from `edge` to `compile` as they are.
         quantized_only: whether it claims only quantized operators.
         leaves_affine: whether it may leave some of torchao's affine quantization, which is then decomposed.
+        preserved_operators: what `edge` does not decompose for it, as in a recipe's `edge.preserve_operators`.
+        keeps_dialect: whether its programs obey the rules of the edge dialect, which are checked if they do.
+        skips_dim_order: whether it wants memory formats as arguments of operators, not as dim-order operators.
     """
 
     options: TargetOptions
@@ -68,9 +74,13 @@ class Target:
     extra: ClassVar[str | None] = None
     distributions: ClassVar[tuple[str, ...]] = ()
     reproducible: ClassVar[bool] = True
+    operators: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     delegates: ClassVar[bool] = True
     quantized_only: ClassVar[bool] = False
     leaves_affine: ClassVar[bool] = False
+    preserved_operators: ClassVar[tuple[str, ...]] = ()
+    keeps_dialect: ClassVar[bool] = True
+    skips_dim_order: ClassVar[bool] = False
 
     @classmethod
     def available(cls) -> str | None:
@@ -93,11 +103,15 @@ class Target:
         raise NotImplementedError(f"target {cls.name!r} has no quantizer: {options}")
 
     def pass_options(self) -> dict[str, Any] | None:
-        """The options that decide which passes `edge` runs, as JSON; None if the target has no passes.
+        """The options that decide how `edge` changes programs, as JSON; None if the target does not change them.
 
-        Targets without passes can share their edge programs, see `decomposition_options`.
+        Targets that do not can share their edge programs, see `decomposition_options`.
         """
         return None
+
+    def before_edge(self, program: ExportedProgram) -> ExportedProgram:
+        """A method's ATen program, as the target wants it before it is decomposed; see `pass_options`."""
+        return program
 
     def edge_passes(self) -> Sequence[PassType | ExportedProgramPassBase]:
         """The passes to run over each method's edge program before the partitioners; see `pass_options`.
@@ -106,6 +120,10 @@ class Target:
         the model's own: `pteforge bisect` finds their origin by it.
         """
         return ()
+
+    def after_edge(self, program: ExportedProgram) -> ExportedProgram:
+        """A method's edge program after all passes, with `operators` of the target's own; see `pass_options`."""
+        return program
 
     def refuses(self, program: ExportedProgram) -> str | None:  # noqa: ARG002 - for subclasses
         """What the partitioners would claim in an Edge program and the backend fail on, and what to do about it."""

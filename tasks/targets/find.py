@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from types import MappingProxyType
@@ -36,6 +37,16 @@ def _entry_points(path: tuple[str, ...]) -> EntryPoints:
     """Read once per process, because that takes milliseconds: the next process sees new installations."""
     del path  # `sys.path`, which entry_points reads itself
     return entry_points(group=GROUP)
+
+
+@cache
+def operator_modules() -> dict[str, tuple[str, ...]]:
+    """The modules that register operators of targets and what these compute in Python, by the operators' namespace."""
+    modules: dict[str, tuple[str, ...]] = {}
+    for name in target_names():
+        with suppress(TargetError):  # says more where it is used
+            modules |= find_target_class(name).operators
+    return modules
 
 
 def link_names(name: str) -> tuple[str, ...]:
@@ -173,6 +184,8 @@ def chain_class(links: tuple[type[Target], ...]) -> type[Target]:
     name = TARGET_SEPARATOR.join(names)
     if idle := [link.name for link in links if not link.delegates]:
         raise TargetError(f"target {name!r}: {idle[0]!r} delegates nothing, and runs what the others leave in any case")
+    if rewriting := [link.name for link in links if link.operators]:
+        raise TargetError(f"target {name!r}: {rewriting[0]!r} rewrites whole programs, and leaves others nothing to do")
     if len(set(names)) < len(names):
         raise TargetError(f"target {name!r} names one target more than once")
     fields: dict[str, Any] = {link.name: (link.Options, Field(default_factory=link.Options)) for link in links}

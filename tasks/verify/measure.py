@@ -25,7 +25,7 @@ from ..results.costs import MemoryUse, TimeShare, Timing, percentile
 from ..results.figures import WHOLE_FILE
 from ..upstream.compat import load_for_executorch
 from .device import DeviceProgram, device_program
-from .running import Loadable, Sample, load_libraries, missing_backends, runnable_payloads
+from .running import Loadable, Sample, load_libraries, missing_here, runnable_payloads
 
 if TYPE_CHECKING:
     from .stages.prove import PlaceParams
@@ -103,7 +103,7 @@ def programs_on(
         return
     if place:
         load_libraries(place.library, place.env)
-    if reason := "" if is_fat(pte) else missing_backends(pte.backends):
+    if reason := "" if is_fat(pte) else missing_here(pte):
         not_run[WHOLE_FILE] = reason
         return
     for name, loadable in runnable_payloads(path, data_files, not_run):

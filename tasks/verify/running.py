@@ -23,13 +23,14 @@ from ...artifacts.ref import ArtifactRef
 from ...errors import FileFormatError, VerificationFailed, runtime_reasons
 from ...formats.nfat.container import is_fat, open_fat
 from ...formats.nfat.golden import GoldenCheck
-from ...formats.pte.contents import Method
+from ...formats.pte.contents import Method, PteFile
 from ...formats.pte.ptd import check_external_weights
 from ...formats.pte.reader import open_pte
 from ..backend import kernels  # noqa: F401 - those of quantized operators, too
 from ..programs.program import load_program
 from ..programs.weights import weights_on_use
 from ..results.figures import Case
+from ..targets.find import operator_modules
 from ..upstream.compat import OpOverload
 from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases
 from .compare import compare_all
@@ -106,6 +107,46 @@ class Loadable:
         return {method.name: method for method in open_pte(self.program).methods}
 
 
+@dataclass(frozen=True, slots=True)
+class EdgePrograms:
+    """Edge programs by method, with the interface of the runtime's programs."""
+
+    programs: Mapping[str, ArtifactRef]
+    store: LocalStore
+
+    @property
+    def method_names(self) -> set[str]:
+        return {*self.programs}
+
+    def load_method(self, name: str) -> _EdgeProgram:
+        return _EdgeProgram(self.programs[name], self.store)
+
+
+@dataclass(frozen=True, slots=True)
+class ByReference(Loadable):
+    """A program with a target's operators that only Python has kernels for here: its edge programs run in its place."""
+
+    edge: EdgePrograms | None = None
+
+    def load(self) -> Any:
+        return self.edge
+
+
+class _EdgeProgram:
+    """An edge program that keeps its state from call to call, as a method does that the runtime has loaded."""
+
+    def __init__(self, ref: ArtifactRef, store: LocalStore) -> None:
+        self._module = load_program(ref, store).module(check_guards=False)
+
+    def execute(self, flat: Sequence[Any]) -> list[Any]:
+        """Flat outputs, preceded by the inputs that it writes to. `flat` is unchanged."""
+        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in flat]
+        run = Interpreter(self._module).run
+        with torch.no_grad():
+            outputs = prepend_mutated_inputs(inputs, lambda: list(run(*inputs, enable_io_processing=False)))
+        return [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
+
+
 def load_libraries(paths: Iterable[str], env: Mapping[str, str]) -> None:
     """Loads libraries, which register backends, for the life of the process; raises VerificationFailed."""
     os.environ |= env
@@ -132,6 +173,20 @@ def missing_backends(backends: Iterable[str]) -> str:
     }
     found = [f"{', '.join(names)}, {reason}" for reason, names in reasons.items() if names]
     return f"needs {', and '.join(found)}" if found else ""
+
+
+def own_operators(pte: PteFile) -> tuple[str, ...]:
+    """Operators of a file that are a target's own, and that this machine's runtime has no kernel for."""
+    return tuple(name for name in missing_kernels(pte.methods) if name.partition("::")[0] in operator_modules())
+
+
+def missing_here(pte: PteFile) -> str:
+    """Which backends or kernels of a target a file needs that this machine does not have; empty if it has all."""
+    return missing_backends(pte.backends) or (
+        f"needs kernels of {', '.join(own)}, which this machine's runtime does not have"
+        if (own := own_operators(pte))
+        else ""
+    )
 
 
 def missing_kernels(methods: Iterable[Method]) -> tuple[str, ...]:
@@ -219,10 +274,14 @@ def _execute(loaded: Mapping[str, Any], call: ExpectedCall) -> Sequence[Any]:
 
 
 def runnable_payloads(
-    path: Path, data_files: Sequence[Path], not_run: dict[str, str]
+    path: Path,
+    data_files: Sequence[Path],
+    not_run: dict[str, str],
+    edge: EdgePrograms | None = None,
 ) -> Iterator[tuple[str, Loadable]]:
     """Name and program of all that can run here: a plain file, whose name is empty, or payloads of a fat file.
 
+    A plain file with operators of a target that have no kernel here is a `ByReference`, where it has `edge` programs.
     Fills `not_run` with the payloads that this machine has no backend for: name to reason. Each payload's file is
     deleted before the next one. Raises VerificationFailed for a damaged file, or a plain one whose backend is not here,
     and InputError for a `.ptd` that is missing, damaged or another file's.
@@ -232,14 +291,17 @@ def runnable_payloads(
     except FileFormatError as error:
         raise VerificationFailed(str(error)) from error
     if not is_fat(pte):
-        if missing := missing_backends(pte.backends):
+        data = next(iter(data_files), None)
+        if own_operators(pte) and edge:
+            yield "", ByReference(path, data, edge=edge)
+            return
+        if missing := missing_here(pte):
             raise VerificationFailed(
                 f"the file {missing}, so nothing can be said of what it computes; "
                 "with `verify: {required: false}` in the recipe it is made all the same, and its edge programs are "
                 "compared, and as a specialization of a recipe with `output: {form: fat}` it comes with payloads that "
                 "are verified"
             )
-        data = next(iter(data_files), None)
         check_external_weights(path, pte, data)
         yield "", Loadable(path, data)
         return
@@ -249,7 +311,7 @@ def runnable_payloads(
         for payload in container.payloads:
             rebuilt.unlink(missing_ok=True)  # before the next one takes space
             container.write(payload, rebuilt)  # checks the digest, also of payloads that cannot run
-            if missing := missing_backends(payload.description.backends):
+            if missing := missing_here(open_pte(rebuilt)):
                 not_run[payload.name] = missing
             else:
                 yield payload.name, Loadable(rebuilt, check=container.golden_check(payload))

@@ -15,11 +15,13 @@ from executorch.runtime import Runtime
 
 from ...artifacts.local_store import LocalStore
 from ...artifacts.ref import ArtifactRef
+from ...configs.places import HOST
 from ...configs.verification import ERROR_BOUNDS, VerifyBounds
 from ...errors import VerificationFailed
 from ...formats.pte.contents import PteFile, TensorSpec, shape_problem
 from ..programs.program import load_program
 from ..results.figures import (
+    REFERENCE,
     WHOLE_FILE,
     Case,
     Figures,
@@ -34,7 +36,16 @@ from ..upstream.compat import pytree
 from ..usercode.inputs import same_shapes, stored_cases
 from .adversarial import Found, Judge
 from .compare import compare_all, worst_parts
-from .running import Runnable, StoredProgram, run_in_torch, run_method, run_sequences, runnable_payloads
+from .running import (
+    ByReference,
+    EdgePrograms,
+    Runnable,
+    StoredProgram,
+    run_in_torch,
+    run_method,
+    run_sequences,
+    runnable_payloads,
+)
 
 _SAMPLES = 4  # of calibration that a file is run on
 
@@ -46,16 +57,20 @@ def verify_file(
     data_files: Sequence[Path] = (),
     *,
     on_examples: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    edge: EdgePrograms | None = None,
 ) -> Figures:
     """Runs a `.pte` file, plain or fat, on the examples that `export` stored for its methods.
 
+    Its `edge` programs run in its place if only Python has kernels of its operators here.
     Random inputs of the methods `on_examples` are compared with `as_quantized` of them, and not with eager. Raises
     VerificationFailed, which names everything outside the bounds, and InputError for a `.ptd` that is missing, damaged
     or another file's.
     """
     cases: list[Case] = []
     not_run: dict[str, str] = {}
-    for payload, program in runnable_payloads(path, data_files, not_run):
+    by = HOST
+    for payload, program in runnable_payloads(path, data_files, not_run, edge):
+        by = REFERENCE if isinstance(program, ByReference) else HOST
         try:
             of_payload = run_cases(program, examples, bounds, on_examples)
         except VerificationFailed as error:
@@ -69,7 +84,7 @@ def verify_file(
                 "recipe needs a larger `tolerance`, or `repeats: 1` where results may vary"
             )
     parts = worst_parts(judged(cases, on_examples), bounds)
-    return summarize(cases, not_run, on_examples=on_examples, parts=parts)
+    return replace(summarize(cases, not_run, on_examples=on_examples, parts=parts), by=by)
 
 
 def verify_found(

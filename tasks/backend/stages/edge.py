@@ -30,7 +30,7 @@ class Edge(stage.Stage, name="edge"):
 
         # the target whose operators are not decomposed, with the options that matter here; None: all are decomposed
         preserve_for: TargetParams | None = None
-        # the target whose passes run, with only those of its options that matter here; None: none run
+        # the target that changes programs, with only those of its options that matter here; None: none does
         passes_of: TargetParams | None = None
         preserve_operators: tuple[str, ...] = ()  # further operators to keep, such as ``aten.hardswish.default``
         check_ir_validity: bool = True
@@ -87,16 +87,19 @@ class Edge(stage.Stage, name="edge"):
         from ...programs.graphs import state_names
         from ...targets.find import find_target
         from ...usercode.recipe_functions import recipe_passes
-        from ..exir import apply_to_stored, decompose_left_affine, to_edge_program
+        from ..exir import apply_to_stored, decompose_left_affine, rewritten, to_edge_program
 
         def to_edge(program: ExportedProgram) -> ExportedProgram:
-            keeper, transformer = params.preserve_for, params.passes_of
+            keeper, rewriter = params.preserve_for, params.passes_of
+            target = find_target(rewriter.name, rewriter.options) if rewriter else None
+            program = target.before_edge(program) if target else program
             partitioners = find_target(keeper.name, keeper.options).partitioners() if keeper else ()
             if params.decompose_affine:
                 program = decompose_left_affine(program, partitioners)
-            passes = find_target(transformer.name, transformer.options).edge_passes() if transformer else ()
+            passes = target.edge_passes() if target else ()
             passes = [*passes, *recipe_passes([(made, made.method) for made in params.passes], program)]
-            return to_edge_program(program, partitioners, params.config(), passes)
+            edge = to_edge_program(program, partitioners, params.config(), passes)
+            return rewritten(edge, target) if target else edge
 
         edge, ref = apply_to_stored(inputs.program, to_edge, kind="program/edge", store=work.store)
         state = sorted(state_names(edge)) if edge else []

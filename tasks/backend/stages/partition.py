@@ -57,7 +57,7 @@ class Partition(stage.Stage, name="partition"):
         from ...targets.find import find_target
         from ...upstream.exir import reasons_of_partitioners
         from ..exir import apply_to_stored, check_preserved_operators_found_delegates, to_partitioned_program
-        from ..work import work_of
+        from ..work import own_calls, work_of
 
         work_done: dict[str, Any] = {}
         parts = 0
@@ -71,8 +71,8 @@ class Partition(stage.Stage, name="partition"):
             state = {name for ref in inputs.state.values() for name in work.store.read_json(ref)}
             with reasons_of_partitioners() as reasons:
                 partitioned = to_partitioned_program(program, partitioners, state)
-            work_done.update(work_of(partitioned, reasons))
-            parts = len([*lowered_modules(partitioned)])
+            work_done.update(work_of(partitioned, reasons, target.operators))
+            parts = len([*lowered_modules(partitioned)]) or len([*own_calls(partitioned, target.operators)])
             check_preserved_operators_found_delegates(partitioned, partitioners, params.edge.config())
             return partitioned
 

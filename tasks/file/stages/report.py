@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
+from ....configs.places import HOST
 from ....configs.verification import VerifyBounds
 from ....errors import SourceError
 from ....formats.contract import Contract, read_needs
@@ -90,13 +91,14 @@ class Report(stage.Stage, name="report"):
             provenance["data"] = {"sha256": sha256, "size": data_file.stat().st_size}
         if inputs.assets:
             blobs = asset_blobs(inputs.assets, work.store)
-            if clash := [name for name in blobs if name.startswith(f"{params.recipe}.")]:
+            own = f"{params.recipe}.h"
+            if clash := [name for name in blobs if name.startswith(f"{params.recipe}.") and name != own]:
                 problem = f"has the name of a file of the recipe {params.recipe!r}: rename one"
                 raise SourceError(f"the model's asset {clash[0]!r} {problem}")
             in_order = sorted(blobs.items())
             provenance["assets"] = {name: {"sha256": blob.digest, "size": blob.size} for name, blob in in_order}
         findings = [*from_json(params.findings), *read_findings(inputs.findings, work.store.read_json)]
-        ran = any(isinstance(finding, Figures) and finding.of_file for finding in findings)
+        ran = any(isinstance(finding, Figures) and finding.of_file and finding.by == HOST for finding in findings)
         run_on = params.versions.get("executorch", "") if ran else ""
         provenance["contract"] = Contract.of(read_needs(path, data_files), run_on=run_on).described()
         if metadata := metadata_of(pte, map_file(path)):

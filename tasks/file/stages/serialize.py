@@ -10,12 +10,24 @@ from typing import Any, Literal
 from ....artifacts.digest import canonical_json, digest_bytes
 from ....artifacts.ref import ArtifactRef
 from ....configs.metadata import PROVENANCE, merged_metadata
+from ....errors import SourceError
+from ....formats.describe import planned_memory
 from ....formats.nfat.container import is_fat, open_fat
 from ....formats.pte.buckets import BUCKETS
+from ....formats.pte.c_header import c_header
 from ....formats.pte.contents import Shareable, size_entries
 from ....formats.pte.reader import map_file, open_pte
 from ...engine import kinds, stage
-from ...programs.payload import check_file, load_packed, payload_sha256, save_data_file, save_payload, write_payload
+from ...programs.payload import (
+    check_file,
+    load_assets,
+    load_packed,
+    payload_sha256,
+    save_assets,
+    save_data_file,
+    save_payload,
+    write_payload,
+)
 
 
 class MetadataParams(stage.Params):
@@ -36,8 +48,9 @@ class Serialize(stage.Stage, name="serialize"):
     distributions = ()
 
     class Params(stage.Params):
-        # ``plain``, the payload is the file; ``fat``, the file has a container of payloads
-        form: Literal["plain", "fat"]
+        # ``plain``, the payload is the file; ``fat``, the file has a container of payloads; ``header``, as plain
+        form: Literal["plain", "fat", "header"]
+        header: str = ""  # the name of the file whose array is in the header
         methods: tuple[str, ...]  # the methods that the file must have
         backends: tuple[str, ...]  # the runtime backends that it may need
         external_data: bool = False  # the weights go to a file of their own
@@ -47,6 +60,7 @@ class Serialize(stage.Stage, name="serialize"):
     class Inputs(stage.Roles):
         # for the plain form, the file; for the fat form, the payload whose signatures it takes over
         payload: kinds.PteFile
+        assets: kinds.Assets | None = None  # of `export`, for the form with a header
         container: kinds.Container | None = None  # for the fat form, all payloads
         data: kinds.PtdFile | None = None  # the weights of a plain file that keeps them in a file of their own
         metadata: kinds.Metadata | None = None  # of `export`
@@ -56,6 +70,7 @@ class Serialize(stage.Stage, name="serialize"):
     class Outputs(stage.Roles):
         file: kinds.PteFile
         data: kinds.PtdFile | None = None  # its weights, where they go to a file of their own
+        assets: kinds.Assets | None = None  # with the header, where there is one
         origin: kinds.OriginOfFile | None = None  # what the digest in its metadata is of, if it has one
 
     @classmethod
@@ -73,7 +88,7 @@ class Serialize(stage.Stage, name="serialize"):
         """Writes the file; PteforgeError if it lacks a method, or needs a backend that its target does not name."""
         path, data_path = work.scratch / "model.pte", None
         shareable: Shareable = {}
-        if params.form == "plain":
+        if params.form != "fat":
             write_payload(inputs.payload, work.store, path)
         else:
             data_path = work.scratch / "model.ptd" if params.external_data else None
@@ -85,7 +100,18 @@ class Serialize(stage.Stage, name="serialize"):
             file = save_payload(map_file(delivered), store=work.store, shareable=shareable)
         if data_path:
             data = save_data_file(map_file(data_path), work.store, shareable)
-        return Serialize.Outputs(file=file, data=data, origin=origin)
+        assets = _with_header(delivered, params.header, inputs, work) if params.header else None
+        return Serialize.Outputs(file=file, data=data, assets=assets, origin=origin)
+
+
+def _with_header(path: Path, name: str, inputs: Serialize.Inputs, work: stage.Workspace) -> ArtifactRef:
+    """The model's assets and the file's C header; raises SourceError if one of the assets has its name."""
+    memory = [(method, sum(planned)) for _, method, planned in planned_memory(path, ())]
+    assets = load_assets(inputs.assets, work.store) if inputs.assets else {}
+    if (header := f"{Path(name).stem}.h") in assets:
+        raise SourceError(f"the model's asset {header!r} has the name of the recipe's header: rename one")
+    assets[header] = c_header(path.read_bytes(), name, memory).encode()
+    return save_assets(assets, work.store)
 
 
 def _write_fat(inputs: Serialize.Inputs, work: stage.Workspace, path: Path, data_path: Path | None) -> Shareable:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from ...engine import kinds, stage
@@ -21,6 +23,8 @@ class Evaluate(stage.Stage, name="evaluate"):
     class Inputs(stage.Roles):
         file: kinds.PteFile
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+        # by method, of `edge`: run in its place if only Python has kernels of the target's operators
+        edge: Mapping[str, kinds.EdgeProgram] = field(default_factory=dict)
 
     class Outputs(stage.Roles):
         scores: kinds.Scores
@@ -30,7 +34,7 @@ class Evaluate(stage.Stage, name="evaluate"):
         """Scores each payload; raises SourceError if the evaluator fails, PteforgeError if the runtime does."""
         from ....formats.pte.buckets import read_buckets
         from ....formats.pte.metadata import read_metadata
-        from ..running import runnable_payloads
+        from ..running import EdgePrograms, runnable_payloads
         from ..scoring import loaded_predict, score
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
@@ -38,7 +42,8 @@ class Evaluate(stage.Stage, name="evaluate"):
         buckets = read_buckets(read_metadata(path))
         scores: list[Score] = []
         not_run: dict[str, str] = {}
-        for name, payload in runnable_payloads(path, data_files, not_run):
+        edge = EdgePrograms(inputs.edge, work.store) if inputs.edge else None
+        for name, payload in runnable_payloads(path, data_files, not_run, edge):
             what = f"payload {name!r}" if name else "the produced file"
             value = score(params.evaluator, loaded_predict(payload, what, buckets), what, seed=params.seed)
             scores.append(Score(name, value))

@@ -85,10 +85,10 @@ def _measured(
 
 
 def _payload(ref: ArtifactRef, data: ArtifactRef | None, work: stage.Workspace) -> Loadable:
-    from ..running import Loadable, missing_backends
+    from ..running import Loadable, missing_here
 
     path = _written(ref, ".pte", work)
-    if missing := missing_backends(open_pte(path).backends):
+    if missing := missing_here(open_pte(path)):
         raise TargetError(missing)
     return Loadable(path, _written(data, ".ptd", work) if data else None)
 

@@ -28,7 +28,8 @@ class Verify(stage.Stage, name="verify"):
         examples: Mapping[str, kinds.Examples]  # by method, of `export`
         constants: kinds.Constants  # of `export`
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
-        # by method, of `edge`: run in its place if the runtime lacks its backend; none where the file has to be run
+        # by method, of `edge`: run in its place if the runtime lacks its backend, or if only Python has kernels of the
+        # target's operators; none where the file has to be run
         edge: Mapping[str, kinds.EdgeProgram] = field(default_factory=dict)
         quantized: Mapping[str, kinds.QuantizedProgram] = field(default_factory=dict)  # of the methods `on_examples`
         notes: Mapping[str, kinds.Notes] = field(default_factory=dict)  # by method, of `source_transform`
@@ -51,7 +52,7 @@ class Verify(stage.Stage, name="verify"):
         from ...programs.values import load_value, load_values
         from .. import verification
         from ..adversarial import Found
-        from ..running import missing_backends
+        from ..running import EdgePrograms, missing_backends
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         pte = open_pte(path)
@@ -74,7 +75,10 @@ class Verify(stage.Stage, name="verify"):
                     name: verification.as_quantized(examples[name], inputs.quantized[name], drawn, work.store)
                     for name in params.on_examples
                 }
-                figures = verification.verify_file(path, examples, params.bounds, data_files, on_examples=of_quantized)
+                edge = EdgePrograms(inputs.edge, work.store) if inputs.edge else None
+                figures = verification.verify_file(
+                    path, examples, params.bounds, data_files, on_examples=of_quantized, edge=edge
+                )
                 found = [Found(**load_value(ref, work.store)) for ref in inputs.found.values()]
                 references = (inputs.exported, inputs.reference)
                 verification.verify_found(path, found, references, examples, params.bounds, work.store, data_files)
