@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 import torch
+from executorch.backends.transforms.utils import delete_constant_placeholder
 from executorch.exir import EdgeCompileConfig
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
@@ -56,9 +57,22 @@ def to_edge_program(
 
 
 def rewritten(edge: ExportedProgram, target: Target) -> ExportedProgram:
-    """An edge program with the target's own operators; raises TargetError where its passes fail."""
+    """An edge program with the target's own operators; raises TargetError where its passes fail.
+
+    Weights that its passes have laid out anew are left out as they were, which files would have, too.
+    """
     try:
-        return target.after_edge(edge)
+        made = target.after_edge(edge)
+        signature = made.graph_signature
+        weights = {*signature.inputs_to_parameters, *signature.inputs_to_lifted_tensor_constants}
+        weights |= {
+            name for name, of in signature.inputs_to_buffers.items() if of not in signature.buffers_to_mutate.values()
+        }
+        for node in list(made.graph.nodes):
+            if node.name in weights and not node.users:
+                delete_constant_placeholder(made, node)
+        made.graph_module.recompile()
+        return made  # noqa: TRY300 - all of it may fail
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__:  # exir's pass managers name their passes
