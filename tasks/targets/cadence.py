@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from executorch.exir.pass_manager import PassType
     from torch.export import ExportedProgram
+    from torch.fx import GraphModule
     from torchao.quantization.pt2e.quantizer import Quantizer
 
 
@@ -54,13 +55,24 @@ class Cadence(Target):
     def quantizer(cls, options: Any) -> Quantizer:  # noqa: ARG003 - the base's
         from executorch.backends.cadence.aot.quantizer.quantizer import CadenceDefaultQuantizer
 
-        return CadenceDefaultQuantizer()
+        from ..upstream.cadence import name_sources
+
+        class Quantizer(CadenceDefaultQuantizer):  # type: ignore[misc]  # executorch is untyped here
+            def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+                name_sources(model)
+                transformed: GraphModule = super().transform_for_annotation(model)
+                return transformed
+
+        return Quantizer()
 
     def pass_options(self) -> dict[str, Any]:
         return self.options.model_dump(mode="json")
 
     def before_edge(self, program: ExportedProgram) -> ExportedProgram:
         """Fuses what the quantizer has annotated with its quantization, in ATen operators."""
+        from ..upstream.cadence import override_of_typing
+
+        override_of_typing()
         from executorch.backends.cadence.aot.compiler import apply_pre_edge_transform_passes
 
         prepared: ExportedProgram = apply_pre_edge_transform_passes(program, self.quantizer(CadenceQuantizerOptions()))

@@ -32,6 +32,7 @@ from ..programs.weights import weights_on_use
 from ..results.figures import Case
 from ..targets.find import operator_modules
 from ..upstream.compat import OpOverload
+from ..upstream.reference_kernels import mended_references
 from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases
 from .compare import compare_all
 
@@ -142,7 +143,7 @@ class _EdgeProgram:
         """Flat outputs, preceded by the inputs that it writes to. `flat` is unchanged."""
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in flat]
         run = Interpreter(self._module).run
-        with torch.no_grad():
+        with torch.no_grad(), mended_references():
             outputs = prepend_mutated_inputs(inputs, lambda: list(run(*inputs, enable_io_processing=False)))
         return [value.clone() if isinstance(value, torch.Tensor) else value for value in outputs]
 
@@ -182,11 +183,10 @@ def own_operators(pte: PteFile) -> tuple[str, ...]:
 
 def missing_here(pte: PteFile) -> str:
     """Which backends or kernels of a target a file needs that this machine does not have; empty if it has all."""
-    return missing_backends(pte.backends) or (
-        f"needs kernels of {', '.join(own)}, which this machine's runtime does not have"
-        if (own := own_operators(pte))
-        else ""
-    )
+    if missing := missing_backends(pte.backends):
+        return missing
+    owners = dict.fromkeys(name.partition("::")[0] for name in own_operators(pte))
+    return f"needs kernels of {', '.join(owners)}, which this machine's runtime does not have" if owners else ""
 
 
 def missing_kernels(methods: Iterable[Method]) -> tuple[str, ...]:
@@ -346,7 +346,7 @@ class TorchProgram:
         versions = [buffer._version for buffer in buffers]  # noqa: SLF001 - the only way to see a write
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in flat]
         try:
-            with torch.set_grad_enabled(gradients), weights_on_use():
+            with torch.set_grad_enabled(gradients), weights_on_use(), mended_references():
                 outputs = prepend_mutated_inputs(
                     inputs, lambda: list(_Watched(module, watch).run(*inputs, enable_io_processing=False))
                 )
