@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from ...errors import TargetError
-from .base import Target, TargetOptions, missing_packages
+from .base import Target, TargetOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,9 +63,8 @@ class CortexM(Target):
     Options: ClassVar[type[TargetOptions]] = CortexMOptions
     QuantizerOptions: ClassVar[type[TargetOptions] | None] = CortexMQuantizerOptions
     extra: ClassVar[str | None] = "cortex-m"
-    distributions: ClassVar[tuple[str, ...]] = ("tosa-tools",)
     operators: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-        {"cortex_m": ("executorch.backends.cortex_m.passes",)}  # imports `ops.operators`, which cannot be the first
+        {"cortex_m": ("pteforge.tasks.upstream.cortex_m",)}
     )
     quantized_only: ClassVar[bool] = True
     preserved_operators: ClassVar[tuple[str, ...]] = (
@@ -75,13 +75,16 @@ class CortexM(Target):
 
     @classmethod
     def available(cls) -> str | None:
-        return missing_packages("ml_dtypes", "tosa_serializer", extra="cortex-m")  # its passes import Arm's others
+        installed = version("executorch")
+        if installed.startswith("1.4."):
+            return f"ExecuTorch {installed} has no passes for it that arrange memory formats; it needs 1.5 or later"
+        return None
 
     @classmethod
     def quantizer(cls, options: Any) -> Quantizer:  # noqa: ARG003 - the base's
-        from executorch.backends.cortex_m.quantizer.quantizer import CortexMQuantizer
+        from ..upstream.cortex_m import make_quantizer
 
-        return CortexMQuantizer(use_explicit_layout=True)
+        return make_quantizer()
 
     def pass_options(self) -> dict[str, Any]:
         return self.options.model_dump(mode="json")
@@ -99,19 +102,9 @@ class CortexM(Target):
         return program
 
     def after_edge(self, program: ExportedProgram) -> ExportedProgram:
-        from executorch.backends.cortex_m.library import cmsis_nn
-        from executorch.backends.cortex_m.passes.cortex_m_pass_manager import CortexMPassManager
-        from executorch.backends.cortex_m.passes.explicit_layout_pass import ValidateCortexMExplicitLayoutPass
-        from executorch.backends.cortex_m.target_config import CortexM as Cpu
-        from executorch.backends.cortex_m.target_config import CortexMTargetConfig
+        from ..upstream.cortex_m import for_cmsis_nn
 
-        isa = getattr(cmsis_nn.Backend, self.options.isa.upper()) if self.options.isa else None
-        config = CortexMTargetConfig(Cpu[self.options.cpu.upper()], isa)
-        # fails for each convolution that is left in floating point, which the portable kernels compute
-        needless = ValidateCortexMExplicitLayoutPass
-        passes = [each for each in CortexMPassManager.explicit_layout_pass_list if each is not needless]
-        rewritten: ExportedProgram = CortexMPassManager(program, passes, config).transform()
-        return rewritten
+        return for_cmsis_nn(program, self.options.cpu, self.options.isa)
 
     def refuses(self, program: ExportedProgram) -> str | None:
         """A program that is not quantized would run on kernels for floating point, without a word."""

@@ -18,7 +18,7 @@ def override_of_typing() -> None:
     `typing_extensions`.
     """
     if not hasattr(typing, "override"):
-        typing.override = override  # type: ignore[attr-defined]
+        setattr(typing, "override", override)  # noqa: B010 - type checkers for later versions know it
 
 
 @mends("the quantizer for Cadence's DSPs finds nothing in programs of `torch.export`", releases="<=1.5.1")

@@ -41,7 +41,7 @@ _CADENCE = "executorch.backends.cadence.aot.ref_implementations"
 def positive_scales() -> AbstractContextManager[object]:
     """Has Cadence's references quantize with positive scales while the context is open.
 
-    `quantized_linear_common` and others divide by ``-out_multiplier * (1 / (1 << 31))``. So do the kernels in C++, where
+    `quantized_linear_common` and others divide by ``-out_multiplier * (1 / (1 << 31))``, like the kernels in C++, where
     ``1 << 31`` is negative. No scale is. Delete once the references drop the sign.
     """
     module = sys.modules.get(_CADENCE)
