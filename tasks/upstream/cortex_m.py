@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
@@ -12,7 +12,9 @@ from typing import Any
 from executorch.backends.cortex_m.library import cmsis_nn
 from executorch.backends.cortex_m.target_config import CortexM, CortexMTargetConfig
 from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import Quantizer
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from .patches import mends
 
@@ -54,9 +56,32 @@ with names_of_tosa():
     from executorch.backends.cortex_m.quantizer.quantizer import CortexMQuantizer
 
 
+class _Others:
+    """Finds what another finder does, without some of it."""
+
+    def __init__(self, finder: Any, left: Collection[Node]) -> None:
+        self._finder = finder
+        self._left = left
+
+    def find_nodes(self, model: GraphModule) -> Iterator[Node]:
+        return (node for node in self._finder.find_nodes(model) if node not in self._left)
+
+
+class _Quantizer(CortexMQuantizer):  # type: ignore[misc]  # executorch is untyped here
+    """Leaves operators alone that are annotated already, as others do, and `ComposableQuantizer` asks for."""
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        left = {node for node in model.graph.nodes if Q_ANNOTATION_KEY in node.meta}
+        for quantizer in self.quantizers:
+            if hasattr(quantizer, "node_finder"):
+                quantizer.node_finder = _Others(quantizer.node_finder, left)
+        annotated: GraphModule = super().annotate(model)
+        return annotated
+
+
 def make_quantizer() -> Quantizer:
     """The quantizer for programs that may have any memory format."""
-    return CortexMQuantizer(use_explicit_layout=True)
+    return _Quantizer(use_explicit_layout=True)
 
 
 def for_cmsis_nn(program: ExportedProgram, cpu: str, isa: str | None) -> ExportedProgram:

@@ -191,6 +191,28 @@ def without_upper_bound():
 # One method.
 
 
+def separable():
+    """A depthwise convolution between two others, pooled."""
+    wide, deep = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1, groups=8)
+    layers = (wide, nn.ReLU(), deep, nn.ReLU(), nn.Conv2d(8, 12, 1), nn.AvgPool2d(2))
+    return nn.Sequential(*layers), (torch.randn(1, 3, 32, 32),)
+
+
+def perceptron():
+    """Linear layers only."""
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)), (torch.randn(1, 16),)
+
+
+def volumes():
+    """Convolutions of three dimensions."""
+    return nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU(), nn.Conv3d(4, 2, 1)), (torch.randn(1, 2, 6, 6, 6),)
+
+
+def half():
+    """A network in float16."""
+    return nn.Linear(4, 4).half(), (torch.randn(1, 4).half(),)
+
+
 def wide_conv():
     return nn.Conv2d(8, 16, 3), (torch.randn(1, 8, 6, 6),)
 

@@ -20,6 +20,11 @@ def largest(predict):
     return float(predict(torch.ones(2, 4)).max())
 
 
+def of_sixteen(predict):
+    """The largest output on ones of [1, 16]."""
+    return float(predict(torch.ones(1, 16)).max())
+
+
 def likeness(predict):
     """Minus the largest difference to `Normed` with the weights of seed 0."""
     torch.manual_seed(0)

@@ -35,8 +35,6 @@ def reason(name: str) -> str | None:
     [
         *VENDORS,
         # Where no installation helps, the reason says what to use instead.
-        ("cadence", None, r"graph passes.*executorch\.backends\.cadence\.aot\.compiler"),
-        ("cortex_m", None, r"graph passes.*CortexMPassManager"),
         ("qnn", None, "AI Engine Direct SDK.*to_edge_transform_and_lower_to_qnn"),
         ("samsung", None, "Exynos AI LiteCore.*from source"),
     ],
