@@ -96,7 +96,7 @@ def edge_params(recipe: PlannedRecipe, spec: PlannedSpecialization, method: str)
     return Edge.Params(
         preserve_for=None if preserved is None else TargetParams(name=target.name, options=preserved),
         passes_of=None if passes is None else TargetParams(name=target.name, options=passes),
-        preserve_operators=(*options.preserve_operators, *target.preserved_operators),
+        preserve_operators=options.preserve_operators,
         check_ir_validity=options.check_ir_validity and target.keeps_dialect,
         skip_dim_order=options.skip_dim_order or target.skips_dim_order,
         decompose_affine=bool(recipe.recipe.transforms) and decomposes,

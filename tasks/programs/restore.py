@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -14,7 +17,6 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import NodeSource
 
-from ..targets.find import operator_modules
 from ..upstream import compat
 from .storages import copied_storage
 
@@ -84,6 +86,16 @@ def fill_graph(_graph: torch.fx.Graph, state: tuple[tuple[torch.fx.Node, ...], t
 
 def missing() -> None:
     """None in place of a node whose graph is not part of the program."""
+
+
+@cache
+def operator_modules() -> dict[str, tuple[str, ...]]:
+    """The modules that register operators of targets and what these compute in Python, by the operators' namespace."""
+    modules: dict[str, tuple[str, ...]] = {}
+    for entry in entry_points(group="pteforge.targets"):
+        with suppress(Exception):  # says more where it is used
+            modules |= entry.load().operators
+    return modules
 
 
 def operator(namespace: str, name: str, overload: str) -> Any:

@@ -163,6 +163,12 @@ def quantize(  # noqa: PLR0913 - what quantization depends on
     if exclude:
         quantizer = ComposableQuantizer([LeftOut(exclude), quantizer])
     prepared = prepare_pt2e(module, quantizer)
+    if lost := sorted(initial.keys() - {name for name, _ in prepared.named_buffers()}):
+        names = " and ".join(dict.fromkeys(quantizer.name for quantizer in quantizers))
+        raise TargetError(
+            f"the quantizer of {names} takes buffers for constants, and the model changes {', '.join(lost)}; pass its "
+            "state as inputs and outputs"
+        )
     _leave_state_in_floating_point(prepared, initial.keys())
     if not any(isinstance(module, ObserverOrFakeQuantize) for module in prepared.modules()):
         names = " and ".join(dict.fromkeys(quantizer.name for quantizer in quantizers))

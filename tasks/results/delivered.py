@@ -298,7 +298,7 @@ class Delivered(Record):
             return f"{self.status}, not run"
         if self.status != "made":
             return self.status
-        return f"verified by {REFERENCE}" if REFERENCE in self.proven_on("") else "verified"
+        return f"verified by {REFERENCE}" if self.proven_on("") == (REFERENCE,) else "verified"
 
     @property
     def measured(self) -> Worst | None:

@@ -54,11 +54,10 @@ class Target:
         distributions: packages besides torch and executorch whose versions its result depends on.
         reproducible: whether the same inputs result in the same bytes each time.
         operators: namespaces of the operators that it puts in place of ATen's, each with the modules that register
-            them and what they compute in Python; empty for a target that has partitioners.
+            them and what they compute in Python; empty for a target whose partitioners delegate.
         delegates: whether it has partitioners or operators; without, programs go from `edge` to `compile` as they are.
         quantized_only: whether it claims only quantized operators.
         leaves_affine: whether it may leave some of torchao's affine quantization, which is then decomposed.
-        preserved_operators: what `edge` does not decompose for it, as in a recipe's `edge.preserve_operators`.
         keeps_dialect: whether its programs obey the rules of the edge dialect, which are checked if they do.
         skips_dim_order: whether it wants memory formats as arguments of operators, not as dim-order operators.
     """
@@ -78,7 +77,6 @@ class Target:
     delegates: ClassVar[bool] = True
     quantized_only: ClassVar[bool] = False
     leaves_affine: ClassVar[bool] = False
-    preserved_operators: ClassVar[tuple[str, ...]] = ()
     keeps_dialect: ClassVar[bool] = True
     skips_dim_order: ClassVar[bool] = False
 
@@ -132,6 +130,7 @@ class Target:
     def partitioners(self) -> Sequence[Partitioner]:
         """The partitioners to run one after another on each method; empty if nothing is delegated.
 
+        Those of a target with `operators` only say what is not decomposed, as an `upstream.exir.Keeping` does.
         Importing ExecuTorch's backends here registers them with it.
         """
         return ()

@@ -10,6 +10,7 @@ from .base import Target, TargetOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from executorch.exir.backend.partitioner import Partitioner
     from executorch.exir.pass_manager import PassType
     from torch.export import ExportedProgram
     from torch.fx import GraphModule
@@ -47,7 +48,6 @@ class Cadence(Target):
             )
         }
     )
-    preserved_operators: ClassVar[tuple[str, ...]] = ("aten.rms_norm.default",)
     keeps_dialect: ClassVar[bool] = False
     skips_dim_order: ClassVar[bool] = True
 
@@ -64,6 +64,16 @@ class Cadence(Target):
                 return transformed
 
         return Quantizer()
+
+    def decomposition_options(self) -> dict[str, Any]:
+        return {}
+
+    def partitioners(self) -> Sequence[Partitioner]:
+        import torch
+
+        from ..upstream.exir import Keeping
+
+        return [Keeping([torch.ops.aten.rms_norm.default])]
 
     def pass_options(self) -> dict[str, Any]:
         return self.options.model_dump(mode="json")

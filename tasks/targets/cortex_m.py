@@ -12,8 +12,9 @@ from ...errors import TargetError
 from .base import Target, TargetOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from executorch.exir.backend.partitioner import Partitioner
     from torch.export import ExportedProgram
     from torchao.quantization.pt2e.quantizer import Quantizer
 
@@ -67,10 +68,6 @@ class CortexM(Target):
         {"cortex_m": ("pteforge.tasks.upstream.cortex_m",)}
     )
     quantized_only: ClassVar[bool] = True
-    preserved_operators: ClassVar[tuple[str, ...]] = (
-        *("aten.linear.default", "aten.silu.default", "aten.hardsigmoid.default", "aten.hardsigmoid_.default"),
-        *("aten.hardswish.default", "aten.hardswish_.default"),
-    )
     keeps_dialect: ClassVar[bool] = False
 
     @classmethod
@@ -85,6 +82,14 @@ class CortexM(Target):
         from ..upstream.cortex_m import make_quantizer
 
         return make_quantizer()
+
+    def decomposition_options(self) -> dict[str, Any]:
+        return {}
+
+    def partitioners(self) -> Sequence[Partitioner]:
+        from ..upstream.cortex_m import kept_whole
+
+        return [kept_whole()]
 
     def pass_options(self) -> dict[str, Any]:
         return self.options.model_dump(mode="json")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from types import MappingProxyType
@@ -37,16 +36,6 @@ def _entry_points(path: tuple[str, ...]) -> EntryPoints:
     """Read once per process, because that takes milliseconds: the next process sees new installations."""
     del path  # `sys.path`, which entry_points reads itself
     return entry_points(group=GROUP)
-
-
-@cache
-def operator_modules() -> dict[str, tuple[str, ...]]:
-    """The modules that register operators of targets and what these compute in Python, by the operators' namespace."""
-    modules: dict[str, tuple[str, ...]] = {}
-    for name in target_names():
-        with suppress(TargetError):  # says more where it is used
-            modules |= find_target_class(name).operators
-    return modules
 
 
 def link_names(name: str) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+import torch
+from executorch.backends.cortex_m.edge_compile_config import cortex_m_edge_compile_config
 from executorch.backends.cortex_m.library import cmsis_nn
 from executorch.backends.cortex_m.target_config import CortexM, CortexMTargetConfig
 from torch.export import ExportedProgram
@@ -16,9 +18,12 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import Quantizer
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
+from .compat import exir_ops
+from .exir import Keeping
 from .patches import mends
 
 _TOSA = "tosa_serializer"
+_MOST_DIMENSIONS = 4
 
 
 class _Names(ModuleType):
@@ -84,6 +89,20 @@ def make_quantizer() -> Quantizer:
     return _Quantizer(use_explicit_layout=True)
 
 
+def kept_whole() -> Keeping:
+    """What its passes know whole, where it is quantized: decomposed, it would be left to kernels for floating point.
+
+    The operators are those of cortex_m/edge_compile_config.py. In floating point they have no portable kernels.
+    """
+
+    def is_quantized(node: Node) -> bool:
+        around = [*node.args[:1], *(node.users if node.target is not torch.ops.aten.linear.default else ())]
+        return any("quantize_per_" in str(getattr(near, "target", "")) for near in around)
+
+    known = cortex_m_edge_compile_config().preserve_ops
+    return Keeping([each for each in known if not each._schema.is_mutable], is_quantized)  # noqa: SLF001 - the only one
+
+
 def for_cmsis_nn(program: ExportedProgram, cpu: str, isa: str | None) -> ExportedProgram:
     """An Edge program with operators of CMSIS-NN, and permutations where these need channels last.
 
@@ -93,4 +112,8 @@ def for_cmsis_nn(program: ExportedProgram, cpu: str, isa: str | None) -> Exporte
     passes = CortexMPassManager.explicit_layout_pass_list
     passes = [each for each in passes if each is not ValidateCortexMExplicitLayoutPass]
     made: ExportedProgram = CortexMPassManager(program, passes, config).transform()
+    for node in made.graph.nodes:  # CMSIS-NN permutes up to four dimensions
+        if node.target is exir_ops.edge.cortex_m.transpose.default and node.meta["val"].dim() > _MOST_DIMENSIONS:
+            node.target = exir_ops.edge.aten.permute_copy.default
+    made.graph_module.recompile()
     return made

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import sympy
 import torch
+from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from executorch.exir.pass_base import ExportPass
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
@@ -558,3 +559,17 @@ def exclude_from_partitions(program: ExportedProgram, state: Collection[str]) ->
     for node in program.graph.nodes:
         if node.op == "placeholder" and buffers.get(node.name) in state:
             node.meta.pop("delegation_tag", None)
+
+
+class Keeping(Partitioner):  # type: ignore[misc]  # executorch is untyped here
+    """Has operators kept whole, all their calls or those that a function names, and delegates nothing."""
+
+    def __init__(self, operators: list[Any], calls: Callable[[Node], bool] | None = None) -> None:
+        super().__init__()
+        self._kept = operators, calls
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:  # noqa: ARG002
+        return self._kept
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        return PartitionResult(tagged_exported_program=exported_program, partition_tags={})

@@ -28,9 +28,9 @@ from ...formats.pte.ptd import check_external_weights
 from ...formats.pte.reader import open_pte
 from ..backend import kernels  # noqa: F401 - those of quantized operators, too
 from ..programs.program import load_program
+from ..programs.restore import operator_modules
 from ..programs.weights import weights_on_use
 from ..results.figures import Case
-from ..targets.find import operator_modules
 from ..upstream.compat import OpOverload
 from ..upstream.reference_kernels import mended_references
 from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases

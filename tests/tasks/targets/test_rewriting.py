@@ -19,11 +19,6 @@ INT8 = {"quantize": {"quantizer": "cortex_m"}, "verify": {"min_sqnr_db": 20.0}}
 CORTEX_M = recipe("cortex_m", **INT8)
 CADENCE = recipe("cadence")
 COPIES = {"aten::view_copy", "aten::cat", "dim_order_ops::_clone_dim_order", "dim_order_ops::_to_dim_order_copy"}
-    "aten::view_copy",
-    "aten::cat",
-    "dim_order_ops::_clone_dim_order",
-    "dim_order_ops::_to_dim_order_copy",
-}  # bytes only
 
 
 def for_cpu(cpu: str) -> dict:
