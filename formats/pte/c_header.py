@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ...artifacts.digest import digest_bytes
 
 ALIGNMENT = 16
-"""Of the array in bytes, which ExecuTorch asks for (`Program::kMinimumAlignment` of runtime/executor/program.h)."""
+"""The alignment of the array in bytes: `Program::kMinimumAlignment` of ExecuTorch's runtime/executor/program.h."""
 
 _PER_LINE = 20
 

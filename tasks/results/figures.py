@@ -28,7 +28,7 @@ reaches some 60 dB.
 """
 
 REFERENCE = "reference kernels"
-"""In place of a place's name: kernels in Python, which are all that this machine has of a target's operators."""
+"""The name of kernels in Python, where this machine has no others of a target's operators, next to names of places."""
 
 WHOLE_FILE = "the file"  # in place of a payload's name, which has no spaces
 _RUNS = 4  # of entries that a text names
@@ -159,6 +159,11 @@ class Figures(Finding):
 
     def brief(self) -> Self:
         return replace(self, cases=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Names what ran the file only where that is not this machine's runtime."""
+        fields = Finding.to_json(self)
+        return {name: value for name, value in fields.items() if (name, value) != ("by", HOST)}
 
     @classmethod
     def facts(cls, findings: Sequence[Self], file: Delivered) -> Iterator[Fact]:

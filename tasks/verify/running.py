@@ -181,9 +181,9 @@ def own_operators(pte: PteFile) -> tuple[str, ...]:
     return tuple(name for name in missing_kernels(pte.methods) if name.partition("::")[0] in operator_modules())
 
 
-def missing_here(pte: PteFile) -> str:
-    """Which backends or kernels of a target a file needs that this machine does not have; empty if it has all."""
-    if missing := missing_backends(pte.backends):
+def missing_here(pte: PteFile, backends: Iterable[str] = ()) -> str:
+    """Which of a file's backends, or kernels of a target, this machine does not have; empty if it has all."""
+    if missing := missing_backends({*pte.backends, *backends}):
         return missing
     owners = dict.fromkeys(name.partition("::")[0] for name in own_operators(pte))
     return f"needs kernels of {', '.join(owners)}, which this machine's runtime does not have" if owners else ""
@@ -311,7 +311,7 @@ def runnable_payloads(
         for payload in container.payloads:
             rebuilt.unlink(missing_ok=True)  # before the next one takes space
             container.write(payload, rebuilt)  # checks the digest, also of payloads that cannot run
-            if missing := missing_here(open_pte(rebuilt)):
+            if missing := missing_here(open_pte(rebuilt), payload.description.backends):
                 not_run[payload.name] = missing
             else:
                 yield payload.name, Loadable(rebuilt, check=container.golden_check(payload))

@@ -100,12 +100,18 @@ def test_edge_options_are_those_of_the_edge_config():
 MODELS = "models: {net: {source: 'p:net', recipes: [mine]}}\n"
 
 
+TARGETS = dict.fromkeys(("cortex-m4", "cortex-m33", "cortex-m55"), "cortex_m")  # where names do not begin with them
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_shipped_recipes(name):
     """Each shipped recipe says what it is for, and its name says its target and whether it quantizes."""
     recipe = load_preset(name).recipe
     fallback = ["portable"] if recipe.output.form == "fat" else []
-    assert [specialization.target for specialization in recipe.specializations] == [name.split("-")[0], *fallback]
+    assert [specialization.target for specialization in recipe.specializations] == [
+        TARGETS.get(name, name.split("-")[0]),
+        *fallback,
+    ]
     assert recipe.description
     assert (recipe.verify.bounds == VerifyBounds()) is (name in {"portable-fp32", "xnnpack-fp32"})
     assert (recipe.quantize is None and not recipe.transforms) is name.endswith(("fp32", "fp16"))
@@ -266,7 +272,11 @@ FAT = "output: {form: fat}, specializations"
             "mine.output.self_check.tolerance",
             "less than or equal to 1 (found 2.0)",
         ),
-        ("extends: xnnpack-fp32, output: {form: thin}", "mine.output.form", "'plain' or 'fat' (found 'thin')"),
+        (
+            "extends: xnnpack-fp32, output: {form: thin}",
+            "mine.output.form",
+            "'plain', 'fat' or 'header' (found 'thin')",
+        ),
         ("extends: xnnpack-fp32, compile: {delegate_alignment: 0}", "mine.compile.delegate_alignment", "power of two"),
         ("extends: xnnpack-fp32, verify: {drawn_inputs: -1}", "mine.verify.drawn_inputs", "equal to 0 (found -1)"),
         (
