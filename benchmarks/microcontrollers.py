@@ -114,6 +114,32 @@ def upstream(source: str, path: Path) -> None:
     path.write_bytes(manager.to_executorch().buffer)
 
 
+def closeness(source: str) -> tuple[float, float]:
+    """The noise of 16 outputs in dB from eager: of the quantized program, and of the one for CMSIS-NN."""
+    from executorch.exir import EdgeCompileConfig
+    from pteforge.tasks.backend.exir import to_edge_program
+    from pteforge.tasks.upstream.cortex_m import for_cmsis_nn, kept_whole, make_quantizer
+    from pteforge.tasks.upstream.reference_kernels import mended_references
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    module, inputs = build(source)
+    calibrating = list(samples(source))
+    prepared = prepare_pt2e(torch.export.export(module.eval(), inputs).module(check_guards=False), make_quantizer())
+    for sample in calibrating:
+        prepared(*sample)
+    program = torch.export.export(convert_pt2e(prepared), inputs)
+    edge = to_edge_program(program, [kept_whole()], EdgeCompileConfig(_check_ir_validity=False))
+    signal, noises = torch.zeros(()), torch.zeros(2)
+    made = [each.module(check_guards=False) for each in (program, for_cmsis_nn(edge, "m55", None))]
+    with torch.no_grad(), mended_references():
+        for sample in calibrating[:16]:
+            wanted = module(*sample)
+            signal += wanted.square().sum()
+            noises += torch.stack([(wanted - each(*sample)).square().sum() for each in made])
+    quantized, integers = (10 * torch.log10(signal / noises)).tolist()
+    return quantized, integers
+
+
 def measure(names: list[str], folder: Path) -> Iterator[list[str]]:
     """A row for each model and recipe."""
     from pteforge.formats.pte.reader import read_pte
@@ -154,6 +180,9 @@ def main() -> None:
     with temporary_folder() as folder:
         rows = list(measure(options.only.split(","), folder))
     text = markdown([["model", "file", "bytes", "planned memory", "dB"], *rows])
+    near = {name: closeness(MODELS[name]) for name in options.only.split(",")}
+    pairs = [[name, f"{quantized:.1f}", f"{integers:.1f}"] for name, (quantized, integers) in near.items()]
+    text += f"\n{markdown([['model', 'quantized program, dB', 'operators of CMSIS-NN, dB'], *pairs])}"
     print(text)
     if options.write:
         write_section(PAGE, "benchmarks/microcontrollers.py --write", text)
