@@ -149,7 +149,8 @@ def one_registry_scan() -> Iterator[None]:
         return set(last[1])
 
     with ExitStack() as patches:
-        for module in [module for module in list(sys.modules.values()) if vars(module).get(scan.__name__) is scan]:
+        every = [module for module in list(sys.modules.values()) if hasattr(module, "__dict__")]  # openvino's has none
+        for module in [module for module in every if vars(module).get(scan.__name__) is scan]:
             patches.enter_context(patch.object(module, scan.__name__, scan_once))
         patches.enter_context(patch.object(compat.torch_ops.OperatorBase, "py_impl", py_impl))
         patches.enter_context(patch.object(compat.torch_ops, "Callable", typing.Callable))

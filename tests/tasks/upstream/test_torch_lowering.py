@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -103,6 +104,12 @@ class TestRegistryScans:
             torch.ops.aten.relu.default.py_impl  # noqa: B018 - a look registers nothing
             utils._collect_all_valid_cia_ops()
             assert not scans
+
+    def test_modules_without_attributes(self, monkeypatch):
+        """What packages put among modules need not be one: OpenVINO's has no `__dict__`."""
+        monkeypatch.setitem(sys.modules, "pteforge_test_no_module", object())
+        with one_registry_scan():
+            assert utils._collect_all_valid_cia_ops()
 
 
 class TestNodeAncestry:
