@@ -1,9 +1,9 @@
-"""What each target does with the starter zoo, a transformer's block and a network of dynamic sizes, in fp32 and in int8.
+"""What each target does with the starter zoo, a transformer's block and a network of dynamic sizes.
 
     python benchmarks/targets.py [--only TARGET,...] [--write]
 
-In the environment whose extras are installed, such as `pip install -e ".[ethos-u,openvino,vgf]"`. In int8, networks are
-quantized by the target's own quantizer. `--write` puts the table into docs/reference/targets.md.
+In fp32 and in int8, by the target's own quantizer, in an environment whose extras are installed, such as
+`pip install -e ".[ethos-u,openvino,vgf]"`. `--write` puts the table into docs/reference/targets.md.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def recipes(names: list[str]) -> dict[str, Any]:
 
 
 def cell(outcomes: list[dict[str, Any]]) -> str:
-    """How many files were made, how many of them were run, by what, and the largest share that is delegated."""
+    """How many files were made, how many of them were run, by what, and the smallest share that is delegated."""
     made = [outcome for outcome in outcomes if outcome.get("file")]
     if not made:
         return "none" if len(outcomes) > 1 else "no"
@@ -74,7 +74,7 @@ def cell(outcomes: list[dict[str, Any]]) -> str:
     shares = [work["share"] or 0.0 for outcome in made for work in outcome["delegation"] or ()]
     run = ", ".join(f"{number} by {place}" if len(outcomes) > 1 else f"by {place}" for place, number in places.items())
     count = f"{len(made)} of {len(outcomes)}" if len(outcomes) > 1 else "made"
-    return f"{count}, {f'run {run}' if run else 'not run'}, {min(shares, default=0):.0%} delegated or more"
+    return f"{count}, {f'run {run}' if run else 'not run'}, {min(shares, default=0):.0%} delegated"
 
 
 def rows(names: list[str], folder: Path) -> Iterator[list[str]]:
@@ -82,9 +82,8 @@ def rows(names: list[str], folder: Path) -> Iterator[list[str]]:
     here = [name for name in names if find_target_class(name).available() is None]
     of_targets = recipes(here)
     models = {name: {"source": source, "recipes": [*of_targets]} for name, source in MODELS.items()}
-    zoo = write_zoo(
-        folder, models, recipes=of_targets, python_path=[str(Path(__file__).parent), str(ROOT / "examples/zoo")]
-    )
+    paths = [str(Path(__file__).parent), str(ROOT / "examples" / "zoo")]
+    zoo = write_zoo(folder, models, recipes=of_targets, python_path=paths)
     done = subprocess.run([*exporting(zoo, folder), "--json"], cwd=folder, stdout=subprocess.PIPE, check=False)
     outcomes = json.loads(done.stdout)["models"]
     for name in names:
