@@ -29,7 +29,7 @@ def correct_biases(module: GraphModule, samples: Iterable[Sequence[Any]]) -> lis
     """
     errors = dict(_errors(module))
     lost: dict[Node, list[Tensor]] = {node: [] for node in errors}
-    spread: dict[Node, list[Tensor]] = {node: [] for node in errors}
+    moments: dict[Node, list[Tensor]] = {node: [] for node in errors}
 
     class Observing(Interpreter):  # type: ignore[misc]  # torch.fx is untyped here
         def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG002 - the base's
@@ -40,7 +40,8 @@ def correct_biases(module: GraphModule, samples: Iterable[Sequence[Any]]) -> lis
             if n in errors:
                 inputs, _, *rest = self.fetch_args_kwargs_from_env(n)[0]
                 lost[n].append(_by_channel(n.target(inputs, errors[n], None, *rest[1:]), n).mean(1))
-                spread[n].append(_by_channel(value, n).std(1))
+                values = _by_channel(value, n)
+                moments[n].append(torch.stack([values.mean(1), values.square().mean(1)]))
             return value
 
     with torch.no_grad():
@@ -49,7 +50,7 @@ def correct_biases(module: GraphModule, samples: Iterable[Sequence[Any]]) -> lis
     corrected = []
     for number, node in enumerate(errors):
         shift = torch.stack(lost[node]).mean(0)
-        share = float((shift.abs() / torch.stack(spread[node]).mean(0).clamp(min=1e-12)).amax())
+        share = float((shift.abs() / _deviation(torch.stack(moments[node]).mean(0))).amax())
         if share > _LEAST:
             _subtract(module, node, shift, f"_corrected_bias_{number}")
             corrected.append(CorrectedBias(str(_attribute(node.args[1]).target).removesuffix(".weight"), share))
@@ -83,10 +84,18 @@ def _rounded(observer: Any, weight: Tensor) -> Tensor:
     return (integers - zero) * scale
 
 
+def _deviation(moments: Tensor) -> Tensor:
+    """Of values by channel, from their mean and that of their squares; the magnitude of a single one."""
+    mean, squares = moments
+    deviation = (squares - mean.square()).clamp(min=0).sqrt()
+    return deviation.where(deviation > 0, squares.sqrt()).clamp(min=1e-12)
+
+
 def _by_channel(value: Tensor, node: Node) -> Tensor:
     """Values by output channel: [channels, others]."""
     after = _attribute(node.args[1]).meta["val"].dim() - 2  # dimensions of a kernel
-    return value.float().movedim(value.dim() - after - 1, 0).flatten(1)
+    by_channel = value.float().movedim(value.dim() - after - 1, 0)
+    return by_channel.reshape(len(by_channel), -1)  # of an unbatched linear layer, one each
 
 
 def _subtract(module: GraphModule, node: Node, shift: Tensor, name: str) -> None:

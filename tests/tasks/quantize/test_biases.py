@@ -12,6 +12,8 @@ OPERATORS = {
     "linear": (nn.Linear(24, 6), (8, 24)),
     "linear without a bias": (nn.Linear(24, 6, bias=False), (8, 24)),
     "linear over rows": (nn.Linear(24, 6), (2, 4, 24)),
+    "linear of one row": (nn.Linear(24, 6), (1, 24)),
+    "linear without a batch": (nn.Linear(24, 6), (24,)),
     "convolution": (nn.Conv2d(6, 6, 3), (2, 6, 8, 8)),
     "depthwise": (nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=False), (2, 6, 8, 8)),
     "one dimension": (nn.Conv1d(6, 6, 3, stride=2), (2, 6, 16)),
@@ -35,8 +37,8 @@ def test_means_are_kept(name, per_channel):
     off = []
     for corrects in (False, True):
         quantized, changes = quantize(program, samples[0], samples, quantizers, corrects=corrects)
-        errors = torch.cat([quantized.module()(*sample) - layer(*sample) for sample in samples])
-        off.append(errors.movedim(axis, 0).flatten(1).mean(1).abs().max())
+        errors = [(quantized.module()(*sample) - layer(*sample)).movedim(axis, 0).reshape(6, -1) for sample in samples]
+        off.append(torch.cat(errors, 1).mean(1).abs().max())
         assert [bias.name for bias in changes["corrected"]] == (["0"] if corrects else [])
     assert off[1] < 0.3 * off[0]
 
