@@ -118,11 +118,11 @@ ZOOS = {
     "targets that are not available": (
         OWN_RECIPE.replace("[mine]", "[mine, other]")
         .replace("specializations:", "output: {form: fat}\n    specializations:\n      - target: qnn")
-        .replace("target: xnnpack", "target: cadence")
+        .replace("target: xnnpack", "target: samsung")
         + "      - target: portable\n  other: {specializations: [{target: samsung+qnn}]}\n",
         (
             "zoo.yaml:10:9: recipes.mine.specializations[0].target: target 'qnn' is not available here",
-            "zoo.yaml:11:9: recipes.mine.specializations[1].target: target 'cadence' is not available here",
+            "zoo.yaml:11:9: recipes.mine.specializations[1].target: target 'samsung' is not available here",
             *("zoo.yaml:14:30: recipes.other.specializations[0].target", "samsung: it needs", "; qnn: it needs"),
         ),
     ),
