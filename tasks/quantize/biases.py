@@ -28,6 +28,11 @@ def correct_biases(module: GraphModule, samples: Iterable[Sequence[Any]]) -> lis
         samples: flat inputs.
     """
     errors = dict(_errors(module))
+    # by weight and bias, since an unrolled recurrent layer has several calls, for which PT2E copies biases
+    layers: dict[tuple[Any, ...], list[Node]] = {}
+    for node in errors:
+        weight, *bias = (_value(module, value) for value in node.args[1 : _BIAS + 1] if value is not None)
+        layers.setdefault((weight.data_ptr(), *(tuple(value.tolist()) for value in bias)), []).append(node)
     lost: dict[Node, list[Tensor]] = {node: [] for node in errors}
     moments: dict[Node, list[Tensor]] = {node: [] for node in errors}
 
@@ -48,12 +53,13 @@ def correct_biases(module: GraphModule, samples: Iterable[Sequence[Any]]) -> lis
         for sample in samples:
             Observing(module).run(*sample, enable_io_processing=False)
     corrected = []
-    for number, node in enumerate(errors):
-        shift = torch.stack(lost[node]).mean(0)
-        share = float((shift.abs() / _deviation(torch.stack(moments[node]).mean(0))).amax())
+    for number, nodes in enumerate(layers.values()):
+        shift = torch.stack([each for node in nodes for each in lost[node]]).mean(0)
+        spread = _deviation(torch.stack([each for node in nodes for each in moments[node]]).mean(0))
+        share = float((shift.abs() / spread).amax())
         if share > _LEAST:
-            _subtract(module, node, shift, f"_corrected_bias_{number}")
-            corrected.append(CorrectedBias(str(_attribute(node.args[1]).target).removesuffix(".weight"), share))
+            _subtract(module, nodes, shift, f"_corrected_bias_{number}")
+            corrected.append(CorrectedBias(str(_attribute(nodes[0].args[1]).target).removesuffix(".weight"), share))
     module.recompile()
     return corrected
 
@@ -64,13 +70,18 @@ def _errors(module: GraphModule) -> Iterator[tuple[Node, Tensor]]:
         if getattr(node.target, "overloadpacket", None) in WITH_WEIGHTS and node.args[1].op == "call_module":
             weight, *bias = (_attribute(value) for value in node.args[1 : _BIAS + 1] if value is not None)
             if all(value.op == "get_attr" for value in (weight, *bias)):  # and not computed from others
-                value = attrgetter(str(weight.target))(module).detach()
+                value = _value(module, weight)
                 yield node, _rounded(module.get_submodule(str(node.args[1].target)), value) - value
 
 
 def _attribute(node: Node) -> Node:
     """A constant, which may have an observer."""
     return node.args[0] if node.op == "call_module" else node
+
+
+def _value(module: GraphModule, node: Node) -> Tensor:
+    value: Tensor = attrgetter(str(_attribute(node).target))(module)
+    return value.detach()
 
 
 def _rounded(observer: Any, weight: Tensor) -> Tensor:
@@ -98,14 +109,17 @@ def _by_channel(value: Tensor, node: Node) -> Tensor:
     return by_channel.reshape(len(by_channel), -1)  # of an unbatched linear layer, one each
 
 
-def _subtract(module: GraphModule, node: Node, shift: Tensor, name: str) -> None:
-    """Gives the layer a bias of its own, smaller by a shift for each channel."""
-    old = node.args[_BIAS] if len(node.args) > _BIAS else None
-    before = attrgetter(str(_attribute(old).target))(module).detach() if old is not None else torch.zeros(())
-    value = (before - shift).to(node.meta["val"].dtype)
-    with module.graph.inserting_before(node if old is None else old):
-        constant = add_constant(module, name, nn.Parameter(value, requires_grad=False), like=node)
-    if old is not None and old.op == "call_module":
-        old.args = (constant,)
-    else:
-        node.args = (*node.args[:_BIAS], constant, *node.args[_BIAS + 1 :])
+def _subtract(module: GraphModule, nodes: Sequence[Node], shift: Tensor, name: str) -> None:
+    """Gives the calls of a layer a bias of their own, smaller by a shift for each channel."""
+    first = nodes[0]
+    old = first.args[_BIAS] if len(first.args) > _BIAS else None
+    before = _value(module, old) if old is not None else torch.zeros(())
+    value = (before - shift).to(first.meta["val"].dtype)
+    with module.graph.inserting_before(next(iter(module.graph.nodes))):
+        constant = add_constant(module, name, nn.Parameter(value, requires_grad=False), like=first)
+    for node in nodes:
+        old = node.args[_BIAS] if len(node.args) > _BIAS else None
+        if old is not None and old.op == "call_module":
+            old.args = (constant,)
+        else:
+            node.args = (*node.args[:_BIAS], constant, *node.args[_BIAS + 1 :])

@@ -43,6 +43,21 @@ def test_means_are_kept(name, per_channel):
     assert off[1] < 0.3 * off[0]
 
 
+def test_layers_that_are_called_twice():
+    """They get one bias, as they have one weight."""
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 8)
+    with torch.no_grad():
+        layer.weight.view(-1)[::7] = 4.0
+    samples = [[torch.rand(4, 8) + 2] for _ in range(4)]
+    program = torch.export.export(nn.Sequential(layer, nn.ReLU(), layer).eval(), tuple(samples[0]))
+    quantizers = (TargetParams(name="xnnpack", options={}),)
+    quantized, changes = quantize(program, samples[0], samples, quantizers, corrects=True)
+    assert len(changes["corrected"]) == 1
+    layers = [node for node in quantized.graph.nodes if str(node.target) == "aten.linear.default"]
+    assert len({node.args[2] for node in layers}) == 1
+
+
 def test_layers_that_are_left_out():
     """They keep their biases, as do those whose weights are exact."""
     network = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval()
