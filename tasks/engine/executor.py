@@ -360,6 +360,8 @@ def _toolchain(
     names = [*distributions, *(name for plugin in plugins for name in plugin.distributions)]
     versions = toolchain_versions(names)
     check_distributions(versions)
+    for plugin in plugins:
+        versions |= plugin.versions()
     return digest_json([stage_code_digest(name) for name in modules]), versions
 
 

@@ -27,6 +27,11 @@ class Plugin(Protocol):
 
     distributions: ClassVar[tuple[str, ...]]  # packages whose versions the outputs depend on
 
+    @classmethod
+    def versions(cls) -> Mapping[str, str]:
+        """Versions of anything else that the outputs depend on, by name."""
+        ...
+
 
 class Params(BaseModel):
     """What a stage reads besides its input artifacts. All of it enters the stage key, so nothing names a machine."""

@@ -88,6 +88,11 @@ class Target:
         """
         return None
 
+    @classmethod
+    def versions(cls) -> Mapping[str, str]:
+        """Versions of programs and libraries, besides `distributions`, that its result depends on, by name."""
+        return {}
+
     def decomposition_options(self) -> dict[str, Any] | None:
         """The options that decide which operators `edge` leaves whole, as JSON; None if it decomposes all.
 

@@ -43,21 +43,6 @@ class VendorTarget(Target):
         return self.options.model_dump(mode="json")
 
 
-class Qnn(VendorTarget):
-    """Qualcomm's Hexagon NPUs by AI Engine Direct."""
-
-    name: ClassVar[str] = "qnn"
-    backends: ClassVar[tuple[str, ...]] = ("QnnBackend",)
-
-    @classmethod
-    def available(cls) -> str | None:
-        return (
-            "it needs Qualcomm's AI Engine Direct SDK (https://softwarecenter.qualcomm.com), and graph passes of its "
-            "own around the partitioner, which pteforge does not run; use to_edge_transform_and_lower_to_qnn of "
-            "executorch.backends.qualcomm.utils.utils"
-        )
-
-
 class NxpOptions(TargetOptions):
     """Options of the Neutron compiler.
 

@@ -25,6 +25,7 @@ _NAMES = {
     "executorch.backends.apple.coreml.quantizer.coreml_quantizer": "CoreMLQuantizer",
     "executorch.backends.mlx.partitioner": "MLXPartitioner",
     "executorch.backends.mlx.preprocess": "MLXBackend",
+    "executorch.backends.qualcomm._passes.qnn_pass_manager": "get_qnn_pass_manager_cls",
     "executorch.backends.transforms.fuse_view_copy": "FuseViewCopyTransform",
     "executorch.backends.transforms.utils": (
         "create_constant_placeholder delete_constant_placeholder get_param_tensor"

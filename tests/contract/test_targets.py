@@ -15,7 +15,7 @@ from pteforge.tasks.targets.find import find_quantizer_options, find_target_clas
 AVAILABLE = [name for name in target_names() if type(find_target(name)).available() is None]
 
 # ExecuTorch's public call, which files are compared with, has no place for what the others do to programs.
-PARTITIONING = [name for name in AVAILABLE if not find_target_class(name).operators]
+PARTITIONING = [name for name in AVAILABLE if find_target(name).pass_options() is None]
 
 WITH_QUANTIZER = [name for name in target_names() if find_target_class(name).QuantizerOptions]
 QUANTIZING = [name for name in WITH_QUANTIZER if find_target_class(name).available() is None]

@@ -117,13 +117,13 @@ ZOOS = {
     ),
     "targets that are not available": (
         OWN_RECIPE.replace("[mine]", "[mine, other]")
-        .replace("specializations:", "output: {form: fat}\n    specializations:\n      - target: qnn")
+        .replace("specializations:", "output: {form: fat}\n    specializations:\n      - target: nxp")
         .replace("target: xnnpack", "target: samsung")
-        + "      - target: portable\n  other: {specializations: [{target: samsung+qnn}]}\n",
+        + "      - target: portable\n  other: {specializations: [{target: samsung+nxp}]}\n",
         (
-            "zoo.yaml:10:9: recipes.mine.specializations[0].target: target 'qnn' is not available here",
+            "zoo.yaml:10:9: recipes.mine.specializations[0].target: target 'nxp' is not available here",
             "zoo.yaml:11:9: recipes.mine.specializations[1].target: target 'samsung' is not available here",
-            *("zoo.yaml:14:30: recipes.other.specializations[0].target", "samsung: it needs", "; qnn: it needs"),
+            *("zoo.yaml:14:30: recipes.other.specializations[0].target", "samsung: it needs", "; nxp: this machine"),
         ),
     ),
     "torchao config": (

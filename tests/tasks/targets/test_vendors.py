@@ -35,7 +35,6 @@ def reason(name: str) -> str | None:
     [
         *VENDORS,
         # Where no installation helps, the reason says what to use instead.
-        ("qnn", None, "AI Engine Direct SDK.*to_edge_transform_and_lower_to_qnn"),
         ("samsung", None, "Exynos AI LiteCore.*from source"),
     ],
 )
@@ -72,7 +71,7 @@ def test_nothing_is_missing_where_all_is_there(name, tmp_path, monkeypatch):
         ("nxp", {"fetch_constants_to_sram": True}, {"fetch_constants_to_sram": "perhaps"}),
         ("samsung", {"chipset": "E9965"}, {"chipset": "e9955"}),
         ("vgf", {"tosa_spec": "TOSA-1.0+FP", "compiler_flags": ["--x"]}, {"compiler_flags": "--x"}),
-        ("qnn", None, {"soc": "SM8650"}),
+        ("qnn", {"soc": "SM8750"}, {"soc": "sm8650"}),
     ],
 )
 def test_options(name, options, wrong):
