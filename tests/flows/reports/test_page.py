@@ -238,7 +238,7 @@ def test_work_and_scores(made, record):
     work = MethodWork("", "forward", 990, (outside,))
     page = Page(render(changed(record, work), [], made.out))
     assert "99 %" in page.text
-    assert "99 % of the operations are in delegates" in page.text
+    assert "99 % of the operations are delegated" in page.text
     assert "aten.mean.dim, 1 call, 1 % of the operations: mean.dim <only> supports keepdim=True; write" in page.text
     assert "score" not in page.of_class("columns").split()
     accuracy = AccuracyReport("nets:score", 0.5, None, 1.0, Scores((Score("xnnpack", 0.75),), {}))

@@ -51,7 +51,7 @@ def test_reasons(work):
     assert said["aten.cumsum"][0] == NOT_TAKEN
     assert "a CPU kernel runs it" in said["aten.cumsum"][1]
     first, *rest = Delivered("net", "int8", "made", findings=(work,)).notes[0].note.split("\n")
-    assert first == "method forward: 97 % of the operations are in delegates"
+    assert first == "method forward: 97 % of the operations are delegated"
     assert rest[0].startswith(
         "  aten.mean.dim, 1 call, 3 % of the operations: mean.dim only supports keepdim=True; write"
     )
