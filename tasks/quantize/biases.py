@@ -96,7 +96,7 @@ def _rounded(observer: Any, weight: Tensor) -> Tensor:
 
 
 def _deviation(moments: Tensor) -> Tensor:
-    """Of values by channel, from their mean and that of their squares; the magnitude of a single one."""
+    """The deviation of values by channel, from their mean and that of their squares; a single value's magnitude."""
     mean, squares = moments
     deviation = (squares - mean.square()).clamp(min=0).sqrt()
     return deviation.where(deviation > 0, squares.sqrt()).clamp(min=1e-12)
