@@ -72,6 +72,8 @@ def rewritten(edge: ExportedProgram, target: Target) -> ExportedProgram:
                 delete_constant_placeholder(made, node)
         made.graph_module.recompile()
         return made  # noqa: TRY300 - all of it may fail
+    except (MemoryError, OSError, TargetError):
+        raise
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__:  # exir's pass managers name their passes

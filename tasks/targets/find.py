@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from importlib.metadata import EntryPoints, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -152,6 +152,12 @@ class Chain(Target):
     def pass_options(self) -> dict[str, Any] | None:
         return _joined((link.name, link.pass_options()) for link in self._targets())
 
+    def before_edge(self, program: ExportedProgram) -> ExportedProgram:
+        return reduce(lambda made, link: link.before_edge(made), self._targets(), program)
+
+    def after_edge(self, program: ExportedProgram) -> ExportedProgram:
+        return reduce(lambda made, link: link.after_edge(made), self._targets(), program)
+
     def edge_passes(self) -> Sequence[PassType | ExportedProgramPassBase]:
         return [edge_pass for link in self._targets() for edge_pass in link.edge_passes()]
 
@@ -188,6 +194,8 @@ def chain_class(links: tuple[type[Target], ...]) -> type[Target]:
         "reproducible": all(link.reproducible for link in links),
         "quantized_only": all(link.quantized_only for link in links),
         "leaves_affine": any(link.leaves_affine for link in links),
+        "keeps_dialect": all(link.keeps_dialect for link in links),
+        "skips_dim_order": any(link.skips_dim_order for link in links),
     }
     return cast("type[Target]", type("Chained", (Chain,), described))
 

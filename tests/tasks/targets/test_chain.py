@@ -39,6 +39,14 @@ def test_links_decide():
     assert find_target("vulkan+xnnpack").pass_options() is None
 
 
+@pytest.mark.parametrize("change", ["before_edge", "after_edge"])
+def test_programs_go_through_all_links(change, monkeypatch):
+    """One after another."""
+    for name in ("vulkan", "xnnpack"):
+        monkeypatch.setattr(find_target_class(name), change, lambda self, program: [*program, self.name])
+    assert getattr(find_target("vulkan+xnnpack"), change)([]) == ["vulkan", "xnnpack"]
+
+
 def test_missing_link_is_named(monkeypatch):
     """A chain is available where all links are."""
     assert find_target("vulkan+xnnpack").available() is None
