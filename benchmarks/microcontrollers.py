@@ -53,9 +53,9 @@ class _Residual(nn.Module):
         self.first, self.inner, self.last = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1), nn.Linear(16, 10)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        found = self.first(image).relu()
-        found = (found + self.inner(found)).relu()
-        return self.last(found.mean((2, 3), keepdim=True).flatten(1))
+        hidden = self.first(image).relu()
+        hidden = (hidden + self.inner(hidden)).relu()
+        return self.last(hidden.mean((2, 3), keepdim=True).flatten(1))
 
 
 def residual() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

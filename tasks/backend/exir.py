@@ -61,17 +61,17 @@ def rewritten(edge: ExportedProgram, target: Target) -> ExportedProgram:
     Weights that its passes have laid out anew are left out as they were, which files would have, too.
     """
     try:
-        made = target.after_edge(edge)
-        signature = made.graph_signature
+        program = target.after_edge(edge)
+        signature = program.graph_signature
         weights = {*signature.inputs_to_parameters, *signature.inputs_to_lifted_tensor_constants}
         weights |= {
             name for name, of in signature.inputs_to_buffers.items() if of not in signature.buffers_to_mutate.values()
         }
-        for node in list(made.graph.nodes):
+        for node in list(program.graph.nodes):
             if node.name in weights and not node.users:
-                delete_constant_placeholder(made, node)
-        made.graph_module.recompile()
-        return made  # noqa: TRY300 - all of it may fail
+                delete_constant_placeholder(program, node)
+        program.graph_module.recompile()
+        return program  # noqa: TRY300 - all of it may fail
     except (MemoryError, OSError, TargetError):
         raise
     except Exception as error:

@@ -111,9 +111,9 @@ def for_cmsis_nn(program: ExportedProgram, cpu: str, isa: str | None) -> Exporte
     config = CortexMTargetConfig(CortexM[cpu.upper()], getattr(cmsis_nn.Backend, isa.upper()) if isa else None)
     passes = CortexMPassManager.explicit_layout_pass_list
     passes = [each for each in passes if each is not ValidateCortexMExplicitLayoutPass]
-    made: ExportedProgram = CortexMPassManager(program, passes, config).transform()
-    for node in made.graph.nodes:  # CMSIS-NN permutes up to four dimensions
+    rewritten: ExportedProgram = CortexMPassManager(program, passes, config).transform()
+    for node in rewritten.graph.nodes:  # CMSIS-NN permutes up to four dimensions
         if node.target is exir_ops.edge.cortex_m.transpose.default and node.meta["val"].dim() > _MOST_DIMENSIONS:
             node.target = exir_ops.edge.aten.permute_copy.default
-    made.graph_module.recompile()
-    return made
+    rewritten.graph_module.recompile()
+    return rewritten
