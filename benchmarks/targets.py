@@ -20,22 +20,19 @@ from typing import Any
 import torch
 from breadth import write_section
 from measuring import exporting, markdown, temporary_folder, write_zoo
+from microcontrollers import MODELS as TINY
+from microcontrollers import ROOT
 from pteforge.configs.model import MethodDefinition, ModelDefinition
 from pteforge.tasks.targets import target_names
 from pteforge.tasks.targets.find import find_target_class
 from torch import nn
 from torch.export import Dim
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "targets.md"
-TINY = "executorch.examples.models"
 MODELS = {
-    "deep_autoencoder": f"{TINY}.mlperf_tiny.deep_autoencoder:DeepAutoEncoderModel",
-    "ds_cnn": "starter_models:ds_cnn",
-    "mobilenet_v1_025": "starter_models:mobilenet_v1_025",
-    "resnet8": f"{TINY}.mlperf_tiny.resnet8:ResNet8Model",
-    "lstm": f"{TINY}.lstm.model:LSTMModel",
-    "sdpa": f"{TINY}.toy_model.model:SdpaModule",
+    **{name: TINY[name] for name in ("deep_autoencoder", "ds_cnn", "mobilenet_v1_025", "resnet8")},
+    "lstm": "executorch.examples.models.lstm.model:LSTMModel",
+    "sdpa": "executorch.examples.models.toy_model.model:SdpaModule",
     "block": "targets:block",
     "dynamic": "targets:dynamic",
 }
@@ -67,13 +64,13 @@ def recipes(names: list[str]) -> dict[str, Any]:
 
 def cell(outcomes: list[dict[str, Any]]) -> str:
     """How many files were made, how many of them were run, by what, and the smallest share that is delegated."""
-    made = [outcome for outcome in outcomes if outcome.get("file")]
-    if not made:
+    files = [outcome for outcome in outcomes if outcome.get("file")]
+    if not files:
         return "none" if len(outcomes) > 1 else "no"
-    places = Counter(place for outcome in made for place in outcome["proven_on"].get("", ()))
-    shares = [work["share"] or 0.0 for outcome in made for work in outcome["delegation"] or ()]
+    places = Counter(place for outcome in files for place in outcome["proven_on"].get("", ()))
+    shares = [work["share"] or 0.0 for outcome in files for work in outcome["delegation"] or ()]
     run = ", ".join(f"{number} by {place}" if len(outcomes) > 1 else f"by {place}" for place, number in places.items())
-    count = f"{len(made)} of {len(outcomes)}" if len(outcomes) > 1 else "made"
+    count = f"{len(files)} of {len(outcomes)}" if len(outcomes) > 1 else "made"
     return f"{count}, {f'run {run}' if run else 'not run'}, {min(shares, default=0):.0%} delegated"
 
 

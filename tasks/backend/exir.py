@@ -58,7 +58,7 @@ def to_edge_program(
 def rewritten(edge: ExportedProgram, target: Target) -> ExportedProgram:
     """An edge program with the target's own operators; raises TargetError where its passes fail.
 
-    Weights that its passes have laid out anew are left out as they were, which files would have, too.
+    Weights that nothing uses any more are removed: its passes have made others of them, and files would have both.
     """
     try:
         program = target.after_edge(edge)

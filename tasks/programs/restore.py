@@ -89,13 +89,23 @@ def missing() -> None:
 
 
 @cache
-def operator_modules() -> dict[str, tuple[str, ...]]:
-    """The modules that register operators of targets and what these compute in Python, by the operators' namespace."""
-    modules: dict[str, tuple[str, ...]] = {}
+def installed_targets() -> tuple[Any, ...]:
+    """The classes of all targets that can be imported.
+
+    They are entry points here, and not imports, so that their code is only in keys of stages that use them.
+    """
+    targets: list[Any] = []
     for entry in entry_points(group="pteforge.targets"):
         with suppress(Exception):  # says more where it is used
-            modules |= entry.load().operators
-    return modules
+            target = entry.load()
+            targets += [target] if hasattr(target, "operators") else []
+    return tuple(targets)
+
+
+@cache
+def operator_modules() -> dict[str, tuple[str, ...]]:
+    """The modules that register operators of targets and what these compute in Python, by the operators' namespace."""
+    return {namespace: modules for target in installed_targets() for namespace, modules in target.operators.items()}
 
 
 def operator(namespace: str, name: str, overload: str) -> Any:

@@ -93,6 +93,11 @@ class Target:
         """Versions of programs and libraries, besides `distributions`, that its result depends on, by name."""
         return {}
 
+    @classmethod
+    def load_libraries(cls) -> bool:
+        """Loads what the runtime's backends open by name, to run files here; whether it is here. Most open nothing."""
+        return True
+
     def decomposition_options(self) -> dict[str, Any] | None:
         """The options that decide which operators `edge` leaves whole, as JSON; None if it decomposes all.
 

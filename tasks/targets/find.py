@@ -153,10 +153,10 @@ class Chain(Target):
         return _joined((link.name, link.pass_options()) for link in self._targets())
 
     def before_edge(self, program: ExportedProgram) -> ExportedProgram:
-        return reduce(lambda made, link: link.before_edge(made), self._targets(), program)
+        return reduce(lambda changed, link: link.before_edge(changed), self._targets(), program)
 
     def after_edge(self, program: ExportedProgram) -> ExportedProgram:
-        return reduce(lambda made, link: link.after_edge(made), self._targets(), program)
+        return reduce(lambda changed, link: link.after_edge(changed), self._targets(), program)
 
     def edge_passes(self) -> Sequence[PassType | ExportedProgramPassBase]:
         return [edge_pass for link in self._targets() for edge_pass in link.edge_passes()]

@@ -98,6 +98,14 @@ class Qnn(Target):
         return {"qnn-sdk": _build(_library(root))} if root else {}
 
     @classmethod
+    def load_libraries(cls) -> bool:
+        """Loads the compiler's libraries, which emulate the NPU."""
+        if cls.available() is not None:
+            return False
+        cls.load_compiler()
+        return True
+
+    @classmethod
     def load_compiler(cls) -> None:
         """Loads the compiler's libraries, which also run files; raises TargetError if they cannot be loaded."""
         from ..upstream.qnn import load

@@ -9,7 +9,6 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +28,7 @@ from ...formats.pte.ptd import check_external_weights
 from ...formats.pte.reader import open_pte
 from ..backend import kernels  # noqa: F401 - those of quantized operators, too
 from ..programs.program import load_program
-from ..programs.restore import operator_modules
+from ..programs.restore import installed_targets, operator_modules
 from ..programs.weights import weights_on_use
 from ..results.figures import Case
 from ..upstream.compat import OpOverload
@@ -163,22 +162,12 @@ def without_device(backends: Iterable[str]) -> list[str]:
     """The backends that this machine's runtime has, and that find no device or driver."""
     registry = Runtime.get().backend_registry
     here = set(backends) & set(registry.registered_backend_names)
-    return [name for name in sorted(here) if not registry.is_available(name) or _lacks_libraries(name)]
+    return [name for name in sorted(here) if not (registry.is_available(name) and _loaded(name))]
 
 
-def _lacks_libraries(backend: str) -> bool:
-    """Whether a backend opens libraries by name that are not here; loads them if they are.
-
-    The target is looked up by name, so that its code is in no key: it decides where files can run, not what they do.
-    """
-    if backend != "QnnBackend":
-        return False
-    (entry,) = entry_points(group="pteforge.targets", name="qnn")
-    target = entry.load()
-    if target.available() is not None:
-        return True
-    target.load_compiler()
-    return False
+def _loaded(backend: str) -> bool:
+    """Whether the libraries are loaded that a backend opens by name; loads them if they are here."""
+    return all(target.load_libraries() for target in installed_targets() if backend in target.backends)
 
 
 def missing_backends(backends: Iterable[str]) -> str:
