@@ -179,3 +179,14 @@ def test_systems_on_chip_differ(stages):
         for soc in ("SM8650", "SM8450")
     ]
     assert made[0].file != made[1].file
+
+
+@needs_compiler
+@pytest.mark.nightly
+def test_systems_on_chip_in_a_fat_file(lower):
+    """Each has a payload of its own, which the emulator runs, next to one for devices without such an NPU."""
+    npus = [{"target": "qnn", "name": soc.lower(), "options": {"soc": soc}} for soc in ("SM8650", "SM8750")]
+    lowered = lower("builders:conv_net", recipe(*npus, "portable", verify=FP16["verify"]))
+    proven = Delivered.of_provenance(lowered.provenance).proven
+    assert proven == {"sm8650": ("host",), "sm8750": ("host",), "portable": ("host",)}
+    assert lowered.payloads["sm8650"] != lowered.payloads["sm8750"]
