@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from ...artifacts.ref import ArtifactRef
 from ...configs.quantize import QuantizationSearch, QuantizationVariant
+from ...configs.verification import AccuracyGate
 from ...errors import AccuracyMissed, StageFailed, TargetError, first_line
 from ..engine.stage import is_known
-from ..results.accuracy import FoundQuantization, ScoredFile, Scores, next_count
+from ..results.accuracy import AccuracyReport, FoundQuantization, ScoredFile, Scores, next_count
 from ..results.quantization import Quantization
 from ..verify.stages.gate import judge
 from . import quality
@@ -19,6 +20,7 @@ from .runs import Exports, MadeFile, Prepared, ProgramsSoFar, RecipeRun
 
 _NAMED = 4  # layers in an error
 _LITTLE = 0.01  # of a file's size; layers that save no more are not quantized again
+_CONFIRMED = 8  # files at most that are scored on the gate's own data
 _SAVED = 3  # bytes of each weight that becomes int8
 
 MakeFile = Callable[[RecipeRun, Exports, ProgramsSoFar], Awaitable[MadeFile]]
@@ -36,7 +38,11 @@ class _Trial:
     variant: QuantizationVariant
     layers: tuple[str, ...]  # in floating point
     run: RecipeRun
-    prepared: Mapping[str, Prepared]
+    made: MadeFile | None  # None if it cannot be made
+
+    @property
+    def prepared(self) -> Mapping[str, Prepared]:
+        return self.made.prepared if self.made else {}
 
     @property
     def seconds(self) -> float:
@@ -49,8 +55,10 @@ async def search_quantization(run: RecipeRun, exports: Exports, make_file: MakeF
 
     Each variant is tried with all layers. If no file passes, the one that scores best is tried together with each
     other one, as long as that helps; then the layers that lose most are left in floating point. Those of them that save
-    most are quantized again where the others are enough. Without an accuracy gate, files are scored by their SQNR, and
-    have to be within the recipe's bounds. Raises AccuracyMissed.
+    most are quantized again where the others are enough. The same is tried with other variants whose own files are
+    smaller than what was found. If tuning data chose it, and it misses the gate on the gate's own data, the next one
+    that does not is taken. Without an accuracy gate, files are scored by their SQNR, and have to be within the recipe's
+    bounds. Raises AccuracyMissed.
     """
     asked = run.plan.search
     if asked is None:
@@ -58,13 +66,17 @@ async def search_quantization(run: RecipeRun, exports: Exports, make_file: MakeF
     search = _Search(run, exports, make_file, asked)
     try:
         first = await search.vary()
-        ranked = () if first.scored.passes else await quality.rank(first.run, exports, first.prepared)
-        found = await search.put_back(await search.leave_out(first, ranked))
+        await search.leave_layers(first)
+        while (other := search.smaller()) is not None:
+            with suppress(AccuracyMissed):
+                await search.leave_layers(other)
+        found = await search.confirmed()
     except _NotScoredError:
         return run.plan
     chosen = run.plan.varied(found.variant).without(found.layers)
     scored, size = tuple(trial.scored for trial in search.trials), _size_of(run, exports.programs.values())
-    result = FoundQuantization(found.layers, chosen.excluded, len(ranked), scored, size, found.scored.variant)
+    ranked = next((count for variant, count in search.ranked if variant == found.variant), 0)
+    result = FoundQuantization(found.layers, chosen.excluded, ranked, scored, size, found.scored.variant)
     return replace(chosen, found=result)
 
 
@@ -76,6 +88,7 @@ class _Search:
     asked: QuantizationSearch
     trials: list[_Trial] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)  # of files that cannot be made or run
+    ranked: list[tuple[QuantizationVariant, int]] = field(default_factory=list)  # numbers of layers
 
     @property
     def may_try(self) -> bool:
@@ -108,6 +121,34 @@ class _Search:
     def best(self) -> _Trial:
         return min(self.trials, key=_order)
 
+    async def leave_layers(self, first: _Trial) -> None:
+        """Tries a variant with layers in floating point; raises AccuracyMissed if no file passes."""
+        ranked = () if first.scored.passes else await quality.rank(first.run, self.exports, first.prepared)
+        self.ranked.append((first.variant, len(ranked)))
+        await self.put_back(await self.leave_out(first, ranked))
+
+    def smaller(self) -> _Trial | None:
+        """The best file that does not pass, and may with layers left out, of those smaller than the best that does."""
+        tried = [variant for variant, _ in self.ranked]
+        least = (1 - _LITTLE) * _cost(self.best.scored)
+        others = [
+            trial
+            for trial in self.trials
+            if not (trial.layers or trial.scored.passes or trial.scored.problem or trial.variant in tried)
+            and _cost(trial.scored) < least
+        ]
+        return min(others, key=_order) if others and self.may_try else None
+
+    async def confirmed(self) -> _Trial:
+        """The best file that passes the gate on its own data, too; the best of all where none of a few does."""
+        gate = self.run.plan.gate if self.asked.evaluator_kwargs else None
+        passing = sorted((trial for trial in self.trials if trial.scored.passes), key=_order)
+        for trial in passing[:_CONFIRMED]:
+            judged = await self._judged(trial.run, gate, trial.made) if gate and trial.made else None
+            if judged and not judged.misses():
+                return trial
+        return passing[0]
+
     async def leave_out(self, first: _Trial, ranked: Sequence[str]) -> _Trial:
         """The file that passes with the fewest layers in floating point, the worst of those that are ranked."""
         tried = [first]
@@ -126,8 +167,8 @@ class _Search:
             f"{'a lower score with `drop` or `keep`' if gate else 'less with `verify: {min_sqnr_db: ...}`'}"
         )
 
-    async def put_back(self, found: _Trial) -> _Trial:
-        """The file with layers quantized again of which the others are enough, those first that save most."""
+    async def put_back(self, found: _Trial) -> None:
+        """Tries to quantize layers again of which the others may be enough, those first that save most."""
         saved = dict.fromkeys(found.layers[:-1], 0)  # with all but the last, it did not pass
         for own in found.prepared.values():
             if own.quantized and is_known(own.quantized.quantization):
@@ -140,20 +181,19 @@ class _Search:
                 others = [other for other in found.layers if other != layer]
                 trial = await self._try(found.variant, others)
                 found = trial if trial.scored.passes else found
-        return found
 
     async def _try(self, variant: QuantizationVariant, layers: Sequence[str] = ()) -> _Trial:
         """Makes and scores a file with these layers in floating point."""
         attempt = self.run.attempt(self.run.plan.varied(variant).without(layers))
         asked = ScoredFile(len(layers), variant=variant.written)
-        prepared: Mapping[str, Prepared] = {}
+        made: MadeFile | None = None
         try:
             made = await self.make_file(attempt, self.exports, ProgramsSoFar())
-            scored, prepared = await self._score(asked, attempt, made), made.prepared
+            scored = await self._score(asked, attempt, made)
         except StageFailed as error:
             scored = replace(asked, problem=first_line(error))
             self.failures.append(error)
-        trial = _Trial(scored, variant, tuple(layers), attempt, prepared)
+        trial = _Trial(scored, variant, tuple(layers), attempt, made)
         self.trials.append(trial)
         return trial
 
@@ -164,16 +204,26 @@ class _Search:
                 raise _NotScoredError
             score, passes = like
         else:
-            tuning = gate.with_arguments(self.asked.evaluator_kwargs)
-            bounds, refs = await quality.make_scores(attempt, tuning, self.exports, made)
-            if not all(map(is_known, refs.values())):
+            judged = await self._judged(attempt, gate.with_arguments(self.asked.evaluator_kwargs), made)
+            if judged is None:
                 raise _NotScoredError
-            scores = {role: Scores.from_json(attempt.read_json(ref)) for role, ref in refs.items()}
-            judged = judge(bounds, scores["scores"], scores.get("baseline"))
             score, passes = judged.worst, not judged.misses()
         size = _size_of(self.run, filter(None, (made.file.file, made.file.data)))
         seconds = await quality.time_calls(attempt, self.exports, made) if self.asked.goal == "latency" else 0.0
         return replace(asked, score=score, passes=passes, size=size, seconds=seconds)
+
+    async def _judged(self, attempt: RecipeRun, gate: AccuracyGate, made: MadeFile) -> AccuracyReport | None:
+        """The scores of a file by a gate; None if it is planned only."""
+        bounds, refs = await quality.make_scores(attempt, gate, self.exports, made)
+        if not all(map(is_known, refs.values())):
+            return None
+        scores = {role: Scores.from_json(attempt.read_json(ref)) for role, ref in refs.items()}
+        return judge(bounds, scores["scores"], scores.get("baseline"))
+
+
+def _cost(scored: ScoredFile) -> float:
+    """Seconds of calls where the goal is latency, else bytes."""
+    return scored.seconds or scored.size
 
 
 def _order(trial: _Trial) -> tuple[bool, float, float]:

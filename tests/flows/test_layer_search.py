@@ -166,7 +166,7 @@ def test_variants_together(made, lower):
     uneven = OUTLIERS.replace("if name in ():", "if name == 'brittle':").replace("[1:, 0]", "[1, 0]")
     made.write("fragile.py", uneven + ALIKE)
     variants = [{"options": {"per_channel": True}}, {"options": {"ranges": "percentile", "percentile": 90}}]
-    quantize = {"options": {"per_channel": False}, "search": {"keep": 0.9, "variants": variants}}
+    quantize = {"options": {"per_channel": False}, "search": {"keep": 0.9, "variants": variants, "budget": 4}}
     models = {"net": {**MODEL, "accuracy": {"evaluator": "fragile:usual"}}}
     made.write_zoo(models, ("int8",), {"int8": {"extends": "xnnpack-int8-static", "quantize": quantize}})
     (outcome,) = lower(made).outcome.models[0].recipes
@@ -179,6 +179,26 @@ def test_variants_together(made, lower):
         (0, True),
     ]
     assert search.variant == {"options": {**variants[0]["options"], **variants[1]["options"]}}
+
+
+@pytest.mark.slow
+def test_layers_of_smaller_variants(made, lower):
+    """Where a variant passes, layers of one whose file is smaller are left out, too."""
+    made.write("fragile.py", OUTLIERS + ALIKE)
+    quantize = {"options": {"dynamic": True}, "smooth": True}
+    searched = {"keep": 0.9, "variants": [{"smooth": False, "options": {"dynamic": False}}]}
+    models = {"net": {**MODEL, "accuracy": {"evaluator": "fragile:usual"}}}
+    recipe = {"extends": "xnnpack-int8-static", "quantize": {**quantize, "search": searched}}
+    made.write_zoo(models, ("int8",), {"int8": recipe})
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert outcome.status == "made", outcome.failure
+    search = outcome.get(FoundQuantization)
+    first, second, *others = search.attempts
+    assert (first.passes, second.passes, second.size < 0.99 * first.size) == (True, False, True)
+    assert others
+    assert all(trial.layers and trial.variant == second.variant for trial in others)
+    best = min((trial for trial in search.attempts if trial.passes), key=lambda trial: trial.size)
+    assert (len(search.layers), search.variant) == (best.layers, best.variant)
 
 
 UNSCORED = FRAGILE.replace("return x\n", "unscored = self.branch(x); return x, unscored, -unscored, 2 * unscored\n", 1)
@@ -253,6 +273,32 @@ def test_scores_on_other_data(made, lower):
     with pytest.raises(InputError, match=r"search.evaluator_kwargs: there is no evaluator"):
         select_models(load_zoo(made.folder / "zoo.yaml"), "*", "*")
 
+
+@pytest.mark.slow
+def test_files_that_only_pass_on_tuning_data(made, lower):
+    """The next one is taken that passes on the gate's own data."""
+    made.write("fragile.py", OUTLIERS + ALIKE + EASY)
+    searched = {
+        "keep": 0.9,
+        "variants": [{"options": {"ranges": "percentile", "percentile": 90}}],
+        "evaluator_kwargs": {"tuning": True},
+    }
+    models = {"net": {**MODEL, "accuracy": {"evaluator": "fragile:easy"}}}
+    recipe = {"extends": "xnnpack-int8-static", "quantize": {"search": searched}}
+    made.write_zoo(models, ("int8",), {"int8": recipe})
+    (outcome,) = lower(made).outcome.models[0].recipes
+    assert outcome.status == "made", outcome.failure
+    search = outcome.get(FoundQuantization)
+    assert [trial.passes for trial in search.attempts] == [True, True]
+    assert search.variant == searched["variants"][0]
+    assert lower(made).ran("net") == set()
+
+
+EASY = """
+
+def easy(predict, tuning=False):
+    return 1.0 if tuning else usual(predict)
+"""
 
 PARTS = """
 
