@@ -144,9 +144,10 @@ class _Search:
         gate = self.run.plan.gate if self.asked.evaluator_kwargs else None
         passing = sorted((trial for trial in self.trials if trial.scored.passes), key=_order)
         for trial in passing[:_CONFIRMED]:
-            judged = await self._judged(trial.run, gate, trial.made) if gate and trial.made else None
-            if judged and not judged.misses():
-                return trial
+            with suppress(StageFailed):  # on that data
+                judged = await self._judged(trial.run, gate, trial.made) if gate and trial.made else None
+                if judged and not judged.misses():
+                    return trial
         return passing[0]
 
     async def leave_out(self, first: _Trial, ranked: Sequence[str]) -> _Trial:
