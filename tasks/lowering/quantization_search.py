@@ -56,9 +56,9 @@ async def search_quantization(run: RecipeRun, exports: Exports, make_file: MakeF
     Each variant is tried with all layers. If no file passes, the one that scores best is tried together with each
     other one, as long as that helps; then the layers that lose most are left in floating point. Those of them that save
     most are quantized again where the others are enough. The same is tried with other variants whose own files are
-    smaller than what was found. If tuning data chose it, and it misses the gate on the gate's own data, the next one
-    that does not is taken. Without an accuracy gate, files are scored by their SQNR, and have to be within the recipe's
-    bounds. Raises AccuracyMissed.
+    smaller than what was found. If it was chosen by tuning data and fails the gate on the gate's own data, the next
+    file that passes there is taken. Without an accuracy gate, files are scored by their SQNR, and have to be within the
+    recipe's bounds. Raises AccuracyMissed.
     """
     asked = run.plan.search
     if asked is None:
