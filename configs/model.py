@@ -252,6 +252,7 @@ class ModelDefinition:
         assets: name to content of files that are delivered next to the model's `.pte` files, such as a tokenizer.
         metadata: what the file says about the model: a `pteforge.configs.Metadata`, or a mapping of its fields. A zoo's
             `metadata` replaces it, field by field.
+        notes: what else is to be known of its files, as warnings say it.
     """
 
     methods: Mapping[str, MethodDefinition]
@@ -259,3 +260,4 @@ class ModelDefinition:
     sequences: Sequence[Sequence[MethodCall]] = ()
     assets: Mapping[str, bytes] = field(default_factory=dict)
     metadata: Metadata | Mapping[str, Any] | None = None
+    notes: Sequence[str] = ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, StrictBool, StrictInt, Tag, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, StrictBool, StrictInt, Tag, field_validator, model_validator
 
 from .base import FrozenModel, ObjectReference, by_key
 
@@ -35,6 +36,16 @@ class ProgramSource(FrozenModel):
 ResolvedSource = BuilderSource | ProgramSource
 """What a stage can run: a model's name has become the builder that makes it."""
 
+
+TASKS = (
+    *("any-to-any", "audio-classification", "audio-text-to-text", "automatic-speech-recognition", "decision"),
+    *("depth-estimation", "document-question-answering", "feature-extraction", "fill-mask", "image-classification"),
+    *("image-feature-extraction", "image-segmentation", "image-text-to-text", "keypoint-matching", "mask-generation"),
+    *("object-detection", "table-question-answering", "text-classification", "text-generation", "text-to-audio"),
+    *("text2text-generation", "token-classification", "video-classification", "zero-shot-audio-classification"),
+    *("zero-shot-classification", "zero-shot-image-classification", "zero-shot-object-detection"),
+)
+"""Those of transformers 5.24; a newer one may have more."""
 
 LinearScheme = Literal["8da4w", "8da8w", "4w", "8w"]
 """Bits of weights of linear layers, and of activations, whose scales are computed at run time, before `da`."""
@@ -156,6 +167,14 @@ class HuggingFaceSource(FrozenModel):
     audio_frames: StrictInt | None = Field(
         None, ge=1, description="Frames of sound per `audio_encoder` call; left out: 30 seconds or the model's window."
     )
+
+    @field_validator("task")
+    @classmethod
+    def _is_no_typo(cls, task: str | None) -> str | None:
+        close = difflib.get_close_matches(task or "", TASKS, n=1, cutoff=0.9)
+        if close and task not in TASKS:
+            raise ValueError(f"transformers knows no task {task!r}; did you mean {close[0]!r}?")
+        return task
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:

@@ -9,6 +9,12 @@ from typing import Any
 
 from ..errors import InputError, SourceError, first_line
 
+TOKENIZERS = (
+    *("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("source.spm", "vocab.json", "tokenizer_config.json"),
+)
+"""Any of these is a tokenizer, or a part of one."""
+
 PIECES = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
 """Options of image processors that make several images of one: a file takes an image whole."""
 

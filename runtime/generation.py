@@ -17,18 +17,13 @@ from tempfile import TemporaryFile
 from typing import Any, Literal, TypedDict, Unpack
 
 from ..errors import InputError, PteforgeError, runtime_reasons
+from ..formats.media import TOKENIZERS
 from ..formats.pte.contents import PteFile, ScalarSpec, TensorSpec
 from ..formats.pte.reader import open_pte
 
 Kind = Literal["language model", "encoder-decoder", "multimodal"]
 
 VISION, AUDIO = "vision_encoder", "audio_encoder"
-
-TOKENIZERS = (
-    *("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-    *("source.spm", "vocab.json", "tokenizer_config.json"),
-)
-"""Any of these is a tokenizer, or a part of one."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -42,6 +37,7 @@ class GenerationOptions(TypedDict, total=False):
         chat: put the prompt into the chat template, as a user's message.
         language: of speech, or to translate to, as the tokenizer names it; by default the model decides.
         timestamps: of speech.
+        special: show special tokens, which are left out by default, as by ``skip_special_tokens`` of transformers.
         tokenizer: folder of the tokenizer and of processors' settings; by default that of the file.
     """
 
@@ -52,6 +48,7 @@ class GenerationOptions(TypedDict, total=False):
     chat: bool
     language: str
     timestamps: bool
+    special: bool
     tokenizer: str | Path | None
 
 
@@ -69,6 +66,7 @@ class GenerationRequest:
     chat: bool = False
     language: str = ""
     timestamps: bool = False
+    special: bool = False
     tokenizer: str | Path | None = None
 
     @property

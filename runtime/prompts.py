@@ -122,13 +122,14 @@ def _interleaved(
         raise ValueError(f"the prompt has no place for what {unused[0]} takes")
 
 
-def sound_features(audio: Any, folder: Path) -> Any:
-    """The features of a sound for an encoder; raises InputError if it is too long for it."""
+def sound_features(audio: Any, folder: Path, *, longer: bool = False) -> Any:
+    """The features of a sound for an encoder; raises InputError if it is too long for it, and may not be `longer`."""
     extractor = from_folder("AutoFeatureExtractor", folder)
     samples = read_sound(audio, extractor.sampling_rate)
     longest = getattr(extractor, "n_samples", len(samples))  # Whisper's cuts longer ones
-    if len(samples) > longest:
+    if len(samples) > longest and not longer:
         seconds, most = (count / extractor.sampling_rate for count in (len(samples), longest))
         raise InputError(f"the sound takes {seconds:.1f} s; the encoder takes {most:g} s at most: cut it into parts")
-    prepared = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    whole = {"truncation": False, "padding": "longest"} if len(samples) > longest else {}
+    prepared = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **whole)
     return prepared[extractor.model_input_names[0]]

@@ -39,11 +39,13 @@ def answer(descriptor: int) -> None:
 class _Text:
     """The text so far, whose complete characters are passed on, and the times of its tokens."""
 
-    def __init__(self, tokenizer: Any, send: Callable[[str], None]) -> None:
+    def __init__(self, tokenizer: Any, send: Callable[[str], None], *, special: bool = False) -> None:
         self.tokens: list[int] = []
         self.count = 0
         self.parts: list[str] = []
-        self._decode: Callable[[list[int]], str] = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
+        self._decode: Callable[[list[int]], str] = lambda tokens: tokenizer.decode(
+            tokens, skip_special_tokens=not special
+        )
         self._send = send
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._context = self._shown = 0  # numbers of tokens that are not decoded again, and that are passed on
@@ -100,7 +102,7 @@ class _Generation:
         self.constants = constants_of(self.pte)
         self.tokenizer = from_folder("AutoTokenizer", request.folder)
         self.ends = {*self.numbers("get_eos_ids")} or {self.tokenizer.eos_token_id}
-        self.text = _Text(self.tokenizer, send)
+        self.text = _Text(self.tokenizer, send, special=request.special)
         self.load_seconds = 0.0
 
     def numbers(self, name: str) -> tuple[int, ...]:
@@ -148,16 +150,17 @@ class _Generation:
 
         kind = llm.TextLLMRunner if prompt else llm.MultimodalRunner
         make = {VISION: llm.make_image_input, AUDIO: llm.make_audio_input, "token_embedding": llm.make_token_input}
-        ends, hidden = {*self.tokenizer.convert_ids_to_tokens([*self.ends])}, {*self.tokenizer.all_special_tokens}
+        ends = {*self.tokenizer.convert_ids_to_tokens([*self.ends])}
+        hidden = set() if self.request.special else ends | _special_tokens(self.tokenizer)
         stats: list[Any] = []
         path, bos = reading
 
         def add_piece(piece: str) -> None:
             self.text.tick()
+            if piece not in hidden:
+                self.text.add_bytes(piece.encode("utf-8", "surrogateescape"))
             if piece in ends and self.text.count == 1:
                 raise _EndedError  # the runners look for the end from the second token on
-            if piece not in ends | hidden:
-                self.text.add_bytes(piece.encode("utf-8", "surrogateescape"))
 
         self.text.begin()
         runner = kind(str(self.request.file), path, str(self.request.data) if self.request.data else None)
@@ -188,7 +191,10 @@ class _Generation:
         for part in parts:
             logits = self._step(call, part.method, part.values, position)
             position += part.tokens
-        self._loop(lambda token, at: self._step(call, parts[-1].method, [token], at), logits, position, most)
+        for token in self._loop(
+            lambda token, at: self._step(call, parts[-1].method, [token], at), logits, position, most
+        ):
+            self.text.add_token(token)
         return self._done("pteforge", position)
 
     def _loaded(self) -> Callable[..., Any]:
@@ -225,8 +231,11 @@ class _Generation:
         position: int,
         most: int,
         adjust: Callable[[Sequence[int], Any], Any] = lambda _, logits: logits,
-    ) -> None:
-        """Generates after logits [vocabulary], which `adjust` may change with the tokens so far."""
+    ) -> Iterator[int]:
+        """Yields tokens after logits [vocabulary], which `adjust` may change with the tokens so far.
+
+        The one that ends the text is among them only where special tokens are shown.
+        """
         import torch  # noqa: PLC0415 - takes seconds
 
         def choose(before: Sequence[int], logits: Any) -> int:
@@ -235,42 +244,72 @@ class _Generation:
                 return int(torch.multinomial((scores / self.request.temperature).softmax(-1), 1))
             return int(scores.argmax())
 
-        marks = self.numbers("no_timestamps_token_id") if self.request.timestamps else ()
         for token in generated_tokens(logits, step, position, most, choose):
             self.text.tick()
+            if token not in self.ends or self.request.special:
+                yield token
             if token in self.ends:
                 return
-            if marks and token > marks[0]:
-                self.text.add_mark(f"<|{(token - marks[0] - 1) * _TIME_STEP:.2f}|>")
-            else:
-                self.text.add_token(token)
 
     def _transduce(self) -> Generated:
         """Generates with an encoder-decoder, with the prompt and the rules for tokens of `generate` of transformers."""
         import torch  # noqa: PLC0415 - takes seconds
 
+        silent = self.numbers("no_timestamps_token_id")
         if encodes_sound(self.pte):
-            inputs = sound_features(self.request.audio, self.request.folder)
+            inputs = sound_features(self.request.audio, self.request.folder, longer=bool(silent))
         else:
             inputs = torch.tensor([text_prompt(self.request, self.tokenizer)[1]])
+        window = _window(self.methods["encoder"].inputs[0]) or inputs.shape[-1]
+        timed = self.request.timestamps or inputs.shape[-1] > window
+        if timed and not silent:
+            raise InputError(f"{self.request.file} has no timestamps (no_timestamps_token_id)")
         call = self._loaded()
-        encoded = call("encoder", inputs)
+        encoded: Any = None
 
         def step(tokens: Sequence[int], start: int) -> Any:
             return _last(call("text_decoder", torch.tensor([tokens]), encoded, torch.tensor([start])))
 
-        prompt, forced = self._decoder_prompt(lambda tokens: step(tokens, 0))
-        most, rules = self._most(len(prompt)), self._rules(prompt, forced)
-        self._loop(
-            lambda token, at: step([token], at),
-            step(prompt, 0),
-            len(prompt),
-            most,
-            lambda tokens, logits: rules(torch.tensor([[*prompt, *tokens]]), logits[None])[0],
-        )
+        def adjust(tokens: Sequence[int], logits: Any) -> Any:
+            return rules(torch.tensor([[*prompt, *tokens]]), logits[None])[0]
+
+        prompt: list[int] = []
+        begin = 0
+        while begin < inputs.shape[-1]:
+            part = inputs[..., begin : begin + window]
+            encoded = call("encoder", torch.nn.functional.pad(part, (0, window - part.shape[-1])))
+            if not prompt:
+                prompt, forced = self._decoder_prompt(lambda tokens: step(tokens, 0), timed=timed)
+                most, rules = self._most(len(prompt)), self._rules(prompt, forced, timed=timed)
+            tokens = self._loop(lambda token, at: step([token], at), step(prompt, 0), len(prompt), most, adjust)
+            if timed:
+                frames_per_mark = window / self.numbers("max_hidden_seq_length")[0]
+                begin += self._add_segments([*tokens], silent[0] + 1, begin, part.shape[-1], frames_per_mark)
+            else:
+                begin += window
+                for token in tokens:
+                    self.text.add_token(token)
         return self._done("pteforge", len(prompt))
 
-    def _decoder_prompt(self, logits_after: Callable[[list[int]], Any]) -> tuple[list[int], int | None]:
+    def _add_segments(self, tokens: list[int], first: int, begin: int, frames: int, per_mark: float) -> int:
+        """Adds what a window says that begins at a frame; returns by how many the next one begins later.
+
+        Marks of time, tokens from `first` on, stand before and after each segment. A last segment without its end is
+        left to the next window, as in `generate` of transformers (generation_whisper.py, 5.23).
+        """
+        marks = [token >= first for token in tokens]
+        between = [at for at in range(1, len(tokens)) if marks[at - 1] and marks[at]]
+        if between and marks[-2:] != [False, True]:
+            tokens = tokens[: between[-1]]
+            frames = round((tokens[-1] - first) * per_mark) or frames
+        for token in tokens:
+            if token < first:
+                self.text.add_token(token)
+            elif self.request.timestamps:
+                self.text.add_mark(f"<|{(begin / per_mark + token - first) * _TIME_STEP:.2f}|>")
+        return frames
+
+    def _decoder_prompt(self, logits_after: Callable[[list[int]], Any], *, timed: bool) -> tuple[list[int], int | None]:
         """The decoder's first tokens, and the one to generate first, if any; InputError for an unknown language."""
         start, silent = self.numbers("decoder_start_token_id"), self.numbers("no_timestamps_token_id")
         forced, settings, language = self.numbers("forced_bos_token_id"), self._settings(), self.request.language
@@ -290,7 +329,7 @@ class _Generation:
             prompt.append(max(languages.values(), key=lambda token: float(scores[token])))
         if languages:
             prompt.append((getattr(settings, "task_to_id", None) or {})["transcribe"])
-        if silent and not self.request.timestamps:
+        if silent and not timed:
             prompt.append(silent[0])
         return prompt, forced[0] if forced else None
 
@@ -301,7 +340,7 @@ class _Generation:
             return GenerationConfig.from_pretrained(self.request.folder, local_files_only=True)
         return GenerationConfig()
 
-    def _rules(self, prompt: Sequence[int], forced: int | None) -> Any:
+    def _rules(self, prompt: Sequence[int], forced: int | None, *, timed: bool) -> Any:
         """The processors of transformers for the logits of a decoder."""
         from transformers.generation import logits_process as process  # noqa: PLC0415 - takes seconds
 
@@ -311,11 +350,9 @@ class _Generation:
             rules.append(process.SuppressTokensAtBeginLogitsProcessor([*begin], first))
         if forced is not None:
             rules.append(process.ForcedBOSTokenLogitsProcessor(forced))
-        if self.request.timestamps:
-            settings, silent = self._settings(), self.numbers("no_timestamps_token_id")
-            if not silent:
-                raise InputError(f"{self.request.file} has no timestamps (no_timestamps_token_id)")
-            settings.no_timestamps_token_id = silent[0]
+        if timed:
+            settings = self._settings()
+            settings.no_timestamps_token_id = self.numbers("no_timestamps_token_id")[0]
             rules.append(process.WhisperTimeStampLogitsProcessor(settings, begin_index=len(prompt)))
         return rules
 
@@ -330,6 +367,18 @@ class _EndedError(Exception):
 def _last(logits: Any) -> Any:
     """Logits [vocabulary] after the last token, of [1, vocabulary] or [1, tokens, vocabulary]."""
     return logits.reshape(-1, logits.shape[-1])[-1]
+
+
+def _special_tokens(tokenizer: Any) -> set[str]:
+    """What `decode` of transformers leaves out with `skip_special_tokens`."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return added | {*tokenizer.all_special_tokens}
+
+
+def _window(spec: Any) -> int:
+    """Frames that an encoder of features takes, [1, bins, frames]; 0 if it takes inputs of several lengths."""
+    fixed = isinstance(spec, TensorSpec) and len(spec.shape) == 3 and not spec.sizes
+    return int(spec.shape[-1]) if fixed else 0
 
 
 def _size(spec: Any) -> int:

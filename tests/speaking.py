@@ -105,6 +105,7 @@ def write_listener(folder: Path) -> Path:
         **ids,
         no_timestamps_token_id=silent,
         begin_suppress_tokens=[end, 0],
+        suppress_tokens=[german, start],
         lang_to_id={"<|en|>": english, "<|de|>": german},
         task_to_id={"transcribe": transcribe},
     )

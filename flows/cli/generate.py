@@ -34,6 +34,7 @@ def generate_text(  # noqa: PLR0913 - one parameter per option
         str, option("Of the sound, or to translate to, as the tokenizer names it.", "NAME", "the model decides")
     ] = "",
     timestamps: Annotated[bool, flag("--timestamps", "Print when each part of the sound is said.")] = False,
+    special: Annotated[bool, flag("--special", "Print special tokens, too, such as those that end the text.")] = False,
     data: Annotated[Path | None, option("External weights.", "FILE.ptd", "the .ptd next to the file")] = None,
     as_json: AS_JSON = False,
     quiet: Annotated[bool, flag("--quiet", "Print the text only.", "-q")] = False,
@@ -61,6 +62,7 @@ def generate_text(  # noqa: PLR0913 - one parameter per option
         chat=chat,
         language=language,
         timestamps=timestamps,
+        special=special,
         tokenizer=tokenizer,
     )
     rates = {"prompt": generated.prompt_rate, "generation": generated.generation_rate}

@@ -139,7 +139,7 @@ class Executor:
                         done = self._make(call, key, observer, report, lease)
         except Exception as error:
             if not awaits_diagnosis(call.stage.name, error):
-                add_known_causes(call.stage.name, error, call.circumstances)
+                add_known_causes(call.stage.name, error, call.circumstances, call.id.recipe)
             observer.failed(call, error)
             raise
         observer.finished(done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...artifacts.digest import canonical_json
 from ...artifacts.ledger import FoundCase
@@ -76,6 +76,7 @@ async def verify_file(
         calibration={method: outputs.calibration for method, outputs in quantized.items() if recipe.calibrates(method)},
         samples=samples,
         exported={method: exports.programs[method] for method in (exports.programs if kept else samples)},
+        floating=_floating(exports, made),
         found={str(number): ref for number, ref in enumerate(kept)},
         reference=_references(exports, made) if kept else {},
     )
@@ -83,6 +84,11 @@ async def verify_file(
         bounds=bounds or recipe.bounds, host=host_capability(), on_examples=on_examples, runtime=recipe.runtime
     )
     return (await run(Verify, params, inputs, circumstances=tuple(_circumstances(run, made.so_far)))).figures
+
+
+def _floating(exports: Exports, made: MadeFile) -> dict[str, ArtifactRef]:
+    """The exported programs of methods that nothing quantizes."""
+    return {name: exports.programs[name] for name, own in made.prepared.items() if not own.quantized}
 
 
 def _edge_programs(run: RecipeRun, made: MadeFile) -> dict[str, ArtifactRef]:
@@ -122,8 +128,9 @@ async def prove_on_places(run: RecipeRun, exports: Exports, made: MadeFile) -> d
         raise VerificationFailed(
             f"place {unreachable[0].name!r} is required, and cannot be reached: {unreachable[0].unreachable}"
         )
-    payloads = _payloads(recipe, exports, made)
-    whole = {"": _whole(exports, made)}
+    floating = _floating(exports, made)
+    payloads = {name: replace(of, floating=floating) for name, of in _payloads(recipe, exports, made).items()}
+    whole = {"": replace(_whole(exports, made), floating=floating)}
     proving = {
         f"{place.name}/{payload}": _prove(run, place, payload, Prove.Params(place=place.params, bounds=bounds), inputs)
         for place in recipe.places

@@ -123,7 +123,7 @@ class StageCalls:
         except Exception as error:
             self.failed[step] = error
             if not awaits_diagnosis(stage.name, error):
-                add_known_causes(stage.name, error, circumstances)
+                add_known_causes(stage.name, error, circumstances, step.recipe)
             raise
         return done
 

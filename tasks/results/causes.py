@@ -19,7 +19,7 @@ Circumstance = Literal[
 
 @dataclass(frozen=True, slots=True)
 class KnownCause:
-    """An entry of the table; ``{name}`` in its text is the pattern's group of that name."""
+    """An entry of the table; ``{name}`` in its text is the pattern's group of that name, or the recipe."""
 
     stages: tuple[str, ...]  # that fail in this way; empty for any
     pattern: str
@@ -283,10 +283,11 @@ CAUSES: tuple[KnownCause, ...] = (
         "outputs of the file have little to do with eager's: {found} dB of {bound} dB",
         _BISECT,
     ),
-    _on("verify", r"output \d+: SQNR (?P<found>\S+) dB < (?P<bound>\S+) dB")(
+    _on("verify", r"output \d+: SQNR (?P<found>\S+) dB < (?P<bound>\S+) dB.* smallest SQNR is (?P<least>-?\d+)")(
         "the file computes the same, but less exactly than the recipe asks for: {found} dB of {bound} dB",
         _BISECT,
-        "or, if the results are good enough, lower the bound: `verify: {{min_sqnr_db: ...}}` in the recipe",
+        "or, if the results are good enough, lower the bound: `--set recipes.{recipe}.verify.min_sqnr_db={least}`, or "
+        "`verify: {{min_sqnr_db: {least}}}` in the recipe or the model",
     ),
     # Layouts.
     _on("partition edge preprocess", r"Expected (?P<weight>\w+) to be NCHW in channels last reshape pass", in_log=True)(
@@ -341,23 +342,25 @@ CAUSES: tuple[KnownCause, ...] = (
 )
 
 
-def known_causes(stage: str, message: str, log: str = "", circumstances: Collection[str] = ()) -> tuple[Cause, ...]:
+def known_causes(
+    stage: str, message: str, log: str = "", circumstances: Collection[str] = (), recipe: str = ""
+) -> tuple[Cause, ...]:
     """The first entry that applies to a stage's error message and the end of its log, if any."""
     for cause in CAUSES:
         if (cause.stages and stage not in cause.stages) or not (cause.when is None or cause.when in circumstances):
             continue
         if match := re.search(cause.pattern, message) or (cause.in_log and re.search(cause.pattern, log)):
-            groups = match.groupdict("")
+            groups = {"recipe": recipe or "RECIPE", **match.groupdict("")}
             remedies = tuple(remedy.format(**groups) for remedy in cause.remedies)
             return (Cause("known cause", cause.problem.format(**groups), remedies),)
     return ()
 
 
-def add_known_causes(stage: str, error: Exception, circumstances: Collection[str] = ()) -> None:
+def add_known_causes(stage: str, error: Exception, circumstances: Collection[str] = (), recipe: str = "") -> None:
     """Adds the known cause of a stage's failure to the error, unless a diagnosis has added some."""
     if isinstance(error, PteforgeError):
         log = error.log_tail if isinstance(error, StageError) else ""
-        add_findings(error, known_causes(stage, str(error), log, circumstances))
+        add_findings(error, known_causes(stage, str(error), log, circumstances, recipe))
 
 
 def awaits_diagnosis(stage: str, error: Exception) -> bool:

@@ -16,11 +16,15 @@ from peft.utils import AuxiliaryTrainingWrapper, load_peft_weights
 from transformers import AutoTokenizer, PretrainedConfig
 
 from ...configs.sources import is_folder
-from ...errors import SourceError
+from ...errors import SourceError, first_line
 
 _HEAD = re.compile(r"\.(classifier|score|qa_outputs)(\.out_proj)?\.weight$")
 
-_LONGEST = 300  # characters of PEFT's messages
+# of one tensor in torch's message about a state dict
+_SIZES = re.compile(
+    r"size mismatch for (\S+): copying a param with shape torch\.Size\((.*?)\) from checkpoint, "
+    r"the shape in current model is torch\.Size\((.*?)\)"
+)
 _BATCHED = 3  # dimensions of the operands of `bmm`
 
 
@@ -43,7 +47,8 @@ def with_adapter(model: Any, folder: Path, *, merge: bool) -> Any:
     """The model with the adapter merged into its weights or apart; SourceError if it is for another model."""
     name = f"the adapter in {folder}"
     adapter = PeftConfig.from_pretrained(str(folder))
-    made_for = f"it was made for {adapter.base_model_name_or_path}"
+    base = adapter.base_model_name_or_path
+    made_for = f"; it was made for {base}" if base else ""
     if adapter.is_prompt_learning:
         raise SourceError(f"{name} is {adapter.peft_type.value}, which is no change of weights, and cannot be merged")
     try:
@@ -55,8 +60,9 @@ def with_adapter(model: Any, folder: Path, *, merge: bool) -> Any:
             return adapted.merge_and_unload(safe_merge=True) if merge else _apart(adapted, adapter, name)
         problem = f"{len(wrong)} tensors have no counterpart, such as {wrong[0]}"
     except (ValueError, RuntimeError, AttributeError, KeyError) as error:
-        problem = " ".join(str(error).split())[:_LONGEST]
-    raise SourceError(f"{name} does not fit this {model.config.model_type!r}; {made_for}: {problem}")
+        sizes = _SIZES.search(str(error))
+        problem = "{} is {} in the adapter, and {} in the model".format(*sizes.groups()) if sizes else first_line(error)
+    raise SourceError(f"{name} does not fit this {model.config.model_type!r}{made_for}: {problem}")
 
 
 def _resize_embeddings(model: Any, folder: Path) -> None:

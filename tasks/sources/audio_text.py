@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from types import MethodType
 from typing import Any
@@ -21,7 +20,6 @@ from ...configs.model import ModelDefinition
 from ...errors import SourceError
 from .huggingface import NO_PROCESSOR, SAMPLING_RATE, Options, accepted, audio_metadata, parts_of, tone
 from .multimodal import Encoder, Example, Inputs, Modality, generating
-from .text_generation import files_of
 
 AUDIO = Modality("audio_encoder", "get_audio_features", "audio_token_id", "a sound")
 
@@ -45,8 +43,7 @@ def model(name: str, **fields: Any) -> ModelDefinition:
             raise SourceError(f"{configuration.model_type!r} has no `{AUDIO.accessor}`: its audio encoder is not known")
         loaded.get_audio_features = MethodType(_features_of_tower, loaded)
     example = _example(loaded, options.repo, configuration, options.audio_frames)
-    definition = generating(loaded, options, {AUDIO: example})
-    return replace(definition, assets={**definition.assets, **files_of(options.repo, _TOKENIZERS)})
+    return generating(loaded, options, {AUDIO: example}, _TOKENIZERS)
 
 
 def _features_of_tower(loaded: Any, input_features: torch.Tensor) -> torch.Tensor:

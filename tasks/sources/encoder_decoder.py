@@ -20,7 +20,7 @@ from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError, first_line
 from . import huggingface
 from .kv_cache import KvCache, cache_shapes
-from .text_generation import assets_of, check_logits, constants
+from .text_generation import assets_of, check_logits, constants, without_tokenizer
 
 _SECONDS = 30  # longest sound of a model that takes any length; Whisper's is as long
 
@@ -77,6 +77,7 @@ class Decoder(torch.nn.Module):
         self.layers = layers
         self.states = states  # the type of what the model's encoder returns
         self.register_buffer("suppressed", None)
+        self.finds_language = hasattr(model.generation_config, "lang_to_id")
 
     def forward(self, tokens: torch.Tensor, encoded: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """Computes the logits [1, vocabulary] after tokens [1, tokens] that follow `start` [1] others.
@@ -94,7 +95,10 @@ class Decoder(torch.nn.Module):
         logits = output.logits[:, -1].float()
         if self.suppressed is None:
             return logits
-        return torch.where(self.suppressed, logits.amin(dim=-1, keepdim=True), logits)
+        suppressed = self.suppressed
+        if self.finds_language:  # by the logits after the first token, of which none is suppressed
+            suppressed = suppressed & (start + tokens.shape[1] > 1)
+        return torch.where(suppressed, logits.amin(dim=-1, keepdim=True), logits)
 
 
 def model(name: str, **fields: Any) -> ModelDefinition | huggingface.Model:
@@ -117,13 +121,15 @@ def model(name: str, **fields: Any) -> ModelDefinition | huggingface.Model:
     tokens = {1: Dim("tokens", min=1, max=decoder.cache.context)}
     frames = {1: Dim("frames", min=1, max=longest)} if sizes else None
     sound = {} if example.dtype is torch.int64 else {"audio": huggingface.audio_metadata(repo)}
+    assets = assets_of(repo, _FILES)
     return ModelDefinition(
         {
             "encoder": MethodDefinition(encoder, [(example,)], (sizes,)),
             "text_decoder": MethodDefinition(decoder, calls, (tokens, frames, None)),
         },
         constant_methods=_constants(loaded, decoder, longest),
-        assets=assets_of(repo, _FILES),
+        assets=assets,
+        notes=without_tokenizer(options, assets),
         sequences=[[MethodCall("encoder", (example,)), *(MethodCall("text_decoder", call) for call in calls)]],
         metadata=huggingface.describe_generating(repo, configuration, decoder.cache.context, **sound),
     )

@@ -440,6 +440,7 @@ def load_model(
 ) -> tuple[Any, PretrainedConfig]:
     """The model, with the adapter merged, and its configuration; SourceError if they cannot be read."""
     config = _configuration(repo, changes)
+    _check_task(config, task)
     if weights is None or "adapter" not in weights:
         return _load(repo, task, changes, config, dtype), config
     from .adapters import adapter_folder, size_head, with_adapter  # noqa: PLC0415 - another extra
@@ -538,10 +539,20 @@ def _classes(config: PretrainedConfig, task: str | None) -> tuple[Any, ...]:
     """Classes that may load the model, the likeliest first."""
     if task is not None:
         if task not in _TASKS:
-            raise SourceError(f"transformers knows no task {task!r}; it knows {', '.join(sorted(_TASKS))}")
+            raise SourceError(f"transformers knows no task {task!r}{did_you_mean(task, [*_TASKS])}")
         return tuple(_TASKS[task])
     named = [getattr(transformers, name, None) for name in config.architectures or ()]
     return (*filter(None, named), transformers.AutoModel)
+
+
+def _check_task(config: PretrainedConfig, task: str | None) -> None:
+    """Raises SourceError if transformers has no class of this architecture for a task."""
+    if task is None or any(type(config) in kind._model_mapping for kind in _classes(config, task)):  # noqa: SLF001 - the classes' only list
+        return
+    others = [name for name, kinds in _TASKS.items() if any(type(config) in kind._model_mapping for kind in kinds)]  # noqa: SLF001 - as above
+    raise SourceError(
+        f"transformers has no {config.model_type!r} for the task {task!r}; it has some for {', '.join(sorted(others))}"
+    )
 
 
 class _Flat(torch.nn.Module):

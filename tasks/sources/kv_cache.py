@@ -1,4 +1,4 @@
-"""Caches of keys and values in buffers, of static size, for the attention of models of transformers."""
+"""Caches in buffers, of static size: keys and values of attention, and states of convolutions and recurrent layers."""
 
 from __future__ import annotations
 
@@ -24,37 +24,84 @@ class LayerShape(NamedTuple):
 
 Shapes = Sequence[LayerShape | None]  # of each layer; None for layers that have no keys and values
 
+
+class State(NamedTuple):
+    """What a layer keeps of the tokens so far; None for what it has not."""
+
+    conv: torch.Tensor | None  # [1, channels, tokens]: the last inputs of a convolution
+    recurrent: torch.Tensor | None
+
+
+States = Sequence[Sequence[State]]  # of each layer
+
 _KEPT = {cache_utils.StaticLayer, cache_utils.StaticSlidingWindowLayer, cache_utils.DummyLayer}
+_STATES = (cache_utils.LinearAttentionCacheLayerMixin,)
 
 
 def cache_shapes(model: Any, inputs: Mapping[str, torch.Tensor]) -> Shapes:
     """Shapes that a model (its decoder's own attention) caches; SourceError unless they are keys and values."""
+    filled = _filled_layers(model, inputs)
+    if others := sorted({type(layer).__name__ for layer in filled if isinstance(layer, _STATES)}):
+        raise SourceError(
+            f"layers of {_name(model)!r} keep other state than keys and values ({', '.join(others)}), which is known "
+            f"of models that generate text from text only; {_WITHOUT}"
+        )
+    return _attention_shapes(filled)
+
+
+def cached_parts(model: Any, inputs: Mapping[str, torch.Tensor]) -> tuple[Shapes, States]:
+    """Shapes of keys and values that a model caches, and states; SourceError if it keeps anything else."""
+    filled = _filled_layers(model, inputs)
+    states = [
+        [State(layer.conv_states[at], layer.recurrent_states[at]) for at in range(layer.number_of_states)]
+        if isinstance(layer, _STATES)
+        else []
+        for layer in filled
+    ]
+    return _attention_shapes(filled), states
+
+
+def _name(model: Any) -> str:
+    return str(model.config.get_text_config(decoder=True).model_type)
+
+
+_WITHOUT = "with `task: feature-extraction` it is exported without a cache"
+
+
+def _filled_layers(model: Any, inputs: Mapping[str, torch.Tensor]) -> Sequence[Any]:
+    """The layers of a model's cache after some inputs; SourceError if it keeps state that is not known here."""
     config = model.config.get_text_config(decoder=True)
     kinds, _ = cache_utils.get_layer_types_and_kwargs(config)
-    if others := sorted({kind for kind in kinds if cache_utils.STATIC_LAYER_TYPE_MAPPING.get(kind) not in _KEPT}):
+    mapping = cache_utils.STATIC_LAYER_TYPE_MAPPING
+    known = {kind for kind, layer in mapping.items() if layer in _KEPT or issubclass(layer, _STATES)}
+    if others := sorted({*kinds} - known):
         raise SourceError(
             f"layers of {config.model_type!r} keep other state than keys and values ({', '.join(others)}), which "
-            "ExecuTorch's text runner cannot go on from; with `task: feature-extraction` it is exported without a cache"
+            f"ExecuTorch's text runner cannot go on from; {_WITHOUT}"
         )
     with torch.no_grad():
         filled = getattr(model(**inputs, use_cache=True), "cache", None)
     filled = getattr(filled, "self_attention_cache", filled)
-    layers = filled.layers if isinstance(filled, cache_utils.DynamicCache) else None
-    if layers is None:
+    if not isinstance(filled, cache_utils.DynamicCache):
         raise SourceError(
             f"{config.model_type!r} keeps no keys and values, and ExecuTorch's text runner cannot go on from other "
-            "state; with `task: feature-extraction` it is exported without a cache"
+            f"state; {_WITHOUT}"
         )
+    layers: Sequence[Any] = filled.layers
+    return layers
+
+
+def _attention_shapes(layers: Sequence[Any]) -> Shapes:
     return [
         None
-        if isinstance(layer, cache_utils.DummyLayer) or not layer.is_initialized
+        if isinstance(layer, cache_utils.DummyLayer) or not getattr(layer, "is_initialized", False)
         else LayerShape(layer.keys.shape, layer.values.shape, getattr(layer, "sliding_window", None))
         for layer in layers
     ]
 
 
 class KvCache(torch.nn.Module):
-    """Keys and values of every layer, each [1, heads, tokens, head size].
+    """Keys and values of every layer, each [1, heads, tokens, head size], and states.
 
     Layers with a sliding window keep the tokens before the next one that it sees, in their order; others keep those of
     all positions of the context. With attention sinks, all layers keep these, the first tokens, and a window: a token
@@ -66,9 +113,24 @@ class KvCache(torch.nn.Module):
         self.context, self.sinks = context, sinks
         self._windows = [shape and self._window(shape) for shape in shapes]
         self._stored = [shape is not None for shape in shapes]
+        self._states: dict[int, int] = {}  # numbers of states, by layer
         for number, shape in enumerate(shapes):
             if shape is not None:
                 self._add_layer(number, shape)
+
+    def add_states(self, states: States) -> None:
+        """Adds buffers for states, in their own dtypes."""
+        for number, of_layer in enumerate(states):
+            if of_layer:
+                self._states[number] = len(of_layer)
+            for at, state in enumerate(of_layer):
+                for part, value in state._asdict().items():
+                    self.register_buffer(f"{part}_{number}_{at}", None if value is None else torch.zeros_like(value))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a layer keeps more than keys, values and inputs of convolutions."""
+        return any(name.startswith("recurrent_") for name, _ in self.named_buffers())
 
     def clear(self) -> None:
         for buffer in self.buffers():
@@ -76,12 +138,17 @@ class KvCache(torch.nn.Module):
 
     def at(self, positions: torch.Tensor, start: int) -> cache_utils.Cache:
         """The cache for tokens at positions [tokens], from `start` on: it has what is before them."""
-        return cache_utils.Cache(
-            [
-                self._layer(number, positions, start) if stored else cache_utils.DummyLayer()
-                for number, stored in enumerate(self._stored)
-            ]
-        )
+        return cache_utils.Cache([self._at(number, positions, start) for number in range(len(self._stored))])
+
+    def _at(self, number: int, positions: torch.Tensor, start: int) -> Any:
+        layer = self._layer(number, positions, start) if self._stored[number] else None
+        if number not in self._states:
+            return layer or cache_utils.DummyLayer()
+        states = [
+            State(self._buffers[f"conv_{number}_{at}"], self._buffers[f"recurrent_{number}_{at}"])
+            for at in range(self._states[number])
+        ]
+        return StateLayer(states, positions) if layer is None else AttentionAndStateLayer(states, positions, layer)
 
     @property
     def longest_window(self) -> int:
@@ -199,3 +266,57 @@ class _WindowLayer(WindowCacheLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the keys and values of kept and new tokens."""
         return self.append(self.keys, key_states, 2), self.append(self.values, value_states, 2)
+
+
+class StateLayer(cache_utils.LinearAttentionCacheLayerMixin):
+    """States of one layer before certain positions [tokens]; there are none before the first one.
+
+    Models write to the recurrent ones, or pass new ones on. They get none of a convolution, so that they take the whole
+    of what `update_conv_state` returns, for one token as for several.
+    """
+
+    def __init__(self, states: Sequence[State], positions: torch.Tensor) -> None:
+        cache_utils.LinearAttentionCacheLayerMixin.__init__(self, number_of_states=len(states))
+        self._states = states
+        self._later = positions[:1] > 0
+        for at, state in enumerate(states):
+            self.has_previous_state[at] = True
+            if state.recurrent is not None:
+                self.recurrent_states[at] = state.recurrent.copy_(self._before(state.recurrent))
+
+    def _before(self, state: torch.Tensor) -> torch.Tensor:
+        return torch.where(self._later, state, torch.zeros_like(state))
+
+    def lazy_initialization(self, *_: Any, **__: Any) -> None:
+        """Nothing: buffers are there from the start."""
+
+    def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
+        """Returns the kept and the new inputs, and keeps the last ones."""
+        kept = self._states[state_idx].conv
+        assert kept is not None  # noqa: S101 - the model had one before
+        joined = torch.cat([self._before(kept), conv_states], dim=-1)
+        kept.copy_(joined[..., -kept.shape[-1] :])
+        return joined
+
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
+        kept = self._states[state_idx].recurrent
+        assert kept is not None  # noqa: S101 - as above
+        return kept.copy_(recurrent_states)
+
+
+class AttentionAndStateLayer(StateLayer, StaticCacheLayer):
+    """A layer that has both."""
+
+    def __init__(self, states: Sequence[State], positions: torch.Tensor, layer: StaticCacheLayer) -> None:
+        StaticCacheLayer.__init__(self, layer.max_cache_len, positions)
+        StateLayer.__init__(self, states, positions)
+        self._layer = layer
+        self.is_sliding = layer.is_sliding
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._layer.update(*args, **kwargs)
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
+        length, offset = self._layer.get_mask_sizes(query_length)
+        return length, offset

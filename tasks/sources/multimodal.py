@@ -30,7 +30,7 @@ from ...formats.media import PIECES
 from ..upstream.transformers import masks_of_indices
 from . import huggingface
 from .kv_cache import KvCache, cache_shapes
-from .text_generation import CachedModel, assets_of, check_logits, constants, make_cache
+from .text_generation import CachedModel, assets_of, check_logits, constants, make_cache, without_tokenizer
 
 _FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json", "generation_config.json")
 _TYPES = ("token_type_ids", "mm_token_type_ids")
@@ -355,8 +355,13 @@ class Modality:
 IMAGE = Modality("vision_encoder", "get_image_features", "image_token_id", "an image")
 
 
-def generating(loaded: Any, options: huggingface.Options, examples: Mapping[Modality, Example]) -> ModelDefinition:
-    """Methods for prompts with parts of some modalities; SourceError if they do not compute what the model does."""
+def generating(
+    loaded: Any, options: huggingface.Options, examples: Mapping[Modality, Example], files: tuple[str, ...] = ()
+) -> ModelDefinition:
+    """Methods for prompts with parts of some modalities; SourceError if they do not compute what the model does.
+
+    `files` are delivered, too, where the model has them.
+    """
     config, repo = loaded.config, options.repo
     context = min(options.context, huggingface.positions_of(config))
     vocabulary = config.get_text_config(decoder=True).vocab_size
@@ -397,6 +402,7 @@ def generating(loaded: Any, options: huggingface.Options, examples: Mapping[Moda
     described = {name: part for example in examples.values() for name, part in example.metadata.items()}
     tokens = {1: Dim("tokens", min=1, max=context)}
     steps = [step.inputs for step in sequence if step.method == "text_decoder"]
+    assets = assets_of(repo, (*_FILES, *files))
     return ModelDefinition(
         {
             **{kind.method: MethodDefinition(encoders[kind], [(examples[kind].values,)]) for kind in examples},
@@ -407,7 +413,8 @@ def generating(loaded: Any, options: huggingface.Options, examples: Mapping[Moda
             **constants(loaded, context, own_attention=options.attention is not None),
             **{kind.token: token for kind, token in special.items()},
         },
-        assets=assets_of(repo, _FILES),
+        assets=assets,
+        notes=without_tokenizer(options, assets),
         sequences=[sequence],
         metadata=huggingface.describe_generating(repo, config, context, **described),
     )

@@ -14,8 +14,9 @@ from transformers import AutoTokenizer
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
+from ...formats.media import TOKENIZERS
 from . import huggingface
-from .kv_cache import START, KvCache, Shapes, cache_shapes
+from .kv_cache import START, KvCache, Shapes, States, cached_parts
 
 JSON, SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -35,6 +36,14 @@ def tokenizer_files(repo: Mapping[str, Any]) -> dict[str, bytes]:
     if JSON in files and _is_bpe(files[JSON]):
         files.pop(SENTENCE_PIECE, None)
     return files
+
+
+def without_tokenizer(options: huggingface.Options, assets: Iterable[str]) -> tuple[str, ...]:
+    """A note if a model with weights of its own has none of the files of tokenizers among its assets."""
+    if options.config is not None or {*TOKENIZERS, "tekken.json"} & {*assets}:
+        return ()
+    note = f"{options.name} has no tokenizer, so its files come without one: add {TOKENIZERS[0]} to the model, or name "
+    return (note + "its folder where text is generated (`pteforge generate --tokenizer DIR`)",)
 
 
 def assets_of(repo: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
@@ -125,37 +134,47 @@ def model(name: str, **fields: Any) -> ModelDefinition:
     if prompt.shape[1] < 2:
         prompt = huggingface.random_tokens(text.vocab_size, 1, min(8, context - 2))
     cached = _with_cache(loaded, prompt, context, options)
-    calls = [_calls(prompt)]
+    single = cached.cache.recurrent
+    if single and options.prefill:
+        raise SourceError(f"prefill: recurrent layers of {text.model_type!r} take one token at a time; leave it out")
+    calls = [_calls(prompt, single=single)]
     if window := cached.cache.longest_window:
         beyond = huggingface.random_tokens(text.vocab_size, 1, min(window + 2, context - 2))
-        calls.append(_calls(*[beyond] * (2 if sinks else 1)))
-    tokens = {1: Dim("tokens", min=1, max=context)}
+        calls.append(_calls(*[beyond] * (2 if sinks else 1), single=single))
+    shapes = None if single else ({1: Dim("tokens", min=1, max=context)}, None)
     first, *later = calls[0]
-    methods = {"forward": MethodDefinition(cached, calls[0], (tokens, None))}
+    methods = {"forward": MethodDefinition(cached, calls[0], shapes)}
     if options.prefill:
-        prefill = MethodDefinition(cached, [first], (tokens, None))
+        prefill = MethodDefinition(cached, [first], shapes)
         methods = {"prefill": prefill, STEP: MethodDefinition(cached, later)}
     endless = {"get_max_context_len": _ENDLESS} if sinks else {}
+    one = {"get_max_seq_len": 1, "enable_dynamic_shape": False} if single else {}
 
     def method(call: tuple[torch.Tensor, ...]) -> str:
         return "forward" if not options.prefill else STEP if call[0].shape[1] == 1 else "prefill"
 
+    assets = tokenizer_files(repo)
     return ModelDefinition(
         methods,
-        constant_methods=constants(loaded, context, own_attention=options.attention is not None) | endless,
-        assets=tokenizer_files(repo),
+        constant_methods=constants(loaded, context, own_attention=options.attention is not None) | endless | one,
+        assets=assets,
+        notes=without_tokenizer(options, assets),
         sequences=[[MethodCall(method(call), call) for call in sequence] for sequence in calls],
         metadata=huggingface.describe_generating(repo, configuration, None if sinks else context),
     )
 
 
-def _calls(*prompts: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Calls with each prompt [1, tokens] and, after it, two of its tokens, at positions that follow each other."""
+def _calls(*prompts: torch.Tensor, single: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Calls with each prompt [1, tokens] and, after it, two of its tokens, at positions that follow each other.
+
+    With `single`, each call has one token.
+    """
     calls, start = list[tuple[torch.Tensor, torch.Tensor]](), 0
     for prompt in prompts:
-        for tokens in (prompt, prompt[:, :1], prompt[:, 1:2]):
-            calls.append((tokens, torch.tensor([start])))
-            start += tokens.shape[1]
+        for part in (prompt, prompt[:, :1], prompt[:, 1:2]):
+            for tokens in part.split(1, 1) if single else (part,):
+                calls.append((tokens, torch.tensor([start])))
+                start += tokens.shape[1]
     return calls
 
 
@@ -176,9 +195,9 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05, "
 
 def _with_cache(loaded: Any, prompt: torch.Tensor, context: int, options: huggingface.Options) -> CachedModel:
     """The model with a cache; raises SourceError if it has none, or its logits differ from those without a cache."""
-    shapes = cache_shapes(loaded, {"input_ids": prompt})
+    shapes, states = cached_parts(loaded, {"input_ids": prompt})
     if options.sinks:
-        _check_sinks(loaded, shapes)
+        _check_sinks(loaded, shapes, states)
     windows = [shape.window for shape in shapes if shape and shape.window and shape.window < context]
     if (more := min(max(windows, default=0) + 2, _CHECKED) - prompt.shape[1]) > 0:
         vocabulary = loaded.config.get_text_config(decoder=True).vocab_size
@@ -187,21 +206,27 @@ def _with_cache(loaded: Any, prompt: torch.Tensor, context: int, options: huggin
     with torch.no_grad():
         wanted = loaded(input_ids=prompt, use_cache=False).logits[0, -2:].float()
     cache = make_cache(loaded, shapes, context, options)
+    cache.add_states(states)
     cached = CachedModel(loaded, cache, passes_start=options.attention is not None)
+    parts = prompt.split(1, 1) if cache.recurrent else (prompt[:, :-1], prompt[:, -1:])
+    logits, start = list[torch.Tensor](), 0
     with torch.no_grad():
-        before = cached(prompt[:, :-1], torch.tensor([0]))
-        after = cached(prompt[:, -1:], torch.tensor([prompt.shape[1] - 1]))
+        for tokens in parts:
+            logits.append(cached(tokens, torch.tensor([start])))
+            start += tokens.shape[1]
     cache.clear()
-    check_logits(torch.cat([before, after]), wanted, loaded, options.cache)
+    check_logits(torch.cat(logits[-2:]), wanted, loaded, options.cache)
     return cached
 
 
-def _check_sinks(loaded: Any, shapes: Shapes) -> None:
+def _check_sinks(loaded: Any, shapes: Shapes, states: States) -> None:
     """Raises SourceError if a model cannot repeat positions, or has windows of its own."""
     text = loaded.config.get_text_config(decoder=True)
     rotary = getattr(text, "rope_parameters", None) and not getattr(text, "alibi", False)
     if not rotary or "position_ids" not in inspect.signature(loaded.forward).parameters:
         raise SourceError(f"sinks: {text.model_type!r} has no rotary position embeddings; leave it out")
+    if any(states):
+        raise SourceError(f"sinks: layers of {text.model_type!r} keep other state than keys and values; leave it out")
     if any(shape and shape.window for shape in shapes):
         raise SourceError(f"sinks: layers of {text.model_type!r} have sliding windows of their own; leave it out")
 

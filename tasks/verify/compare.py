@@ -42,23 +42,25 @@ def compare_all(outputs: Sequence[Any], stored: StoredCase, *, method: str, roun
     for position, (output, reference, wide) in enumerate(zip(outputs, references, exact, strict=True)):
         case = compare(output, reference, method=method, label=label, output_position=position)
         rounded_to = next((name for name in _ORDER if name in (case.rounded_to, rounding)), "")
-        lost = _lost(output, reference, wide) if rounded_to in _COARSE.values() else None
-        yield replace(case, rounded_to=rounded_to, lost_db=lost, slices=slices_of(output, reference))
+        lost, own = (None, None) if rounded_to == "int8" else _lost(output, reference, wide)
+        slices = slices_of(output, reference)
+        yield replace(case, rounded_to=rounded_to, lost_db=lost, eager_db=own, slices=slices)
 
 
-def _lost(output: Any, reference: Any, exact: Any) -> float | None:
-    """Decibels by which an output's noise is above that of eager's, both against eager in float32."""
+def _lost(output: Any, reference: Any, exact: Any) -> tuple[float | None, float | None]:
+    """Decibels by which an output's noise is above that of eager's, both against a wider dtype; and eager's SQNR."""
     values = (output, reference, exact)
     if not all(isinstance(value, torch.Tensor) and value.shape == output.shape for value in values):
-        return None
+        return None, None
     ours, eager, wide = (value.to(torch.float64) for value in values)
     finite = wide.isfinite()
     noise, eager_noise = ((value - wide)[finite].square().sum().item() for value in (ours, eager))
     if not math.isfinite(noise + eager_noise):
-        return None
+        return None, None
+    own = _decibels(wide[finite].square().sum().item(), eager_noise)
     if not noise or not eager_noise:
-        return _SILENT_DB if noise else -_SILENT_DB
-    return 10 * math.log10(noise / eager_noise)
+        return (_SILENT_DB if noise else -_SILENT_DB), own
+    return 10 * math.log10(noise / eager_noise), own
 
 
 def compare(output: Any, reference: Any, *, method: str, label: str, output_position: int) -> Case:

@@ -31,7 +31,7 @@ from ..programs.program import load_program
 from ..programs.restore import installed_targets, operator_modules
 from ..programs.weights import weights_on_use
 from ..results.figures import Case
-from ..upstream.compat import OpOverload
+from ..upstream.compat import OpOverload, pytree
 from ..upstream.reference_kernels import mended_references
 from ..usercode.inputs import StoredCase, prepend_mutated_inputs, stored_cases
 from .compare import compare_all
@@ -373,6 +373,30 @@ class StoredProgram(TorchProgram):
 
     def __init__(self, ref: ArtifactRef, store: LocalStore) -> None:
         super().__init__(lambda: load_program(ref, store, on_use=True))
+
+
+class Float64Program(TorchProgram):
+    """A program that computes in float64 what it was to compute in float32."""
+
+    @property
+    def module(self) -> GraphModule:
+        """The program with wider state, in whose operators float64 takes the place of float32."""
+        if self._module is None:
+            wide = super().module
+            wide._apply(_widened)  # noqa: SLF001 - `double` would convert other dtypes, too
+            for part in wide.modules():
+                for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+                    node.args, node.kwargs = pytree.tree_map(_widened, (node.args, dict(node.kwargs)))
+        return super().module
+
+    def run(self, flat: Sequence[Any], watch: Watch | None = None, *, gradients: bool = False) -> list[Any]:
+        return super().run([_widened(value) for value in flat], watch, gradients=gradients)
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.dtype is torch.float32 else value
+    return torch.float64 if value is torch.float32 else value
 
 
 def _writes_unseen(module: GraphModule) -> bool:

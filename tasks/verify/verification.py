@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from ..results.figures import (
     violations,
     worst_of,
 )
+from ..results.tables import format_db
 from ..upstream.compat import pytree
 from ..usercode.inputs import same_shapes, stored_cases
 from .adversarial import Found, Judge
@@ -39,6 +40,7 @@ from .compare import compare_all, worst_parts
 from .running import (
     ByReference,
     EdgePrograms,
+    Float64Program,
     Runnable,
     StoredProgram,
     run_in_torch,
@@ -128,6 +130,52 @@ def with_samples(
     added: dict[str, list[Any]] = {"inputs": taken, "outputs": [program.run(flat) for flat in taken]}
     spliced = {role: [*stored[role][:real], *added[role], *stored[role][real:]] for role in added}
     return {**stored, **spliced, "exact": None, "samples": len(taken)}
+
+
+_MOST_IN_FLOAT64 = 1 << 32  # bytes of state
+
+
+def judged_by_eager_error(
+    check: Callable[[Mapping[str, Mapping[str, Any]]], Figures],
+    examples: Mapping[str, Mapping[str, Any]],
+    bounds: VerifyBounds,
+    exported: Mapping[str, ArtifactRef],
+    store: LocalStore,
+) -> Figures:
+    """The figures of a check of `examples`, which raises VerificationFailed for outputs that are outside the bounds.
+
+    Then `exported` programs in float32 run in float64, and outputs pass that are as close to that as eager's are; notes
+    name them.
+    """
+    try:
+        return check(examples)
+    except VerificationFailed:
+        exact = {name: _in_float64(examples[name], program, store) for name, program in exported.items()}
+        if not any(exact.values()):
+            raise
+    figures = check(
+        {name: {**stored, "exact": exact.get(name) or stored.get("exact")} for name, stored in examples.items()}
+    )
+    least = bounds.min_sqnr_db or -math.inf
+    passed = [case for case in figures.cases if case.own_error and case.sqnr_db is not None and case.sqnr_db < least]
+    worst: dict[tuple[str, str, int], Case] = {}
+    for case in sorted(passed, key=lambda case: case.sqnr_db or 0.0):
+        worst.setdefault((case.payload, case.method, case.output), case)
+    notes = [f"{case.where}: {format_db(case.sqnr_db)} of eager; {case.own_error}" for case in worst.values()]
+    return replace(figures, notes=(*figures.notes, *notes))
+
+
+def _in_float64(stored: Mapping[str, Any], ref: ArtifactRef, store: LocalStore) -> list[list[Any]] | None:
+    """What a program in float32 returns for all examples in float64; None if it cannot, is too large, or draws."""
+    program = load_program(ref, store)
+    weights = sum(value.nbytes for value in program.state_dict.values())
+    if stored.get("rounding") or stored.get("random") or 2 * weights > _MOST_IN_FLOAT64:
+        return None
+    try:
+        wide = Float64Program(lambda: load_program(ref, store))
+        return [wide.run(flat) for flat in stored["inputs"]]
+    except Exception:  # noqa: BLE001 - of an operator that takes no float64
+        return None
 
 
 def as_quantized(stored: Mapping[str, Any], program: ArtifactRef, drawn: int, store: LocalStore) -> dict[str, Any]:
@@ -252,8 +300,9 @@ def _check(cases: Sequence[Case], bounds: VerifyBounds, what: str, reference: st
         if passing and not shared and all(case.is_drawn for case, _ in outside):
             least = worst_of(passing).sqnr_db
             problems.append("its examples pass" if least is None else f"its examples pass with {least:.1f} dB")
+        smallest = "" if worst.sqnr_db is None else f"the smallest SQNR is {worst.sqnr_db:.1f} dB, "
         raise VerificationFailed(
             f"{what} not compute what {reference} computes: {'; '.join(problems)} (the recipe's `verify` has the "
-            f"bounds, and the largest error is {worst.max_abs_error:.3g}, {worst.max_relative_error:.3g} of the "
-            "largest value)"
+            f"bounds, {smallest}and the largest error is {worst.max_abs_error:.3g}, {worst.max_relative_error:.3g} of "
+            "the largest value)"
         )

@@ -377,6 +377,44 @@ def test_architectures_talk(project, tmp_path):
             assert (tokens, said) == (tokens, wanted)
 
 
+STATE = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60, "bos_token_id": 0, "eos_token_id": 1}
+HYBRIDS = {
+    "lfm2": {**TALKING, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]},
+    "mamba": {**STATE, "state_size": 8, "pad_token_id": 1},
+    "mamba2": {**STATE, "state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 2, "pad_token_id": 1},
+    "qwen3_5_text": {
+        **GROUPED,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+}
+
+
+def test_other_state_talks(project, tmp_path):
+    """States of convolutions and recurrent layers: the runner says what eager says, text after text."""
+    subprocess.run([sys.executable, "-c", LETTERS, tmp_path / "letters"], check=True, capture_output=True)
+    sources = {
+        name: {"huggingface": name, "config": config, "task": "text-generation", "sequence": CONTEXT}
+        for name, config in HYBRIDS.items()
+    }
+    project.write_zoo({name: {"source": source} for name, source in sources.items()}, ("xnnpack-fp32",))
+    done = project.export()
+    assert done.code == 0, done.err
+    prompts = ["a", TEXT_OF_LETTERS[:30]]
+    results = talk(
+        *(
+            (project.out / name / "xnnpack-fp32.pte", tmp_path / "letters", source, prompts)
+            for name, source in sources.items()
+        )
+    )
+    assert len(results) == len(HYBRIDS) * len(prompts)
+    for tokens, said, wanted in results:
+        assert (tokens, said) == (tokens, wanted)
+
+
 TEXT_OF_LETTERS = "TheQuickBrownFoxJumpsOverTheLazyDog" * 3
 
 

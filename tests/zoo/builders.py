@@ -1,5 +1,6 @@
 """Builders of models that lower. A test names one as a zoo file does: `builders:NAME`."""
 
+import copy
 import os
 import random
 import threading
@@ -580,6 +581,22 @@ def half_grid_sample():
     grid = (torch.rand(1, 10, 12, 2) * 2 - 1).half()
     sample = Function(lambda image, grid: nn.functional.grid_sample(image, grid, align_corners=False))
     return sample, (torch.randn(1, 3, 32, 40).half(), grid)
+
+
+def cancelling():
+    """A small difference of large values, of which float32 keeps some digits."""
+    first = nn.Linear(64, 256)
+    return FunctionOfLayers(
+        lambda model, values: 100 * (model.first(values) - model.second(values)),
+        first=first,
+        second=_moved(first, 1e-4),
+    ), (torch.randn(4, 64),)
+
+
+def _moved(layer, share):
+    moved = copy.deepcopy(layer)
+    moved.weight.data *= 1 + share * torch.rand(64)
+    return moved
 
 
 def indices():

@@ -91,6 +91,7 @@ def export_built(model: BuiltModel, params: Export.Params, store: LocalStore) ->
         notes = list(tied_inputs(program, f"method {name!r}"))
         program = with_usual_layouts(program, method.example_inputs[0], model.keyword_inputs or {})
     check_bounded(program, name)
+    notes += model.definition.notes if name == methods[0] else ()
     if bucket:
         check_stateless(program, bucket, model.definition)
         padded = try_padding(method, bucket) if method.padding else None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -11,6 +14,9 @@ from ....configs.verification import VerifyBounds
 from ....formats.pte.reader import open_pte
 from ...engine import kinds, stage
 from ...programs.payload import write_delivered
+
+if TYPE_CHECKING:
+    from ...results.figures import Figures
 
 PYTHON_PLACE = "pteforge.runtime.place"  # the module that runs files with the ExecuTorch of an environment
 
@@ -57,6 +63,8 @@ class Prove(stage.Stage, name="prove"):
         file: kinds.PteFile  # a plain file, or a payload of a fat one
         examples: Mapping[str, kinds.Examples]  # by method, of `export`
         data: kinds.PtdFile | None = None  # its weights, where they are in a file of their own
+        # of `export`, methods that nothing quantizes: which outputs are as exact as eager's
+        floating: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)
 
     class Outputs(stage.Roles):
         proofs: kinds.Finding
@@ -67,11 +75,15 @@ class Prove(stage.Stage, name="prove"):
         """Runs the file if the place has its backends; raises VerificationFailed if it fails, or an output is wrong."""
         from ...programs.values import load_value
         from ..running import load_libraries, missing_backends, without_device
-        from ..verification import verify_file
+        from ..verification import judged_by_eager_error, verify_file
 
         path, data_files = write_delivered(inputs.file, inputs.data, work)
         examples = {method: load_value(ref, work.store) for method, ref in inputs.examples.items()}
         place, backends = params.place, open_pte(path).backends
+
+        def judge(verify: Callable[[Mapping[str, Mapping[str, Any]]], Figures]) -> Figures:
+            return judged_by_eager_error(verify, examples, params.bounds, inputs.floating, work.store)
+
         figures, memory, no_device = None, [], False
         if place.command:
             from ..device import device_program, verify_program
@@ -80,12 +92,13 @@ class Prove(stage.Stage, name="prove"):
             missing = place.lacks(backends)
             if not missing:
                 with device_program(place.command, path, data_files, place.env) as program:
-                    figures = verify_program(program, examples, params.bounds)
+                    figures = judge(partial(verify_program, program, bounds=params.bounds))
                     memory = [] if place.is_python else measure_memory(program, examples)
         else:
             load_libraries(place.library, place.env)
             missing, no_device = missing_backends(backends), bool(without_device(backends))
-            figures = None if missing else verify_file(path, examples, params.bounds, data_files)
+            verify = partial(verify_file, path, bounds=params.bounds, data_files=data_files)
+            figures = None if missing else judge(verify)
         brief = figures and figures.brief().to_json()
         proof = {"about": place.about, "figures": brief, "not_run": missing, "no_device": no_device}
         return Prove.Outputs(

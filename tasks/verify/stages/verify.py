@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
+from functools import partial
 
 from ....configs.contract_file import Runtime
 from ....configs.verification import VerifyBounds
@@ -36,6 +37,8 @@ class Verify(stage.Stage, name="verify"):
         calibration: Mapping[str, kinds.ObservedSamples] = field(default_factory=dict)  # by method, of `quantize`
         samples: Mapping[str, kinds.Samples] = field(default_factory=dict)  # by method, of `calibration`
         exported: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)  # of `export`, the methods of `samples`
+        # of `export`, methods that nothing quantizes: which outputs are as exact as eager's
+        floating: Mapping[str, kinds.AtenProgram] = field(default_factory=dict)
         found: Mapping[str, kinds.FoundInputs] = field(default_factory=dict)  # of `search_inputs`, for any file
         reference: Mapping[str, kinds.ToCompare] = field(default_factory=dict)  # with `found`: what the file computes
 
@@ -76,8 +79,10 @@ class Verify(stage.Stage, name="verify"):
                     for name in params.on_examples
                 }
                 edge = EdgePrograms(inputs.edge, work.store) if inputs.edge else None
-                figures = verification.verify_file(
-                    path, examples, params.bounds, data_files, on_examples=of_quantized, edge=edge
+                verify = partial(verification.verify_file, path, bounds=params.bounds, data_files=data_files)
+                verify = partial(verify, on_examples=of_quantized, edge=edge)
+                figures = verification.judged_by_eager_error(
+                    verify, examples, params.bounds, inputs.floating, work.store
                 )
                 found = [Found(**load_value(ref, work.store)) for ref in inputs.found.values()]
                 references = (inputs.exported, inputs.reference)
@@ -92,5 +97,5 @@ class Verify(stage.Stage, name="verify"):
         notes = [note for stored in examples.values() for note in stored.get("notes", ())]
         notes += verification.same_for_all(examples, params.bounds)
         notes += [note for ref in inputs.notes.values() for note in work.store.read_json(ref)]
-        figures = replace(figures, calibration=calibration, notes=tuple(notes))
+        figures = replace(figures, calibration=calibration, notes=(*figures.notes, *notes))
         return Verify.Outputs(figures=work.store.put_json("finding", figures.to_json()))

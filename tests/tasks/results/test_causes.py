@@ -17,7 +17,7 @@ def test_entries_can_be_shown():
     """An entry names real stages, and its text uses groups that its pattern has."""
     for cause in CAUSES:
         assert set(cause.stages) <= {stage.name for stage in STAGES}, cause
-        groups = dict.fromkeys(re.compile(cause.pattern).groupindex, "x")
+        groups = dict.fromkeys(["recipe", *re.compile(cause.pattern).groupindex], "x")
         for text in (cause.problem, *cause.remedies):
             assert {name for _, name, _, _ in Formatter().parse(text) if name is not None} <= groups.keys(), cause
             assert text.format(**groups)
@@ -63,8 +63,11 @@ def test_what_fails_today(stages, name, stage, recipe, problem, remedy):
 )
 def test_inexact_outputs(found, problem):
     """What is far from eager's is not called less exact."""
-    (finding,) = known_causes("verify", f"method 'forward', example 0, output 0: SQNR {found} dB < 130.0 dB")
+    message = f"method 'forward', example 0, output 0: SQNR {found} dB < 130.0 dB (the smallest SQNR is {found} dB, "
+    (finding,) = known_causes("verify", message, recipe="mine")
     assert problem in finding.problem
+    bound = f"`--set recipes.mine.verify.min_sqnr_db={found.partition('.')[0]}`"
+    assert (bound in finding.remedies[-1]) == (problem == "less exactly")
     assert f"{found} dB of 130.0 dB" in finding.problem
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pteforge.configs.sources import TASKS, HuggingFaceSource
 from pteforge.errors import SourceError
 from pteforge.tasks.sources import huggingface
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -14,14 +15,27 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
     [
         ("bret", {"config": {}}, "transformers has no model_type 'bret'; did you mean 'bert'?"),
         ("bert", {"config": {"hidden_sise": 8}}, "BertConfig has no field 'hidden_sise'; did you mean 'hidden_size'?"),
-        ("bert", {"config": SMALL, "task": "fill-masks"}, "transformers knows no task 'fill-masks'"),
-        ("bert", {"config": SMALL, "task": "image-classification"}, "no class of transformers takes 'bert' for"),
+        ("bert", {"config": SMALL, "task": "fill-masks"}, "no task 'fill-masks'; did you mean 'fill-mask'?"),
+        (
+            "bert",
+            {"config": SMALL, "task": "image-classification"},
+            "no 'bert' for the task 'image-classification'; .*fill",
+        ),
+        ("llama", {"config": SMALL, "task": "image-classification"}, "it has some for .*text-generation"),
     ],
 )
 def test_arguments_that_make_no_model(name, arguments, problem):
     """Each is an error that names the argument, and what there is instead."""
     with pytest.raises(SourceError, match=problem):
         huggingface.Model(name, **arguments)
+
+
+def test_tasks():
+    """A zoo is refused for a task that is hardly misspelt; one that a newer transformers has is left to that."""
+    assert set(TASKS) == set(huggingface._TASKS)
+    assert HuggingFaceSource(huggingface="bert", task="fill-holes").task == "fill-holes"
+    with pytest.raises(ValueError, match="no task 'text-generaton'; did you mean 'text-generation'"):
+        HuggingFaceSource(huggingface="bert", task="text-generaton")
 
 
 def test_outputs_by_name():

@@ -57,6 +57,57 @@ ARCHITECTURES = {
 }
 
 
+STATE = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60, "state_size": 8, "eos_token_id": 0}
+HEADS = {"mamba_n_heads": 4, "mamba_d_state": 8}
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
+HYBRIDS = {
+    "lfm2": {**{k: v for k, v in GROUPED.items() if k != "head_dim"}, "layer_types": ["conv", "full_attention"]},
+    "mamba": STATE,
+    "falcon_mamba": STATE,
+    "mamba2": {**STATE, "num_heads": 4, "head_dim": 16, "n_groups": 2},
+    "jamba": {**SIZES, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1, **EXPERTS},
+    "bamba": {**SIZES, "num_key_value_heads": 2, "attn_layer_indices": [1], **HEADS},
+    "granitemoehybrid": {
+        **SIZES,
+        "num_key_value_heads": 2,
+        "layer_types": ["mamba", "attention"],
+        **HEADS,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "shared_intermediate_size": 32,
+    },
+    "falcon_h1": {**SIZES, "num_key_value_heads": 2, **HEADS, "mamba_d_head": 16, "mamba_d_ssm": 64},
+    "zamba2": {
+        **SIZES,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "mamba_d_state": 8,
+        "n_mamba_heads": 4,
+        "mamba_headdim": 16,
+        "layers_block_type": ["mamba", "hybrid", "mamba"],
+        "num_mem_blocks": 1,
+    },
+    "nemotron_h": {
+        **GROUPED,
+        "num_hidden_layers": 3,
+        "layers_block_type": ["mamba", "attention", "mlp"],
+        "n_groups": 2,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+    },
+    "qwen3_next": {**GROUPED, **DELTA, **EXPERTS, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "qwen3_5_text": {**GROUPED, **DELTA},
+}
+
+
 def made(kind: str, sizes: dict, **fields):
     torch.manual_seed(0)
     return model(kind.partition(",")[0], task="text-generation", config=sizes, sequence=CONTEXT, **fields)
@@ -68,9 +119,31 @@ def greedy(cached, prompt: torch.Tensor, count: int) -> list[int]:
     said, given, start = [], prompt, 0
     with torch.no_grad():
         for _ in range(count):
-            said.append(int(cached(given, torch.tensor([start])).argmax()))
-            given, start = torch.tensor([said[-1:]]), start + given.shape[1]
+            for part in given.split(1, 1) if cached.cache.recurrent else (given,):
+                logits = cached(part, torch.tensor([start]))
+                start += part.shape[1]
+            said.append(int(logits.argmax()))
+            given = torch.tensor([said[-1:]])
     return said
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_other_state(kind):
+    """States of convolutions and recurrent layers are kept; the tokens are eager's, also in a second text."""
+    definition = made(kind, HYBRIDS[kind])
+    cached, constants = definition.methods["forward"].module, definition.constant_methods
+    assert cached.cache.recurrent == (constants["get_max_seq_len"] == 1) == (kind != "lfm2")
+    for length in (9, 1):
+        prompt, count = torch.randint(2, 60, (1, length)), 10
+        options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "eos_token_id": None}
+        wanted = cached.model.generate(prompt, **options)[0, length:].tolist()
+        assert greedy(cached, prompt, count) == wanted
+        # what is left in the buffers is ignored at the start
+        tokens = prompt if kind == "lfm2" else prompt[:, :1]
+        with torch.no_grad():
+            cleared, used = cached(tokens, torch.tensor([0])), cached(tokens, torch.tensor([0]))
+        torch.testing.assert_close(cleared, used)
+    assert constants["get_max_context_len"] == CONTEXT
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -183,7 +256,6 @@ def test_prefill_and_decode():
     assert [call.method for call in definition.sequences[0]] == ["prefill", "decode_step", "decode_step"]
 
 
-LINEAR = {**GROUPED, "layer_types": ["linear_attention", "full_attention"]}
 NEO = {
     "hidden_size": 32,
     "num_layers": 2,
@@ -191,21 +263,17 @@ NEO = {
     "attention_types": [[["global", "local"], 1]],
     "window_size": 6,
 }
+RWKV = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60, "attention_hidden_size": 32}
 UNEQUAL = {**SIZES, "num_key_value_heads": 4, **LATENT, "v_head_dim": 4}
-STATE = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60}
 
 
 @pytest.mark.parametrize(
     ("kind", "sizes", "fields", "problem"),
     [
-        ("mamba", STATE, {}, r"layers of 'mamba' keep other state than keys and values \(linear_attention\)"),
-        ("rwkv", {**STATE, "attention_hidden_size": 32}, {}, "keeps no keys and values"),
-        (
-            "qwen3_next",
-            LINEAR,
-            {},
-            r"layers of 'qwen3_next' keep other state than keys and values \(linear_attention\)",
-        ),
+        ("mamba", STATE, {"sinks": 4}, "'mamba' has no rotary position embeddings"),
+        ("mamba2", HYBRIDS["mamba2"], {"prefill": True}, "layers of 'mamba2' take one token at a time"),
+        ("lfm2", HYBRIDS["lfm2"], {"sinks": 4}, "'lfm2' keep other state than keys and values; leave it out"),
+        ("rwkv", RWKV, {}, "keeps no keys and values"),
         ("gpt_neo", NEO, {}, "'gpt_neo' computes other logits with a cache of static size"),
         ("gemma2", WINDOWS, {"attention": "custom_sdpa"}, "cannot do what Gemma2Attention asks for"),
         ("deepseek_v3", UNEQUAL, {"attention": "custom_sdpa"}, "needs keys and values of one shape"),

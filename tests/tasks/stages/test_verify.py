@@ -1,6 +1,7 @@
 """verify: right files pass, wrong ones do not, and the figures are those of what was run."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from pteforge.errors import VerificationFailed
 from pteforge.formats.nfat.contents import Description
 from pteforge.formats.nfat.pack import pack_v2
 from pteforge.formats.pte.reader import read_pte
-from pteforge.tasks.results.figures import Figures
+from pteforge.tasks.results.figures import Figures, summarize
+from pteforge.tasks.verify.verification import judged_by_eager_error, run_cases
 from pteforge.tests.lowering import PORTABLE, XNNPACK, lower_directly, recipe
 
 
@@ -197,6 +199,26 @@ def test_eager_rounds_more_than_the_file(lower):
     figures = lower("builders:half_grid_sample", PORTABLE).figures
     assert figures["overall"]["sqnr_db"] < 40
     assert all(case["lost_db"] < -10 for case in figures["cases"])
+
+
+def test_eager_is_far_from_float64(lower):
+    """Where eager's own error in float32 is as large, a file passes, and the figures have both; a wrong one fails."""
+    lowered = lower("builders:cancelling", XNNPACK)
+    assert 40 < lowered.figures["overall"]["sqnr_db"] < 80
+    assert re.search(r"dB of eager; eager is \d\d\.\d dB from float64, the file \d\d\.\d dB", *lowered.figures["notes"])
+    examples = {"forward": lowered.value("export", "examples")}
+
+    def check(examples):
+        wrong = [[1.03 * value for value in outputs] for outputs in examples["forward"]["outputs"]]
+        program = SimpleNamespace(run=lambda calls: [wrong.pop(0) for _ in calls])
+        return summarize(run_cases(program, examples, VerifyBounds()))
+
+    with pytest.raises(
+        VerificationFailed, match=r"[23]\d\.\d dB < 80\.0 dB \(eager is [4-7]\d\.\d dB from float64, the file"
+    ):
+        judged_by_eager_error(
+            check, examples, VerifyBounds(), {"forward": lowered.outputs["export"]["program"]}, lowered.store
+        )
 
 
 def test_indices_agree_or_not(lower, made):
