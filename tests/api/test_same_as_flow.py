@@ -74,7 +74,7 @@ def test_each_finds_what_the_other_made(tmp_path, ran):
             theirs = pteforge.export(built(builder), recipe=recipes[name], name=model, store=store)
             assert (tmp_path / "out" / model / f"{name}.pte").read_bytes() == theirs.pte
             live = {"export", "report"} | ({"source_transform"} if name == "transformed" else set())
-            assert ran(theirs) == live, name
+            assert ran(theirs) == live, (name, theirs.why())
 
     recipe = recipes["fat"]
     theirs = pteforge.export(built("builders:mlp"), recipe=recipe, name="net", store=store)

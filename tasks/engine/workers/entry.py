@@ -42,6 +42,9 @@ _SWITCHES = (
     _Switch(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     _Switch(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
     _Switch(torch.is_warn_always_enabled, torch.set_warn_always, False),
+    # torch.export switches these off while it traces. Two threads that do so leave them off, and sums change.
+    _Switch(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True),  # noqa: SLF001 - the public setter warns
+    _Switch(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),  # noqa: SLF001 - as above
     _Switch(random.getstate, random.setstate),
     _Switch(np.random.get_state, np.random.set_state),
     _Switch(lambda: _DISTRIBUTION._validate_args, partial(setattr, _DISTRIBUTION, "_validate_args"), _NEVER),  # noqa: SLF001 - has a public setter only

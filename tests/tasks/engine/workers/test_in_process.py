@@ -40,6 +40,7 @@ def state(folder):
     np.random.seed(1)  # noqa: NPY002 - as below
     torch.manual_seed(1)
     modes = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")]
+    modes += [torch.backends.mkldnn.enabled]
     return [torch.get_num_threads(), str(torch.get_default_dtype()), *modes]
 
 
@@ -57,16 +58,19 @@ def test_state(tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     torch.set_default_dtype(torch.float64)
+    libraries = torch.backends.mkldnn.set_flags(False)
     before = (random.getstate(), numpy_state(), torch.get_rng_state())
     folder = Path.cwd()
     try:
         with torch.inference_mode(), torch.autocast("cpu", enabled=True), as_in_a_process():
             found = state(tmp_path)
         assert (torch.get_num_threads(), torch.get_default_dtype()) == (2, torch.float64)
+        assert not torch.backends.mkldnn.enabled
     finally:
         torch.set_num_threads(threads)
         torch.set_default_dtype(torch.float32)
-    assert found == [1, "torch.float32", True, False, False]
+        torch.backends.mkldnn.set_flags(*libraries)
+    assert found == [1, "torch.float32", True, False, False, True]
     assert before[:2] == (random.getstate(), numpy_state())
     assert torch.equal(before[2], torch.get_rng_state())
     assert Path.cwd() == folder
