@@ -39,13 +39,16 @@ ResolvedSource = BuilderSource | ProgramSource
 
 TASKS = (
     *("any-to-any", "audio-classification", "audio-text-to-text", "automatic-speech-recognition", "decision"),
-    *("depth-estimation", "document-question-answering", "feature-extraction", "fill-mask", "image-classification"),
-    *("image-feature-extraction", "image-segmentation", "image-text-to-text", "keypoint-matching", "mask-generation"),
-    *("object-detection", "table-question-answering", "text-classification", "text-generation", "text-to-audio"),
+    *("depth-estimation", "document-question-answering", "feature-extraction", "fill-mask"),
+    *("image-classification", "image-feature-extraction", "image-segmentation", "image-text-to-text"),
+    *("keypoint-matching", "mask-generation", "object-detection", "sentence-similarity"),
+    *("table-question-answering", "text-classification", "text-generation", "text-to-audio"),
     *("text2text-generation", "token-classification", "video-classification", "zero-shot-audio-classification"),
     *("zero-shot-classification", "zero-shot-image-classification", "zero-shot-object-detection"),
 )
-"""Those of transformers 5.24; a newer one may have more."""
+"""Those of transformers 5.24, which may have more by now, and the Hub's name for those of sentence-transformers."""
+
+SENTENCES = "sentence-similarity"
 
 LinearScheme = Literal["8da4w", "8da8w", "4w", "8w"]
 """Bits of weights of linear layers, and of activations, whose scales are computed at run time, before `da`."""
@@ -117,7 +120,9 @@ class HuggingFaceSource(FrozenModel):
     )
     adapter_revision: str | None = Field(None, description="Branch, tag or commit of the adapter; left out: main.")
     task: str | None = Field(
-        None, description="Task of a pipeline of transformers, such as fill-mask; left out: what the model is made for."
+        None,
+        description="Task of a pipeline of transformers, such as fill-mask, or sentence-similarity for embeddings as "
+        "sentence-transformers makes them; left out: what the model is made for.",
     )
     config: dict[str, JsonValue] | None = Field(
         None, description="Fields of the configuration that replace the model's own. The weights are random then."
@@ -165,7 +170,10 @@ class HuggingFaceSource(FrozenModel):
         "`compile: {share_mutable_buffers: true}`.",
     )
     audio_frames: StrictInt | None = Field(
-        None, ge=1, description="Frames of sound per `audio_encoder` call; left out: 30 seconds or the model's window."
+        None,
+        ge=1,
+        description="Frames of sound per `audio_encoder` call, or most samples or frames of a model with CTC; left "
+        "out: 30 seconds or the model's window.",
     )
 
     @field_validator("task")

@@ -2,8 +2,9 @@
 
 from .generation import Generated, GenerationOptions, generate
 from .host import LoadedProgram, load, metadata
+from .tasks import Label
 
-__all__ = ["Generated", "GenerationOptions", "LoadedProgram", "generate", "load", "metadata"]
+__all__ = ["Generated", "GenerationOptions", "Label", "LoadedProgram", "generate", "load", "metadata"]
 
 
 def __dir__() -> list[str]:

@@ -19,9 +19,10 @@ from typing import Any, Literal, TypedDict, Unpack
 from ..errors import InputError, PteforgeError, runtime_reasons
 from ..formats.media import TOKENIZERS
 from ..formats.pte.contents import PteFile, ScalarSpec, TensorSpec
+from ..formats.pte.metadata import read_metadata
 from ..formats.pte.reader import open_pte
 
-Kind = Literal["language model", "encoder-decoder", "multimodal"]
+Kind = Literal["language model", "encoder-decoder", "multimodal", "CTC"]
 
 VISION, AUDIO = "vision_encoder", "audio_encoder"
 
@@ -128,6 +129,9 @@ def kind_of(file: Path, pte: PteFile) -> Kind:
         return "encoder-decoder"
     if {"forward", "prefill"} & names and "get_max_seq_len" in constants_of(pte):
         return "language model"
+    described = read_metadata(file, pte)
+    if "forward" in names and "audio.sampling_rate" in described and "tokenizer.vocab_size" in described:
+        return "CTC"
     raise InputError(
         f"{file} generates no text: it has {', '.join(sorted(names)) or 'no methods'}; a language model has `forward` "
         "and `get_max_seq_len`, others have `text_decoder` with `encoder` or `token_embedding`"
@@ -201,7 +205,7 @@ def _check(request: GenerationRequest) -> None:
     pte = open_pte(file)
     kind, names = kind_of(file, pte), {method.name for method in pte.methods}
     transduces, sound = kind == "encoder-decoder", request.audio is not None
-    transcribes = transduces and encodes_sound(pte)
+    transcribes = (transduces and encodes_sound(pte)) or kind == "CTC"
     paths = [path for path in (*request.images, request.audio) if isinstance(path, str | Path)]
     missing = next((path for path in paths if not Path(path).is_file()), "")
     for wrong, problem in (

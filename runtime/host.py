@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from ..errors import InputError, PteforgeError, first_line
+from ..formats.media import required
 from ..formats.nfat.container import V1, FatFile, is_fat, open_fat
 from ..formats.nfat.contents import BACKEND_ID
 from ..formats.pte.buckets import Bucket, choose_bucket, fit_bucket, read_buckets
@@ -17,7 +19,8 @@ from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
 from ..formats.pte.reader import open_pte
-from . import selection
+from . import selection, tasks
+from .generation import Generated, GenerationOptions, generate
 from .signature import call_mismatch, inputs_problem
 
 _Item = TypeVar("_Item")
@@ -26,7 +29,12 @@ _CONTEXT = "get_max_context_len"  # constant method of a language model: how man
 
 
 def load(
-    path: str | Path, *, prefer: Iterable[str] = (), exclude: Iterable[str] = (), data_files: Iterable[str | Path] = ()
+    path: str | Path,
+    *,
+    recipe: str = "",
+    prefer: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    data_files: Iterable[str | Path] = (),
 ) -> LoadedProgram:
     """Loads a `.pte` file into ExecuTorch's Python runtime.
 
@@ -34,21 +42,58 @@ def load(
     whose methods load, and which passes its own check, if any.
 
     Args:
-        path: the file, fat or plain.
+        path: the file, fat or plain; or the folder of a model that `pteforge export` made or `pteforge release fetch`
+            has fetched; or ``hf://org/name/MODEL``, with ``@revision`` after the name, of a release on the Hugging Face
+            Hub, which is downloaded.
+        recipe: of a folder, which of its files.
         prefer: names of payloads to try first, in this order.
         exclude: names of payloads not to try.
-        data_files: `.ptd` files with external weights.
+        data_files: `.ptd` files with external weights; by default that of a folder's file.
 
     Raises:
-        InputError: the file cannot be read, is damaged, or needs something that this machine lacks; a `.ptd` is missing
-            or belongs to another file; there is no payload with a given name. As NoPayloadFits if no payload of a fat
-            file can run.
+        InputError: the folder has no file, or several and `recipe` names none; the file cannot be read, is damaged, or
+            needs something that this machine lacks; a `.ptd` is missing or belongs to another file; there is no payload
+            with a given name. As NoPayloadFits if no payload of a fat file can run.
         PteforgeError: the runtime rejects a plain file.
     """
-    file, preference = Path(path), selection.Preference(_as_tuple(prefer), _as_tuple(exclude))
-    data_paths = tuple(map(Path, _as_tuple(data_files)))
+    preference, data_paths = (
+        selection.Preference(_as_tuple(prefer), _as_tuple(exclude)),
+        tuple(map(Path, _as_tuple(data_files))),
+    )
+    folder = _from_hub(path) if isinstance(path, str) and path.startswith(_HUB) else Path(path)
+    file = _file_in(folder, recipe) if folder.is_dir() else folder
+    if folder.is_dir() and not data_paths and (data := file.with_suffix(".ptd")).is_file():
+        data_paths = (data,)
     pte = open_pte(file)
     return _load_fat(file, preference, data_paths) if is_fat(pte) else _load_plain(file, pte, preference, data_paths)
+
+
+_HUB = "hf://"
+
+
+def _from_hub(url: str) -> Path:
+    """Downloads a model's folder of a release on the Hugging Face Hub, unless its cache has it."""
+    hub = required("huggingface_hub", "hf")
+    owner, _, rest = url.removeprefix(_HUB).partition("/")
+    repo, _, folder = rest.partition("/")
+    name, _, revision = repo.partition("@")
+    if not (name and folder):
+        raise InputError(f"{url} names no model: write {_HUB}org/name/MODEL")
+    try:
+        there = hub.snapshot_download(f"{owner}/{name}", revision=revision or None, allow_patterns=[f"{folder}/*"])
+    except (OSError, ValueError) as error:  # the Hub's own errors are among these
+        raise InputError(f"{url} cannot be downloaded: {first_line(error)}") from error
+    return Path(there) / folder
+
+
+def _file_in(folder: Path, recipe: str) -> Path:
+    """The `.pte` file of a recipe in a model's folder, or its only one."""
+    names = sorted(path.stem for path in folder.glob("*.pte") if not path.stem.endswith(".rejected"))
+    if (recipe and recipe not in names) or (not recipe and len(names) != 1):
+        there = f"it has {', '.join(names)}: name one (recipe=...)" if names else "it has none"
+        wanted = f"the recipe {recipe!r}" if recipe else "its recipe"
+        raise InputError(f"{folder} does not say which file by {wanted}: {there}")
+    return folder / f"{recipe or names[0]}.pte"
 
 
 def metadata(path: str | Path) -> dict[str, MetadataValue]:
@@ -87,6 +132,55 @@ class LoadedProgram:
     _mismatches: Mapping[str, str] = field(repr=False)
     _advice: str = field(default="", repr=False)
     _buckets: Mapping[str, Sequence[Bucket]] = field(default_factory=dict, repr=False)
+    _data: Path | None = field(default=None, repr=False)
+    processors: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # those that are loaded
+
+    @property
+    def file(self) -> Path:
+        return self._file
+
+    @cached_property
+    def metadata(self) -> dict[str, MetadataValue]:
+        """What the file says about its model, as `pteforge.runtime.metadata` returns it."""
+        return read_metadata(self._file)
+
+    @property
+    def signature(self) -> Method:
+        """Inputs and outputs of `forward`; InputError if the file has no such method."""
+        if tasks.METHOD not in self._signatures:
+            raise InputError(f"{self._file} has no method {tasks.METHOD!r}; it has {', '.join(self.methods)}")
+        return self._signatures[tasks.METHOD]
+
+    def generate(self, prompt: str = "", **options: Unpack[GenerationOptions]) -> Generated:
+        """Generates text, in a process of its own; see `pteforge.runtime.generate`."""
+        return generate(self._file, prompt, data=self._data, **options)
+
+    def transcribe(self, sound: Any, **options: Unpack[GenerationOptions]) -> Generated:
+        """What is said in a sound: a path, or samples [samples] and their rate in hertz. Raises as `generate`."""
+        return self.generate(**{**options, "audio": sound})
+
+    def classify(self, item: Any, *, pair: str = "", top: int = 5) -> list[tasks.Label]:
+        """The likeliest classes of an input; of a model for tokens, the parts of a text that have a class.
+
+        Inputs are prepared by the tokenizer or processor next to the file, or by the file's metadata. Longer texts are
+        cut.
+
+        Args:
+            item: a text; an image, of Pillow or its path; or a sound, as `transcribe` takes it.
+            pair: a second text, of a model for pairs.
+            top: how many classes to return at most.
+
+        Raises InputError if the file does not classify, or not such an input. As `run`.
+        """
+        return tasks.classify(self, item, pair, top)
+
+    def embed(self, items: Any) -> Any:
+        """Embeddings [items, dimensions] of a list of texts, images or sounds, or of one; raises as `classify`."""
+        return tasks.embed(self, items if isinstance(items, list) else [items])
+
+    def rank(self, query: str, texts: Iterable[str]) -> list[float]:
+        """Scores from 0 to 1 of texts by how well they answer a query, of a reranker; raises as `classify`."""
+        return [self.classify(query, pair=text, top=1)[0].score for text in texts]
 
     def choose_bucket(self, method: str, inputs: Sequence[Any]) -> str:
         """The name of a method's smallest bucket that takes inputs, padded or not; InputError without one."""
@@ -195,7 +289,7 @@ def _load_plain(
     buckets = read_buckets(read_metadata(file, pte))
     static = {bucket.name for sizes in buckets.values() for bucket in sizes}  # which have no state
     programs = selection.load_programs(pte.methods, lambda: _load_program(file, data), stateless=static)
-    return LoadedProgram(None, (), names, file, programs, signatures, {}, _advice(file, pte, data), buckets)
+    return LoadedProgram(None, (), names, file, programs, signatures, {}, _advice(file, pte, data), buckets, data)
 
 
 def _advice(file: Path, pte: PteFile, data: Path | None) -> str:
@@ -227,6 +321,7 @@ def _load_fat(file: Path, preference: selection.Preference, data_files: Sequence
         {method.name: method for method in delegated},
         {name: problem for name, problem in mismatches.items() if problem},
         _buckets=read_buckets(read_metadata(file)),
+        _data=next(iter(data_files), None),
     )
 
 

@@ -114,6 +114,8 @@ class _Generation:
         kind = kind_of(self.request.file, self.pte)
         if kind == "encoder-decoder":
             return self._transduce()
+        if kind == "CTC":
+            return self._recognize()
         prompt = ""
         if kind == "multimodal":
             names = {VISION: "image_token_id", AUDIO: "audio_token_id"}
@@ -250,6 +252,14 @@ class _Generation:
                 yield token
             if token in self.ends:
                 return
+
+    def _recognize(self) -> Generated:
+        """The text of the likeliest token of each frame: the tokenizer drops what repeats, and blanks (CTC)."""
+        features = sound_features(self.request.audio, self.request.folder)
+        tokens = self._loaded()("forward", features)[0].argmax(-1).tolist()
+        self.text.tick()
+        self.text.add_mark(self.tokenizer.decode(tokens, skip_special_tokens=not self.request.special))
+        return self._done("pteforge", len(tokens))
 
     def _transduce(self) -> Generated:
         """Generates with an encoder-decoder, with the prompt and the rules for tokens of `generate` of transformers."""

@@ -18,8 +18,9 @@ from transformers import AutoFeatureExtractor, PretrainedConfig
 
 from ...configs.model import ModelDefinition
 from ...errors import SourceError
-from .huggingface import NO_PROCESSOR, SAMPLING_RATE, Options, accepted, audio_metadata, parts_of, tone
+from .huggingface import SAMPLING_RATE, Options, accepted, parts_of, tone
 from .multimodal import Encoder, Example, Inputs, Modality, generating
+from .processors import NO_PROCESSOR, audio_metadata
 
 AUDIO = Modality("audio_encoder", "get_audio_features", "audio_token_id", "a sound")
 

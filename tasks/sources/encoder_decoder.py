@@ -20,16 +20,8 @@ from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError, first_line
 from . import huggingface
 from .kv_cache import KvCache, cache_shapes
-from .text_generation import assets_of, check_logits, constants, without_tokenizer
-
-_SECONDS = 30  # longest sound of a model that takes any length; Whisper's is as long
-
-_FILES = (
-    *("preprocessor_config.json", "processor_config.json", "generation_config.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "normalizer.json", "spiece.model", "sentencepiece.bpe.model"),
-    *("source.spm", "target.spm", "vocab.json"),
-)
-"""Settings of feature extractors and of generation, and tokenizers that are no `tokenizer.json`, as Marian's."""
+from .processors import PROCESSORS, VOCABULARIES, assets_of, audio_metadata, without_tokenizer
+from .text_generation import check_logits, constants
 
 _TOKENS = ("decoder_start_token_id", "forced_bos_token_id", "no_timestamps_token_id", "begin_suppress_tokens")
 """Settings of generation that the file says under their own names."""
@@ -120,8 +112,8 @@ def model(name: str, **fields: Any) -> ModelDefinition | huggingface.Model:
     calls = [(prompt[:, start:end], encoded, torch.tensor([start])) for start, end in parts]
     tokens = {1: Dim("tokens", min=1, max=decoder.cache.context)}
     frames = {1: Dim("frames", min=1, max=longest)} if sizes else None
-    sound = {} if example.dtype is torch.int64 else {"audio": huggingface.audio_metadata(repo)}
-    assets = assets_of(repo, _FILES)
+    sound = {} if example.dtype is torch.int64 else {"audio": audio_metadata(repo)}
+    assets = assets_of(repo, (*PROCESSORS, *VOCABULARIES, "generation_config.json"))
     return ModelDefinition(
         {
             "encoder": MethodDefinition(encoder, [(example,)], (sizes,)),
@@ -129,7 +121,7 @@ def model(name: str, **fields: Any) -> ModelDefinition | huggingface.Model:
         },
         constant_methods=_constants(loaded, decoder, longest),
         assets=assets,
-        notes=without_tokenizer(options, assets),
+        notes=without_tokenizer(options.name, options.config, assets),
         sequences=[[MethodCall("encoder", (example,)), *(MethodCall("text_decoder", call) for call in calls)]],
         metadata=huggingface.describe_generating(repo, configuration, decoder.cache.context, **sound),
     )
@@ -200,8 +192,8 @@ def _sizes(
     if example.dtype is torch.int64:
         return {1: Dim("length", min=1, max=min(sequence, huggingface.positions_of(config)))}
     if example.dim() == 2:
-        rate = huggingface.audio_metadata(repo).get("sampling_rate", example.shape[1])
-        return {1: Dim.AUTO(min=rate // 10, max=_SECONDS * rate)}
+        rate = audio_metadata(repo).get("sampling_rate", example.shape[1])
+        return {1: Dim.AUTO(min=rate // 10, max=huggingface.SECONDS * rate)}
     return None
 
 

@@ -26,6 +26,9 @@ _ARGUMENTS = {
 }
 """Fields of a source that its builder takes as they are."""
 
+MODULES = "modules.json"
+"""What a repository of sentence-transformers has: the layers after the encoder."""
+
 _OLD_WEIGHTS = "pytorch_model*.bin"  # read where a repository has no safetensors
 
 
@@ -69,6 +72,9 @@ def _of_transformers(source: sources.HuggingFaceSource, folder: Path) -> sources
     repo, named = _locate(source.huggingface, source.revision, folder, partial(_is_model, source=source), read)
     if _is_adapter(repo):
         return _of_transformers(_with_base(source, repo, folder), folder)
+    if _embeds_sentences(repo):
+        source = source.model_copy(update={"task": source.task or sources.SENTENCES})
+        kwargs["task"] = source.task
     weights: dict[str, JsonValue] = {}
     if source.gguf:
         _require("gguf", "gguf", f"gguf: {source.gguf}")
@@ -79,11 +85,7 @@ def _of_transformers(source: sources.HuggingFaceSource, folder: Path) -> sources
         described = {"architectures": ["ForCausalLM"]}  # nearly all are, and `task` says otherwise
     else:
         described = _described(repo, source)
-    files = {path for pattern in (*_READ, _OLD_WEIGHTS) for path in repo.glob(pattern)}
-    if source.gguf:
-        files = {path for path in files if path.suffix not in {".safetensors", ".bin"}} | {repo / source.gguf}
-    elif source.config is None:
-        files |= {*_weights_of(repo, described)}  # an index may name files in folders below
+    files = _files(repo, source, described)
     if source.adapter:
         _require("peft", "lora", f"adapter: {source.adapter}")
         adapter, named_adapter = _locate(source.adapter, source.adapter_revision, folder, _has_adapter, _READ)
@@ -99,6 +101,25 @@ def _of_transformers(source: sources.HuggingFaceSource, folder: Path) -> sources
         raise SourceError(f"huggingface: {source.huggingface}: `merge: false` needs an `adapter`")
     kwargs["weights"] = weights or None
     return _built(_builder(source, described), {**named, **kwargs}, tuple(sorted(files)))
+
+
+def _embeds_sentences(repo: Path) -> bool:
+    """Whether a repository is that of a model of sentence-transformers which pools states of tokens."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return any(str(module["type"]).endswith(".Pooling") for module in json.loads((repo / MODULES).read_bytes()))
+    return False
+
+
+def _files(repo: Path, source: sources.HuggingFaceSource, described: Mapping[str, Any]) -> set[Path]:
+    """The files of a repository that its model and processors read."""
+    files = {path for pattern in (*_READ, _OLD_WEIGHTS) for path in repo.glob(pattern)}
+    if source.gguf:
+        return {path for path in files if path.suffix not in {".safetensors", ".bin"}} | {repo / source.gguf}
+    if source.task == sources.SENTENCES:
+        files |= {path for pattern in ("*.json", "*.safetensors") for path in repo.glob(f"*_*/{pattern}")}
+    if source.config is None:
+        files |= {*_weights_of(repo, described)}  # an index may name files in folders below
+    return files
 
 
 def _locate(
@@ -202,10 +223,10 @@ def _builder(source: sources.HuggingFaceSource, described: Mapping[str, Any]) ->
                 kind = f"that generate text from {'images' if images else 'sounds'} have none yet"
                 raise SourceError(f"huggingface: {source.huggingface}: leave `{field}` out: models {kind}")
         _check_fields(source, ("sinks", "prefill"), generates=False)
-    if source.audio_frames is not None and not sounds:
+    if source.audio_frames is not None and not sounds and not _is_named(described, "ForCTC"):
         raise SourceError(
-            f"huggingface: {source.huggingface}: leave `audio_frames` out: only models that generate text from sounds "
-            f"and text (`task: {_AUDIO_TASK}`) have it"
+            f"huggingface: {source.huggingface}: leave `audio_frames` out: only models with CTC, and those "
+            f"that generate text from sounds and text (`task: {_AUDIO_TASK}`), have it"
         )
     if images:
         return "multimodal:model"

@@ -18,13 +18,26 @@ import torch
 
 from ...configs.base import did_you_mean
 from ...configs.metadata import QUANTIZED
-from ...configs.sources import is_folder
+from ...configs.sources import SENTENCES, is_folder
 from ...errors import SourceError, first_line
 from ...formats.checkpoint import ENTRIES
 from ..programs.weights import cast_on_use
 from ..upstream.torch_export import import_torchvision
 from ..upstream.transformers import weights_cast_on_use
 from .prequantized import floating_point, in_floating_point, is_read
+from .processors import (
+    NO_PROCESSOR,
+    PROCESSORS,
+    VOCABULARIES,
+    audio_metadata,
+    files_of,
+    find_file,
+    image_preprocessing,
+    load_processor,
+    tokenizer_files,
+    tokenizer_metadata,
+)
+from .sentences import SentenceHead
 
 import_torchvision()
 import transformers
@@ -42,14 +55,18 @@ from transformers import (
 from transformers.exporters.exporter_dynamo import reset_model_state
 from transformers.exporters.utils import apply_patches
 from transformers.pipelines import SUPPORTED_TASKS
-from transformers.utils import cached_file
 
 TEXT = "The quick brown fox jumps over the lazy dog, and a few more words follow until the line is long enough. "
 SAMPLING_RATE = 16_000  # of the example sound, in Hz
+SECONDS = 30  # longest sound of a model that takes any length; Whisper's is as long
+_FRAME_RATE = 100  # frames of features in a second
+_SOUNDS = {"input_values": "samples", "input_features": "frames"}
+"""Inputs for a sound, and what their second dimension counts."""
 
 _TASKS = {name: described["pt"] for name, described in SUPPORTED_TASKS.items()}
 _TASKS["audio-text-to-text"] = (AutoModelForMultimodalLM, AutoModelForSeq2SeqLM)  # the hub's, without a pipeline
 _TASKS["text2text-generation"] = (AutoModelForSeq2SeqLM,)  # without a pipeline since transformers 5
+_TASKS[SENTENCES] = _TASKS["feature-extraction"]
 _NO_OUTPUTS = {"cache", "past_key_values", "encoder_hidden_states", "hidden_states", "attentions"}
 
 
@@ -95,8 +112,12 @@ class Model:
         options = Options(name, **fields)
         self._repo = options.repo
         self.model, self.config = options.load()
-        self._padded = bool(options.padding)
-        self._batch = options.batch or (1 if self._padded else 4)
+        self._padded, self._ctc = bool(options.padding), type(self.model).__name__.endswith("ForCTC")
+        self._batch = options.batch or (1 if self._padded or self._ctc else 4)
+        self._frames = options.audio_frames
+        self._head = SentenceHead(self._repo) if options.task == SENTENCES else None
+        if self._head and options.outputs:
+            raise SourceError(f"leave `outputs` out: a model for {SENTENCES} returns embeddings")
         positions = positions_of(self.config) - (0 if self._padded else 2)  # some begin to count at 2
         self._sequence = min(options.sequence or 128, positions)
         size = options.image_size
@@ -107,7 +128,7 @@ class Model:
             self._fix_positions()
 
     def get_eager_model(self) -> torch.nn.Module:
-        return _with_signature(self.model, tuple(self._inputs), self._outputs, resized=bool(self._size))
+        return _with_signature(self.model, tuple(self._inputs), self._outputs, self._head, resized=bool(self._size))
 
     def get_example_inputs(self) -> tuple[torch.Tensor, ...]:
         return tuple(self._inputs.values())
@@ -124,14 +145,23 @@ class Model:
             if self._size:
                 metadata["image"]["size"] = self._size
                 metadata["image"].pop("resize", None)  # before images are cropped to another size
-        if self._inputs.keys() & {"input_values", "input_features"}:
+        if self._inputs.keys() & {*_SOUNDS}:
             metadata["audio"] = audio_metadata(self._repo)
-        if "input_ids" in self._inputs:
+        if "input_ids" in self._inputs or self._ctc:
             metadata["tokenizer"] = tokenizer_metadata(self._repo, self.config)
         labels = self.config.id2label or {}
         if any(label != f"LABEL_{index}" for index, label in labels.items()):
             metadata["labels"] = [str(labels[index]) for index in sorted(labels)]
         return metadata
+
+    def get_assets(self) -> dict[str, bytes]:
+        """The files of the tokenizer and of processors, with which apps make inputs."""
+        assets = tokenizer_files(self._repo) if "input_ids" in self._inputs or self._ctc else {}
+        if (self._ctc or "input_ids" in self._inputs) and "tokenizer.json" not in assets:
+            assets |= files_of(self._repo, VOCABULARIES)
+        if self._inputs.keys() & {"pixel_values", *_SOUNDS}:
+            assets |= files_of(self._repo, PROCESSORS)
+        return assets
 
     def _dims(self, name: str, tensor: torch.Tensor) -> dict[int, Any]:
         if self._padded:
@@ -139,6 +169,9 @@ class Model:
         dims: dict[int, Any] = {0: named_hint("batch", self._batch)} if self._batch > 1 else {}
         if self._sequence > 1 and tensor.dtype is torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1:
             dims[1] = named_hint("decoder_" * name.startswith("decoder_") + "sequence", self._sequence)
+        if self._ctc:
+            unit, second = _SOUNDS[name], audio_metadata(self._repo).get("sampling_rate", SAMPLING_RATE)
+            dims[1] = named_hint(unit, self._frames or SECONDS * (second if unit == "samples" else _FRAME_RATE))
         return dims
 
     def get_padding(self) -> dict[str, float]:
@@ -161,7 +194,7 @@ class Model:
             inputs |= self._image(batch)
         inputs = {name: value for name, value in inputs.items() if name in names}
         name = self.model.main_input_name
-        if name in names and name in ("input_values", "input_features"):
+        if name in names and name in _SOUNDS:
             inputs[name] = example_sound(self._repo, self.config, name, batch)
         if inputs.keys() >= {"input_ids", "pixel_values"}:
             self._name_images(inputs)
@@ -280,79 +313,6 @@ def _license(repo: Mapping[str, Any]) -> str | None:
         return None
     named = card and (card.license_name if card.license == "other" else card.license)
     return str(named) if named else None
-
-
-def find_file(repo: Mapping[str, Any], name: str) -> Path | None:
-    # transformers' own processors pass these arguments to learn whether there is a file (transformers 5.23).
-    path = cached_file(
-        repo["pretrained_model_name_or_path"],
-        name,
-        revision=repo["revision"],
-        local_files_only=True,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return Path(path) if path else None
-
-
-NO_PROCESSOR = (OSError, ValueError, KeyError, ImportError)
-"""What `from_pretrained` raises for a model that has no tokenizer, image processor or feature extractor."""
-
-
-def load_processor(kind: Any, repo: Mapping[str, Any]) -> Any:
-    """The model's processor of a kind, such as `AutoTokenizer`; None where it has none."""
-    with contextlib.suppress(*NO_PROCESSOR):
-        return kind.from_pretrained(**repo)
-    return None
-
-
-def tokenizer_metadata(repo: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
-    """The algorithm and the template of the model's tokenizer, and the tokens that its configuration names."""
-    text = config.get_text_config(decoder=True)
-    ends = getattr(text, "eos_token_id", None)
-    metadata = {
-        "vocab_size": getattr(text, "vocab_size", None),
-        "bos_token_id": getattr(text, "bos_token_id", None),
-        "eos_token_ids": ends if isinstance(ends, list) or ends is None else [ends],
-    }
-    tokenizer = load_processor(AutoTokenizer, repo)
-    if tokenizer is not None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        metadata["model"] = type(backend.model).__name__ if backend else None
-        metadata["chat_template"] = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
-    return {key: value for key, value in metadata.items() if value is not None}
-
-
-def image_preprocessing(repo: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model's image processor does; nothing where it has none."""
-    processor = load_processor(AutoImageProcessor, repo)
-    if processor is None:
-        return {}
-    metadata: dict[str, Any] = {"channels": "RGB"}
-    crop, size = getattr(processor, "crop_size", None) or {}, getattr(processor, "size", None) or {}
-    cropped = getattr(processor, "do_center_crop", False) and "height" in crop
-    final = crop if cropped else size
-    if "height" in final:
-        metadata["size"] = [final["height"], final["width"]]
-    if cropped and "shortest_edge" in size:
-        metadata["resize"] = size["shortest_edge"]
-    if getattr(processor, "do_resize", False) and (resample := getattr(processor, "resample", None)) is not None:
-        metadata["interpolation"] = _RESAMPLING.get(int(resample))
-    if getattr(processor, "do_rescale", False):
-        metadata["rescale"] = processor.rescale_factor
-    if getattr(processor, "do_normalize", False):
-        metadata |= {"mean": list(processor.image_mean), "std": list(processor.image_std)}
-    return {key: value for key, value in metadata.items() if value is not None}
-
-
-_RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))
-"""Names of PIL.Image.Resampling."""
-
-
-def audio_metadata(repo: Mapping[str, Any]) -> dict[str, Any]:
-    extractor = load_processor(AutoFeatureExtractor, repo)
-    return {"sampling_rate": extractor.sampling_rate} if hasattr(extractor, "sampling_rate") else {}
 
 
 def example_sound(repo: Mapping[str, Any], config: PretrainedConfig, name: str, batch: int) -> torch.Tensor:
@@ -559,10 +519,17 @@ class _Flat(torch.nn.Module):
     """A model that takes its inputs by position, and returns tensors."""
 
     def __init__(
-        self, model: torch.nn.Module, names: tuple[str, ...], outputs: list[str] | None, *, resized: bool
+        self,
+        model: torch.nn.Module,
+        names: tuple[str, ...],
+        outputs: list[str] | None,
+        head: SentenceHead | None,
+        *,
+        resized: bool,
     ) -> None:
         super().__init__()
         self.model = model
+        self.head = head
         self.names = names
         self.outputs = outputs
         flags = {"return_dict": True, "use_cache": False, **({"interpolate_pos_encoding": True} if resized else {})}
@@ -571,8 +538,10 @@ class _Flat(torch.nn.Module):
     def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Runs the model, while it is exported with the changes that transformers' own exporter makes to it."""
         with exportable(self.model) if torch.compiler.is_exporting() else contextlib.nullcontext():
-            inputs = (in_dtype(value, self.model.dtype) for value in values)
-            outputs = self.model(**dict(zip(self.names, inputs, strict=True)), **self.flags)
+            inputs = {name: in_dtype(value, self.model.dtype) for name, value in zip(self.names, values, strict=True)}
+            outputs = self.model(**inputs, **self.flags)
+        if self.head is not None:
+            return (self.head(in_dtype(outputs.last_hidden_state, torch.float32), inputs["attention_mask"]),)
         names = [*outputs] if isinstance(outputs, Mapping) else []
         if unknown := {*(self.outputs or ())} - {*names}:
             returned = ", ".join(names) if isinstance(outputs, Mapping) else "no names"
@@ -606,7 +575,12 @@ def exportable(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _with_signature(
-    model: torch.nn.Module, names: tuple[str, ...], outputs: list[str] | None, *, resized: bool
+    model: torch.nn.Module,
+    names: tuple[str, ...],
+    outputs: list[str] | None,
+    head: SentenceHead | None,
+    *,
+    resized: bool,
 ) -> torch.nn.Module:
     """The model with a `forward` whose parameters have the inputs' names, which dynamic shapes refer to."""
 
@@ -616,7 +590,7 @@ def _with_signature(
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return type("Flat", (_Flat,), {"forward": forward})(model, names, outputs, resized=resized)
+    return type("Flat", (_Flat,), {"forward": forward})(model, names, outputs, head, resized=resized)
 
 
 def _interpolated_once(module: torch.nn.Module, interpolate: Callable[..., torch.Tensor], *sizes: Any) -> torch.Tensor:

@@ -30,9 +30,10 @@ from ...formats.media import PIECES
 from ..upstream.transformers import masks_of_indices
 from . import huggingface
 from .kv_cache import KvCache, cache_shapes
-from .text_generation import CachedModel, assets_of, check_logits, constants, make_cache, without_tokenizer
+from .processors import PROCESSORS, assets_of, image_preprocessing, load_processor, without_tokenizer
+from .text_generation import CachedModel, check_logits, constants, make_cache
 
-_FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json", "generation_config.json")
+_FILES = (*PROCESSORS, "chat_template.json", "generation_config.json")
 _TYPES = ("token_type_ids", "mm_token_type_ids")
 """What models call the input that is 1 for tokens of images, and 0 for others."""
 
@@ -232,7 +233,7 @@ def image_example(repo: Mapping[str, Any], config: PretrainedConfig, size: int |
     processor = _processor(repo, config)
     height, width = (size, size) if isinstance(size, int) else size or _size(processor, config)
     image = torch.as_tensor(huggingface.picture(height, width)).permute(2, 0, 1)[None].contiguous() / 127.5 - 1
-    metadata = {"image": {**huggingface.image_preprocessing(repo), "size": (height, width)}}
+    metadata = {"image": {**image_preprocessing(repo), "size": (height, width)}}
     if processor is None:
         return Example(image, Inputs("pixel_values"), metadata)
     _set(processor, {**dict.fromkeys(_CHANGES, False), "max_image_size": {"longest_edge": max(height, width)}})
@@ -271,7 +272,7 @@ _CHANGES = ("do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_con
 
 def _processor(repo: Mapping[str, Any], config: PretrainedConfig) -> Any:
     """The model's image processor, or its architecture's with the configuration's patches; None: there is none."""
-    processor = huggingface.load_processor(AutoImageProcessor, repo)
+    processor = load_processor(AutoImageProcessor, repo)
     if processor is None:
         kind = (IMAGE_PROCESSOR_MAPPING.get(type(config), None) or {}).get("pil")
         if kind is None:
@@ -414,7 +415,7 @@ def generating(
             **{kind.token: token for kind, token in special.items()},
         },
         assets=assets,
-        notes=without_tokenizer(options, assets),
+        notes=without_tokenizer(options.name, options.config, assets),
         sequences=[sequence],
         metadata=huggingface.describe_generating(repo, config, context, **described),
     )

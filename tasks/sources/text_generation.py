@@ -3,76 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Iterable, Mapping
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch.export import Dim
-from transformers import AutoTokenizer
 
 from ...configs.model import MethodCall, MethodDefinition, ModelDefinition
 from ...errors import SourceError
-from ...formats.media import TOKENIZERS
 from . import huggingface
 from .kv_cache import START, KvCache, Shapes, States, cached_parts
-
-JSON, SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-"""The runner finds the ids of special tokens in the first two; apps make prompts with the third."""
-
-
-def tokenizer_files(repo: Mapping[str, Any]) -> dict[str, bytes]:
-    """Files by name; none if the model has no tokenizer.
-
-    The runner (`load_tokenizer` in extension/llm/runner/llm_runner_helper.cpp) takes ``tokenizer.json`` if its model is
-    BPE, and SentencePiece's ``tokenizer.model`` with any. Where there is neither, transformers converts its tokenizer.
-    """
-    files = files_of(repo, (JSON, SENTENCE_PIECE, *_SETTINGS))
-    if JSON not in files and SENTENCE_PIECE not in files:
-        converted = _convert(repo)
-        return {**files, **converted} if JSON in converted else {}
-    if JSON in files and _is_bpe(files[JSON]):
-        files.pop(SENTENCE_PIECE, None)
-    return files
-
-
-def without_tokenizer(options: huggingface.Options, assets: Iterable[str]) -> tuple[str, ...]:
-    """A note if a model with weights of its own has none of the files of tokenizers among its assets."""
-    if options.config is not None or {*TOKENIZERS, "tekken.json"} & {*assets}:
-        return ()
-    note = f"{options.name} has no tokenizer, so its files come without one: add {TOKENIZERS[0]} to the model, or name "
-    return (note + "its folder where text is generated (`pteforge generate --tokenizer DIR`)",)
-
-
-def assets_of(repo: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
-    return tokenizer_files(repo) | files_of(repo, names)
-
-
-def files_of(repo: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
-    """The content of those files that the model's repository or folder has."""
-    return {name: path.read_bytes() for name in names if (path := huggingface.find_file(repo, name))}
-
-
-def _is_bpe(content: bytes) -> bool:
-    try:
-        kind = json.loads(content)["model"].get("type", "BPE")
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return False
-    return bool(kind == "BPE")
-
-
-def _convert(repo: Mapping[str, Any]) -> dict[str, bytes]:
-    tokenizer = huggingface.load_processor(AutoTokenizer, repo)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return {}
-    if "gguf_file" not in repo:
-        return {JSON: backend.to_str(pretty=True).encode()}
-    with TemporaryDirectory() as folder:  # a GGUF file has special tokens and the template, too
-        tokenizer.save_pretrained(folder)
-        return files_of({**repo, "pretrained_model_name_or_path": folder}, (JSON, *_SETTINGS))
+from .processors import tokenizer_files, without_tokenizer
 
 
 class CachedModel(torch.nn.Module):
@@ -158,7 +98,7 @@ def model(name: str, **fields: Any) -> ModelDefinition:
         methods,
         constant_methods=constants(loaded, context, own_attention=options.attention is not None) | endless | one,
         assets=assets,
-        notes=without_tokenizer(options, assets),
+        notes=without_tokenizer(options.name, options.config, assets),
         sequences=[[MethodCall(method(call), call) for call in sequence] for sequence in calls],
         metadata=huggingface.describe_generating(repo, configuration, None if sinks else context),
     )

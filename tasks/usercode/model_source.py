@@ -185,7 +185,8 @@ def _eager_model(model: Any) -> ModelDefinition:
     padding = model.get_padding() if hasattr(model, "get_padding") else {}
     module = model.get_eager_model()  # before the inputs, as ExecuTorch's examples do: both may be random
     method = _with_keywords(module, tuple(model.get_example_inputs()), keywords, shapes)
-    return ModelDefinition({"forward": replace(method, padding=padding)}, metadata=metadata)
+    assets = model.get_assets() if hasattr(model, "get_assets") else {}
+    return ModelDefinition({"forward": replace(method, padding=padding)}, assets=assets, metadata=metadata)
 
 
 def _definition(what: str, returned: Any) -> ModelDefinition:

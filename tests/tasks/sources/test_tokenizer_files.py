@@ -4,7 +4,7 @@ import json
 
 import pytest
 import sentencepiece
-from pteforge.tasks.sources.text_generation import tokenizer_files
+from pteforge.tasks.sources.processors import tokenizer_files
 from pytorch_tokenizers import CppHFTokenizer, CppSPTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
