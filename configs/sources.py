@@ -169,6 +169,17 @@ class HuggingFaceSource(FrozenModel):
         "for one token, in place of `forward`. They share a cache: the recipe needs "
         "`compile: {share_mutable_buffers: true}`.",
     )
+    tokens_per_call: StrictInt | None = Field(
+        None,
+        ge=2,
+        description="Most tokens that one call of a model that generates text takes, for which its memory is planned; "
+        "longer prompts come in several calls. Left out: `sequence`.",
+    )
+    logits: Literal["last", "all"] | None = Field(
+        None,
+        description="all: a model that generates text returns logits after each token, [1, tokens, vocabulary], as "
+        "scores of texts and speculative decoding need; left out: after the last one, [1, vocabulary].",
+    )
     audio_frames: StrictInt | None = Field(
         None,
         ge=1,

@@ -65,7 +65,7 @@ HEAVY = (
     "tasks.verify",
     *(f"tasks.sources.{name}" for name in ("adapters", "audio_text", "encoder_decoder", "executorch_attention")),
     *(f"tasks.sources.{name}" for name in ("huggingface", "image_models", "kv_cache", "multimodal")),
-    *(f"tasks.sources.{name}" for name in ("prequantized", "text_generation")),
+    *(f"tasks.sources.{name}" for name in ("prequantized", "processors", "sentences", "text_generation")),
 )
 
 PARTS = ("", ".artifacts", ".configs", ".formats", ".flows", ".flows.cli", ".runtime", ".tasks")

@@ -22,7 +22,7 @@ _READ = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt", "*.jinja", "REA
 
 _ARGUMENTS = {
     *("task", "config", "batch", "sequence", "padding", "image_size", "outputs"),
-    *("dtype", "attention", "cache", "sinks", "prefill", "audio_frames"),
+    *("dtype", "attention", "cache", "sinks", "prefill", "tokens_per_call", "logits", "audio_frames"),
 }
 """Fields of a source that its builder takes as they are."""
 
@@ -210,7 +210,8 @@ _HEADS = {
 }
 """Tasks of adapters that have a head of their own, by PEFT's name."""
 
-_GENERATION = ("attention", "cache", "sinks", "prefill")  # fields of models that generate text
+_TEXT = ("sinks", "prefill", "tokens_per_call", "logits")  # fields of models that generate text from text alone
+_GENERATION = ("attention", "cache", *_TEXT)  # fields of models that generate text
 
 
 def _builder(source: sources.HuggingFaceSource, described: Mapping[str, Any]) -> str:
@@ -222,7 +223,7 @@ def _builder(source: sources.HuggingFaceSource, described: Mapping[str, Any]) ->
             if getattr(source, field) is not None:
                 kind = f"that generate text from {'images' if images else 'sounds'} have none yet"
                 raise SourceError(f"huggingface: {source.huggingface}: leave `{field}` out: models {kind}")
-        _check_fields(source, ("sinks", "prefill"), generates=False)
+        _check_fields(source, _TEXT, generates=False)
     if source.audio_frames is not None and not sounds and not _is_named(described, "ForCTC"):
         raise SourceError(
             f"huggingface: {source.huggingface}: leave `audio_frames` out: only models with CTC, and those "

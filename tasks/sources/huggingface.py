@@ -88,6 +88,8 @@ class Options:
     cache: str | None = None
     sinks: int = 0
     prefill: bool = False
+    tokens_per_call: int | None = None
+    logits: str | None = None
     audio_frames: int | None = None
     weights: Mapping[str, Any] | None = None
 

@@ -20,9 +20,10 @@ class CachedModel(torch.nn.Module):
 
     Attributes:
         all_logits: computes those after every token, for whoever observes layers, and returns the last ones.
+        every: returns those after every token, [1, tokens, vocabulary].
     """
 
-    all_logits = False
+    all_logits = every = False
 
     def __init__(self, model: Any, cache: KvCache, *, passes_start: bool = False) -> None:
         super().__init__()
@@ -34,7 +35,10 @@ class CachedModel(torch.nn.Module):
         self._passes_start = passes_start
 
     def forward(self, tokens: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """Computes the logits [1, vocabulary] after the last of tokens [1, tokens] that follow `start` [1] others."""
+        """Computes the logits [1, vocabulary] after the last of tokens [1, tokens] that follow `start` [1] others.
+
+        With `every`, those after each of them.
+        """
         return self.run(start, tokens.shape[1], input_ids=tokens)
 
     def run(self, start: torch.Tensor, length: int, **inputs: Any) -> torch.Tensor:
@@ -47,9 +51,9 @@ class CachedModel(torch.nn.Module):
         first = 0
         if self._passes_start:
             first = inputs[START] = 0 if self.cache.sinks else self._first(start, length)
-        last = {"logits_to_keep": 1} if self._keeps_logits and not self.all_logits else {}
+        last = {"logits_to_keep": 1} if self._keeps_logits and not (self.all_logits or self.every) else {}
         output = self.model(cache=self.cache.at(positions, first), use_cache=True, **inputs, **last)
-        return output.logits[:, -1].float()
+        return (output.logits if self.every else output.logits[:, -1]).float()
 
     def _first(self, start: torch.Tensor, tokens: int) -> int:
         """The start as a number, with the bounds that operators need."""
@@ -74,21 +78,25 @@ def model(name: str, **fields: Any) -> ModelDefinition:
     if prompt.shape[1] < 2:
         prompt = huggingface.random_tokens(text.vocab_size, 1, min(8, context - 2))
     cached = _with_cache(loaded, prompt, context, options)
+    cached.every = options.logits == "all"
     single = cached.cache.recurrent
-    if single and options.prefill:
-        raise SourceError(f"prefill: recurrent layers of {text.model_type!r} take one token at a time; leave it out")
-    calls = [_calls(prompt, single=single)]
+    for field in ("prefill", "tokens_per_call"):
+        if single and getattr(options, field):
+            kind = text.model_type
+            raise SourceError(f"{field}: recurrent layers of {kind!r} take one token at a time; leave it out")
+    most = 1 if single else min(options.tokens_per_call or context, context)
+    calls = [_calls(prompt, most=most)]
     if window := cached.cache.longest_window:
         beyond = huggingface.random_tokens(text.vocab_size, 1, min(window + 2, context - 2))
-        calls.append(_calls(*[beyond] * (2 if sinks else 1), single=single))
-    shapes = None if single else ({1: Dim("tokens", min=1, max=context)}, None)
+        calls.append(_calls(*[beyond] * (2 if sinks else 1), most=most))
+    shapes = None if single else ({1: Dim("tokens", min=1, max=most)}, None)
     first, *later = calls[0]
     methods = {"forward": MethodDefinition(cached, calls[0], shapes)}
     if options.prefill:
         prefill = MethodDefinition(cached, [first], shapes)
         methods = {"prefill": prefill, STEP: MethodDefinition(cached, later)}
     endless = {"get_max_context_len": _ENDLESS} if sinks else {}
-    one = {"get_max_seq_len": 1, "enable_dynamic_shape": False} if single else {}
+    call_length = {"get_max_seq_len": most, "enable_dynamic_shape": not single}
 
     def method(call: tuple[torch.Tensor, ...]) -> str:
         return "forward" if not options.prefill else STEP if call[0].shape[1] == 1 else "prefill"
@@ -96,7 +104,9 @@ def model(name: str, **fields: Any) -> ModelDefinition:
     assets = tokenizer_files(repo)
     return ModelDefinition(
         methods,
-        constant_methods=constants(loaded, context, own_attention=options.attention is not None) | endless | one,
+        constant_methods=constants(loaded, context, own_attention=options.attention is not None)
+        | endless
+        | call_length,
         assets=assets,
         notes=without_tokenizer(options.name, options.config, assets),
         sequences=[[MethodCall(method(call), call) for call in sequence] for sequence in calls],
@@ -104,15 +114,15 @@ def model(name: str, **fields: Any) -> ModelDefinition:
     )
 
 
-def _calls(*prompts: torch.Tensor, single: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _calls(*prompts: torch.Tensor, most: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Calls with each prompt [1, tokens] and, after it, two of its tokens, at positions that follow each other.
 
-    With `single`, each call has one token.
+    Each call has `most` tokens at most.
     """
     calls, start = list[tuple[torch.Tensor, torch.Tensor]](), 0
     for prompt in prompts:
         for part in (prompt, prompt[:, :1], prompt[:, 1:2]):
-            for tokens in part.split(1, 1) if single else (part,):
+            for tokens in part.split(most, 1):
                 calls.append((tokens, torch.tensor([start])))
                 start += tokens.shape[1]
     return calls

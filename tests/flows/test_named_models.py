@@ -531,6 +531,16 @@ def test_prefill_and_decode_step_talk(project, tmp_path):
         assert (tokens, said.removesuffix(EOS), by_host) == (tokens, wanted, wanted)
 
 
+def test_short_calls_talk(project, tmp_path):
+    """The runner passes a prompt in several calls, and takes the last of the logits that each returns."""
+    prompts = [TEXT_OF_LETTERS[:length] for length in (1, 5, 6, 30, CONTEXT - 8)]
+    fields = {"tokens_per_call": 5, "logits": "all"}
+    for tokens, said, _, wanted in stream_models(
+        project, tmp_path / "letters", fields, (0, CONTEXT, 8, False), prompts
+    ):
+        assert (tokens, said.removesuffix(EOS)) == (tokens, wanted)
+
+
 # A Whisper with random weights and one second of sound, in the hub's layout.
 LISTENER = """
 import sys, torch

@@ -256,6 +256,22 @@ def test_prefill_and_decode():
     assert [call.method for call in definition.sequences[0]] == ["prefill", "decode_step", "decode_step"]
 
 
+@pytest.mark.parametrize("most", [2, 4, CONTEXT, 99])
+def test_calls_of_a_few_tokens(most):
+    """Prompts come in calls of that many tokens, beyond the window, too; logits after all tokens are eager's."""
+    definition = made("mistral", WINDOWS, tokens_per_call=most, logits="all")
+    net, constants = definition.methods["forward"].module, definition.constant_methods
+    assert (constants["get_max_seq_len"], constants["get_max_context_len"]) == (min(most, CONTEXT), CONTEXT)
+    assert len(definition.sequences) == 2
+    for sequence in definition.sequences:
+        tokens = [call.inputs[0] for call in sequence]
+        assert max(part.shape[1] for part in tokens) <= most
+        with torch.no_grad():
+            logits = [net(*call.inputs) for call in sequence]
+            wanted = net.model(input_ids=torch.cat(tokens, 1)).logits
+        torch.testing.assert_close(torch.cat(logits, 1), wanted, atol=1e-4, rtol=1e-4)
+
+
 NEO = {
     "hidden_size": 32,
     "num_layers": 2,
@@ -272,6 +288,7 @@ UNEQUAL = {**SIZES, "num_key_value_heads": 4, **LATENT, "v_head_dim": 4}
     [
         ("mamba", STATE, {"sinks": 4}, "'mamba' has no rotary position embeddings"),
         ("mamba2", HYBRIDS["mamba2"], {"prefill": True}, "layers of 'mamba2' take one token at a time"),
+        ("mamba", STATE, {"tokens_per_call": 4}, "tokens_per_call: recurrent layers of 'mamba' take one token"),
         ("lfm2", HYBRIDS["lfm2"], {"sinks": 4}, "'lfm2' keep other state than keys and values; leave it out"),
         ("rwkv", RWKV, {}, "keeps no keys and values"),
         ("gpt_neo", NEO, {}, "'gpt_neo' computes other logits with a cache of static size"),
