@@ -83,6 +83,8 @@ def _from_hub(url: str) -> Path:
         there = hub.snapshot_download(f"{owner}/{name}", revision=revision or None, allow_patterns=[f"{folder}/*"])
     except (OSError, ValueError) as error:  # the Hub's own errors are among these
         raise InputError(f"{url} cannot be downloaded: {first_line(error)}") from error
+    if not (Path(there) / folder).is_dir():
+        raise InputError(f"there is no {url}: {owner}/{name} has no such folder")
     return Path(there) / folder
 
 

@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             if name and not inside:
                 self._answer(404, {"error": "not found"}, "EntryNotFound")
             else:
-                self._answer(200, self._tree(inside, name, recursive="recursive=True" in self.path))
+                self._answer(200, self._tree(inside, name, recursive="recursive=true" in self.path.lower()))
         elif verb == "paths-info":
             asked = parse_qs(body.decode())["paths"]
             self._answer(200, [_entry(key, files[key]) for key in asked if key in files])

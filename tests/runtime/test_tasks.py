@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from pteforge.errors import InputError
 from pteforge.runtime import LoadedProgram, load
+from pteforge.tests.artifacts.hub_server import run_hub
 from pteforge.tests.conftest import run_process
 
 TEXT = "anna meets bob in the old town of bern"
@@ -293,3 +296,33 @@ def test_which_file(tmp_path):
         load(tmp_path / "empty")
     with pytest.raises(InputError, match="names no model: write hf://org/name/MODEL"):
         load("hf://org/name")
+
+
+LOAD = """
+import sys, torch
+from pteforge.errors import InputError
+from pteforge.runtime import load
+for url in sys.argv[1:]:
+    try:
+        print(load(url).run("forward", [torch.ones(4)])[0].tolist())
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_a_release_on_the_hub(lower, tmp_path):
+    """Only the folder of the model is downloaded, of a branch where one is named; what is missing is an error."""
+    file = bytes(lower("builders:constant", {"specializations": [{"target": "portable"}]}).file)
+    with run_hub() as hub:
+        hub.repositories["org/zoo"] = {
+            "main": [{"other/a.pte": file}],
+            "next": [{"net/a.pte": file, "other/a.pte": file}],
+        }
+        settings = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+        urls = ("hf://org/zoo@next/net", "hf://org/zoo/net", "hf://org/none/net")
+        done = run_process(sys.executable, "-c", LOAD, *urls, env={**os.environ, **settings})
+    answers = done.stdout.splitlines()
+    assert answers[0] == "[1.5, 1.5, 1.5, 1.5]", done.stderr
+    assert "there is no" in answers[1]
+    assert "hf://org/none/net cannot be downloaded" in answers[2]
+    assert [path.parent.name for path in tmp_path.rglob("a.pte")] == ["net"]
