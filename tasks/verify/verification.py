@@ -145,12 +145,12 @@ def judged_by_eager_error(
     """The figures of a check of `examples`, which raises VerificationFailed for outputs that are outside the bounds.
 
     Then `exported` programs in float32 run in float64, and outputs pass that are as close to that as eager's are; notes
-    name them.
+    name them. Only programs count that compute what eager computes while they run in float32.
     """
     try:
         return check(examples)
     except VerificationFailed:
-        exact = {name: _in_float64(examples[name], program, store) for name, program in exported.items()}
+        exact = {name: _in_float64(name, examples[name], bounds, ref, store) for name, ref in exported.items()}
         if not any(exact.values()):
             raise
     figures = check(
@@ -165,14 +165,23 @@ def judged_by_eager_error(
     return replace(figures, notes=(*figures.notes, *notes))
 
 
-def _in_float64(stored: Mapping[str, Any], ref: ArtifactRef, store: LocalStore) -> list[list[Any]] | None:
-    """What a program in float32 returns for all examples in float64; None if it cannot, is too large, or draws."""
+def _in_float64(
+    name: str, stored: Mapping[str, Any], bounds: VerifyBounds, ref: ArtifactRef, store: LocalStore
+) -> list[list[Any]] | None:
+    """What a program in float32 returns for all examples in float64.
+
+    None if it cannot, is too large, or draws numbers, or if its outputs in float32 are not eager's.
+    """
     program = load_program(ref, store)
     weights = sum(value.nbytes for value in program.state_dict.values())
     if stored.get("rounding") or stored.get("random") or 2 * weights > _MOST_IN_FLOAT64:
         return None
     try:
-        wide = Float64Program(lambda: load_program(ref, store))
+        plain, wide = StoredProgram(ref, store), Float64Program(lambda: load_program(ref, store))
+        for case in stored_cases(stored, bounds.drawn_inputs):
+            compared = compare_all(plain.run(case.inputs), case, method=name, rounding="")
+            if any(problem for figures in compared for problem in violations(figures, bounds)):
+                return None
         return [wide.run(flat) for flat in stored["inputs"]]
     except Exception:  # noqa: BLE001 - of an operator that takes no float64
         return None

@@ -225,7 +225,8 @@ def test_store_verify_finds_damage(made, pteforge, damage):
     assert said.code == len(damaged)
     report = json.loads(said.out)
     assert report["damaged"] == damaged
-    assert len(report["incomplete"]) == 1
+    again = 1 if damage is Path.unlink else 1 + 2 * len(["verify", "report"])  # of two recipes, which rest on it
+    assert len(report["incomplete"]) == again
     assert all(digest in said.err for digest in damaged)
     assert quarantined(made) == set(damaged)
     after = pteforge(made, "store", "verify")
