@@ -329,8 +329,8 @@ def violations(figures: Case | Worst, bounds: VerifyBounds) -> Iterator[str]:
     if bounds.min_sqnr_db is not None and figures.sqnr_db is not None:
         least = least_sqnr(bounds.min_sqnr_db, figures.rounded_to)
         if figures.sqnr_db < least and not (isinstance(figures, Case) and is_as_good(figures, bounds)):
-            own = f" ({figures.own_error})" if isinstance(figures, Case) and figures.own_error else ""
-            yield f"SQNR {figures.sqnr_db:.1f} dB < {least:.1f} dB{own}"
+            errors = f" ({figures.own_error})" if isinstance(figures, Case) and figures.own_error else ""
+            yield f"SQNR {figures.sqnr_db:.1f} dB < {least:.1f} dB{errors}"
 
 
 def least_sqnr(bound: float, rounded_to: str) -> float:

@@ -73,8 +73,8 @@ def _filled_layers(model: Any, inputs: Mapping[str, torch.Tensor]) -> Sequence[A
     config = model.config.get_text_config(decoder=True)
     kinds, _ = cache_utils.get_layer_types_and_kwargs(config)
     mapping = cache_utils.STATIC_LAYER_TYPE_MAPPING
-    known = {kind for kind, layer in mapping.items() if layer in _KEPT or issubclass(layer, _STATES)}
-    if others := sorted({*kinds} - known):
+    kept = {kind for kind, layer in mapping.items() if layer in _KEPT or issubclass(layer, _STATES)}
+    if others := sorted({*kinds} - kept):
         raise SourceError(
             f"layers of {config.model_type!r} keep other state than keys and values ({', '.join(others)}), which "
             f"ExecuTorch's text runner cannot go on from; {_WITHOUT}"

@@ -42,9 +42,9 @@ def compare_all(outputs: Sequence[Any], stored: StoredCase, *, method: str, roun
     for position, (output, reference, wide) in enumerate(zip(outputs, references, exact, strict=True)):
         case = compare(output, reference, method=method, label=label, output_position=position)
         rounded_to = next((name for name in _ORDER if name in (case.rounded_to, rounding)), "")
-        lost, own = (None, None) if rounded_to == "int8" else _lost(output, reference, wide)
+        lost, eager_db = (None, None) if rounded_to == "int8" else _lost(output, reference, wide)
         slices = slices_of(output, reference)
-        yield replace(case, rounded_to=rounded_to, lost_db=lost, eager_db=own, slices=slices)
+        yield replace(case, rounded_to=rounded_to, lost_db=lost, eager_db=eager_db, slices=slices)
 
 
 def _lost(output: Any, reference: Any, exact: Any) -> tuple[float | None, float | None]:
@@ -57,10 +57,10 @@ def _lost(output: Any, reference: Any, exact: Any) -> tuple[float | None, float 
     noise, eager_noise = ((value - wide)[finite].square().sum().item() for value in (ours, eager))
     if not math.isfinite(noise + eager_noise):
         return None, None
-    own = _decibels(wide[finite].square().sum().item(), eager_noise)
+    eager_db = _decibels(wide[finite].square().sum().item(), eager_noise)
     if not noise or not eager_noise:
-        return (_SILENT_DB if noise else -_SILENT_DB), own
-    return 10 * math.log10(noise / eager_noise), own
+        return (_SILENT_DB if noise else -_SILENT_DB), eager_db
+    return 10 * math.log10(noise / eager_noise), eager_db
 
 
 def compare(output: Any, reference: Any, *, method: str, label: str, output_position: int) -> Case:

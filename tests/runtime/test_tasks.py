@@ -29,14 +29,14 @@ def write_tokenizer(folder: Path) -> Any:
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     words = {word: number for number, word in enumerate([*special, *sorted({*TEXT.split()})])}
-    made = Tokenizer(models.WordLevel(words, "[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    splitter = Tokenizer(models.WordLevel(words, "[UNK]"))
+    splitter.pre_tokenizer = pre_tokenizers.Whitespace()
+    splitter.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True))
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **names, model_input_names=inputs)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=splitter, **names, model_input_names=inputs)
     tokenizer.save_pretrained(folder)
     return tokenizer
 
@@ -130,15 +130,15 @@ def models(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     sources["listener"]["audio_frames"] = 48_000
     sources["padded"] = {"huggingface": "./in/parts", **padded}
     sources["normalized"] = {"huggingface": "./in/states", "task": "sentence-similarity", **padded}
-    made = {}
+    written = {}
     for name, write in writers.items():
         (folder / "in" / name).mkdir(parents=True)
-        made[name] = write(folder / "in" / name)
+        written[name] = write(folder / "in" / name)
     zoo = {name: {"source": source, "recipes": ["xnnpack-fp32"]} for name, source in sources.items()}
     (folder / "zoo.yaml").write_text(json.dumps({"version": 1, "models": zoo}))
     done = run_process("pteforge", "export", "zoo.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
-    return folder, made
+    return folder, written
 
 
 def loaded(models: tuple[Path, dict[str, Any]], name: str) -> LoadedProgram:
@@ -267,7 +267,7 @@ def test_images_by_metadata(tmp_path):
     from PIL import Image
 
     image = {"size": [8, 6], "resize": 12, "interpolation": "bilinear", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}
-    made = pteforge.export(
+    exported = pteforge.export(
         Pass().eval(),
         (torch.zeros(1, 3, 8, 6),),
         recipe="portable-fp32",
@@ -277,7 +277,7 @@ def test_images_by_metadata(tmp_path):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), np.uint8))
     middle = np.array(picture.resize((15, 12), Image.Resampling.BILINEAR))[2:10, 4:10]
     wanted = (torch.tensor(middle / 255) - torch.tensor(image["mean"])) / torch.tensor(image["std"])
-    file = made.save(tmp_path / "pass.pte")
+    file = exported.save(tmp_path / "pass.pte")
     torch.testing.assert_close(
         load(file).embed(picture), wanted.permute(2, 0, 1).flatten()[None].float(), atol=1e-5, rtol=1e-5
     )
