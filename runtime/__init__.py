@@ -2,7 +2,7 @@
 
 from .generation import Generated, GenerationOptions, generate
 from .host import LoadedProgram, load, metadata
-from .tasks import Label
+from .pipelines import Label
 
 __all__ = ["Generated", "GenerationOptions", "Label", "LoadedProgram", "generate", "load", "metadata"]
 

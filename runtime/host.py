@@ -19,7 +19,7 @@ from ..formats.pte.contents import Method, PteFile, TensorSpec, ValueSpec, shape
 from ..formats.pte.metadata import MetadataValue, read_metadata
 from ..formats.pte.ptd import check_external_weights, may_have_external_weights
 from ..formats.pte.reader import open_pte
-from . import selection, tasks
+from . import pipelines, selection
 from .generation import Generated, GenerationOptions, generate
 from .signature import call_mismatch, inputs_problem
 
@@ -56,14 +56,12 @@ def load(
             with a given name. As NoPayloadFits if no payload of a fat file can run.
         PteforgeError: the runtime rejects a plain file.
     """
-    preference, data_paths = (
-        selection.Preference(_as_tuple(prefer), _as_tuple(exclude)),
-        tuple(map(Path, _as_tuple(data_files))),
-    )
-    folder = _from_hub(path) if isinstance(path, str) and path.startswith(_HUB) else Path(path)
-    file = _file_in(folder, recipe) if folder.is_dir() else folder
-    if folder.is_dir() and not data_paths and (data := file.with_suffix(".ptd")).is_file():
-        data_paths = (data,)
+    preference = selection.Preference(_as_tuple(prefer), _as_tuple(exclude))
+    data_paths = tuple(map(Path, _as_tuple(data_files)))
+    file = _from_hub(path) if isinstance(path, str) and path.startswith(_HUB) else Path(path)
+    if file.is_dir():
+        file = _file_in(file, recipe)
+        data_paths = data_paths or tuple(filter(Path.is_file, [file.with_suffix(".ptd")]))
     pte = open_pte(file)
     return _load_fat(file, preference, data_paths) if is_fat(pte) else _load_plain(file, pte, preference, data_paths)
 
@@ -149,19 +147,19 @@ class LoadedProgram:
     @property
     def signature(self) -> Method:
         """Inputs and outputs of `forward`; InputError if the file has no such method."""
-        if tasks.METHOD not in self._signatures:
-            raise InputError(f"{self._file} has no method {tasks.METHOD!r}; it has {', '.join(self.methods)}")
-        return self._signatures[tasks.METHOD]
+        if pipelines.METHOD not in self._signatures:
+            raise InputError(f"{self._file} has no method {pipelines.METHOD!r}; it has {', '.join(self.methods)}")
+        return self._signatures[pipelines.METHOD]
 
     def generate(self, prompt: str = "", **options: Unpack[GenerationOptions]) -> Generated:
         """Generates text, in a process of its own; see `pteforge.runtime.generate`."""
         return generate(self._file, prompt, data=self._data, **options)
 
     def transcribe(self, sound: Any, **options: Unpack[GenerationOptions]) -> Generated:
-        """What is said in a sound: a path, or samples [samples] and their rate in hertz. Raises as `generate`."""
+        """Transcribes a sound: a path, or samples [samples] and their rate in hertz. Raises as `generate`."""
         return self.generate(**{**options, "audio": sound})
 
-    def classify(self, item: Any, *, pair: str = "", top: int = 5) -> list[tasks.Label]:
+    def classify(self, item: Any, *, pair: str = "", top: int = 5) -> list[pipelines.Label]:
         """The likeliest classes of an input; of a model for tokens, the parts of a text that have a class.
 
         Inputs are prepared by the tokenizer or processor next to the file, or by the file's metadata. Longer texts are
@@ -174,11 +172,11 @@ class LoadedProgram:
 
         Raises InputError if the file does not classify, or not such an input. As `run`.
         """
-        return tasks.classify(self, item, pair, top)
+        return pipelines.classify(self, item, pair, top)
 
     def embed(self, items: Any) -> Any:
         """Embeddings [items, dimensions] of a list of texts, images or sounds, or of one; raises as `classify`."""
-        return tasks.embed(self, items if isinstance(items, list) else [items])
+        return pipelines.embed(self, items if isinstance(items, list) else [items])
 
     def rank(self, query: str, texts: Iterable[str]) -> list[float]:
         """Scores from 0 to 1 of texts by how well they answer a query, of a reranker; raises as `classify`."""

@@ -26,6 +26,7 @@ from ..upstream.torch_export import import_torchvision
 from ..upstream.transformers import weights_cast_on_use
 from .prequantized import floating_point, in_floating_point, is_read
 from .processors import (
+    JSON,
     NO_PROCESSOR,
     PROCESSORS,
     VOCABULARIES,
@@ -149,17 +150,21 @@ class Model:
                 metadata["image"].pop("resize", None)  # before images are cropped to another size
         if self._inputs.keys() & {*_SOUNDS}:
             metadata["audio"] = audio_metadata(self._repo)
-        if "input_ids" in self._inputs or self._ctc:
+        if self._has_tokenizer:
             metadata["tokenizer"] = tokenizer_metadata(self._repo, self.config)
         labels = self.config.id2label or {}
         if any(label != f"LABEL_{index}" for index, label in labels.items()):
             metadata["labels"] = [str(labels[index]) for index in sorted(labels)]
         return metadata
 
+    @property
+    def _has_tokenizer(self) -> bool:
+        return self._ctc or "input_ids" in self._inputs
+
     def get_assets(self) -> dict[str, bytes]:
         """The files of the tokenizer and of processors, with which apps make inputs."""
-        assets = tokenizer_files(self._repo) if "input_ids" in self._inputs or self._ctc else {}
-        if (self._ctc or "input_ids" in self._inputs) and "tokenizer.json" not in assets:
+        assets = tokenizer_files(self._repo) if self._has_tokenizer else {}
+        if self._has_tokenizer and JSON not in assets:
             assets |= files_of(self._repo, VOCABULARIES)
         if self._inputs.keys() & {"pixel_values", *_SOUNDS}:
             assets |= files_of(self._repo, PROCESSORS)

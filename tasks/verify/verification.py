@@ -172,9 +172,10 @@ def _in_float64(
 
     None if it cannot, is too large, or draws numbers, or if its outputs in float32 are not eager's.
     """
+    if stored.get("rounding") or stored.get("random"):
+        return None
     program = load_program(ref, store)
-    weights = sum(value.nbytes for value in program.state_dict.values())
-    if stored.get("rounding") or stored.get("random") or 2 * weights > _MOST_IN_FLOAT64:
+    if 2 * sum(value.nbytes for value in program.state_dict.values()) > _MOST_IN_FLOAT64:
         return None
     try:
         plain, wide = StoredProgram(ref, store), Float64Program(lambda: load_program(ref, store))

@@ -33,17 +33,17 @@ def head(folder, *modules, **configs):
 )
 def test_pooling(tmp_path, mode, pool):
     """Only tokens of the mask count; the class is that of the first one."""
-    made = head(
+    layers = head(
         tmp_path, ("", "Transformer"), ("a", "Pooling"), a={f"pooling_mode_{mode}": True, "pooling_mode_x": False}
     )
     wanted = [pool(STATES[0, :3]), STATES[1, 0] if mode == "cls_token" else pool(STATES[1, 1:])]
-    torch.testing.assert_close(made(STATES, MASK), torch.stack(wanted))
+    torch.testing.assert_close(layers(STATES, MASK), torch.stack(wanted))
 
 
 def test_normalized(tmp_path):
     """Embeddings have length 1 if the repository says so, or has no such layers at all."""
-    made = head(tmp_path, ("a", "Pooling"), ("b", "Normalize"), a={"pooling_mode": "cls"})
-    torch.testing.assert_close(made(STATES, MASK), torch.nn.functional.normalize(STATES[:, 0], dim=-1))
+    layers = head(tmp_path, ("a", "Pooling"), ("b", "Normalize"), a={"pooling_mode": "cls"})
+    torch.testing.assert_close(layers(STATES, MASK), torch.nn.functional.normalize(STATES[:, 0], dim=-1))
     (tmp_path / "modules.json").unlink()
     plain = SentenceHead({"pretrained_model_name_or_path": str(tmp_path), "revision": None})
     torch.testing.assert_close(plain(STATES, MASK).norm(dim=-1), torch.ones(2))

@@ -35,7 +35,7 @@ class Label:
     end: int = 0
 
 
-class Runnable(Protocol):
+class Loaded(Protocol):
     """A loaded file."""
 
     @property
@@ -53,7 +53,7 @@ class Runnable(Protocol):
     def run(self, method: str, inputs: Sequence[Any]) -> list[Any]: ...
 
 
-def classify(model: Runnable, item: Any, pair: str, top: int) -> list[Label]:
+def classify(model: Loaded, item: Any, pair: str, top: int) -> list[Label]:
     """The likeliest classes of an input, or the parts of a text that have one."""
     inputs, spans = _inputs(model, item, pair)
     scores = _only_output(model, inputs, "scores of classes")
@@ -67,7 +67,7 @@ def classify(model: Runnable, item: Any, pair: str, top: int) -> list[Label]:
     return [Label(names[index], float(likely[index])) for index in order]
 
 
-def embed(model: Runnable, items: Iterable[Any]) -> Any:
+def embed(model: Loaded, items: Iterable[Any]) -> Any:
     """Embeddings [items, dimensions]."""
     import torch  # noqa: PLC0415 - ExecuTorch's runtime has imported it
 
@@ -80,7 +80,7 @@ def embed(model: Runnable, items: Iterable[Any]) -> Any:
     return torch.cat(rows)
 
 
-def _only_output(model: Runnable, inputs: Sequence[Any], what: str) -> Any:
+def _only_output(model: Loaded, inputs: Sequence[Any], what: str) -> Any:
     outputs = model.run(METHOD, inputs)
     if len(outputs) != 1:
         raise InputError(f"{model.file} returns {len(outputs)} outputs, not {what}: export it with `outputs: [NAME]`")
@@ -90,7 +90,7 @@ def _only_output(model: Runnable, inputs: Sequence[Any], what: str) -> Any:
 _Spans = list[tuple[int, int]]
 
 
-def _inputs(model: Runnable, item: Any, pair: str = "") -> tuple[Sequence[Any], _Spans | None]:
+def _inputs(model: Loaded, item: Any, pair: str = "") -> tuple[Sequence[Any], _Spans | None]:
     """The inputs for a text, an image or a sound, as the metadata says; of a text, also where each token is in it."""
     if any(key.startswith("image.") for key in model.metadata):
         return [_image(model, item)], None
@@ -101,13 +101,13 @@ def _inputs(model: Runnable, item: Any, pair: str = "") -> tuple[Sequence[Any], 
     return _text(model, item, pair)
 
 
-def _processor(model: Runnable, kind: str) -> Any:
+def _processor(model: Loaded, kind: str) -> Any:
     if kind not in model.processors:
         model.processors[kind] = from_folder(kind, model.file.parent)
     return model.processors[kind]
 
 
-def _text(model: Runnable, text: str, pair: str) -> tuple[Sequence[Any], _Spans | None]:
+def _text(model: Loaded, text: str, pair: str) -> tuple[Sequence[Any], _Spans | None]:
     tokenizer = _processor(model, "AutoTokenizer")
     specs = model.signature.inputs
     longest = specs[0].shape[-1] if specs and isinstance(specs[0], TensorSpec) else None
@@ -131,7 +131,7 @@ def _text(model: Runnable, text: str, pair: str) -> tuple[Sequence[Any], _Spans 
     return [encoded[name] for name in names], spans
 
 
-def _image(model: Runnable, item: Any) -> Any:
+def _image(model: Loaded, item: Any) -> Any:
     """An image [1, channels, height, width] as the processor next to the file prepares it, or as the metadata says."""
     import numpy as np  # noqa: PLC0415 - only who has images needs it
     import torch  # noqa: PLC0415 - as above
